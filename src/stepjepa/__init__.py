@@ -1,0 +1,35 @@
+"""Train language models with joint-embedding predictive objectives (JEPA).
+
+Importing the package loads no torch. The two names below are imported from their modules when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepjepa.training.config import JEPAConfig
+    from stepjepa.training.trainer import JEPATrainer
+
+__version__ = "0.1.0"
+
+__all__ = ["JEPAConfig", "JEPATrainer", "__version__"]
+
+_LAZY = {
+    "JEPAConfig": "stepjepa.training.config",
+    "JEPATrainer": "stepjepa.training.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

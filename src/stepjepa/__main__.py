@@ -1,0 +1,10 @@
+"""`python -m stepjepa train ...` and `accelerate launch -m stepjepa train ...`."""
+
+from __future__ import annotations
+
+import sys
+
+from stepjepa.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""``stepjepa train``: fine-tune or pre-train a model on a file of chats."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from stepjepa.cli.parser import StrictParser, dump_yaml
+from stepjepa.cli.spellings import COMMON_TRAINER_FLAGS, PUBLISHED
+from stepjepa.training.options import JEPAOptions, RunOptions
+
+SCRATCH_LEARNING_RATE = 1e-3
+_DESCRIPTION = "Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone."
+_EXAMPLE = (
+    "example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run"
+)
+
+
+def run(argv: list[str]) -> int:
+    """Parse, train, say where everything is. Exit status 0."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(help_text())
+        return 0
+    parser, (options, config) = parse(argv)
+    from stepjepa.training.run import run_training, say
+
+    logging.basicConfig(format="%(message)s")
+
+    def save_options(path: Path) -> None:
+        dump_yaml((options, config), path)
+
+    scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
+    metrics = run_training(options, config, save_options, scratch_lr)
+    say("")
+    for name in ("lm_loss", "jepa_loss", "cosine_similarity", "eval_lm_loss", "eval_jepa_loss"):
+        if name in metrics:
+            say(f"{name:<18}{metrics[name]:.4f}")
+    say(f"model and records: {config.output_dir}")
+    say(f"load it with AutoModelForCausalLM.from_pretrained({config.output_dir!r})")
+    return 0
+
+
+def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:
+    """The parser (for what was set explicitly) and the options of a command line.
+
+    Raises:
+        ConfigError: anything that cannot be understood or used.
+    """
+    from stepjepa.training.config import JEPAConfig
+
+    parser = StrictParser(
+        (RunOptions, JEPAConfig),
+        aliases=PUBLISHED,
+        prog="stepjepa train",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+    )
+    if "--help_all" in argv:
+        parser.print_help()
+        raise SystemExit(0)
+    options, config = parser.parse(argv)
+    return parser, (options, config)
+
+
+def help_text() -> str:
+    """The method's options and the Trainer's common ones, without loading torch."""
+    parser = StrictParser((RunOptions, JEPAOptions), prog="stepjepa train", description=_DESCRIPTION, epilog=_EXAMPLE)
+    lines = ["", "common options of transformers.TrainingArguments (--help_all shows all of them):"]
+    lines += [f"  --{name:<30} {text}" for name, text in COMMON_TRAINER_FLAGS.items()]
+    return parser.format_help(groups=["run", "method", "data", "lora", "output"]) + "\n".join(lines)

@@ -1,0 +1,233 @@
+"""Chats: checking messages, rendering them with the tokenizer's template, and locating each message by rendering.
+
+A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
+what it is given. The template is rendered once more with markers in place of the contents; what stands around the markers
+is the template's own text, and the real rendering must be exactly that text with the contents between.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepjepa.errors import ConfigError, DataError
+
+ROLES = ("system", "user", "assistant")
+
+# Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
+DEFAULT_DATE = "26 Jul 2024"
+
+
+class RowError(DataError):
+    """A row that cannot be used. `reason` is a short key for counting; the message says what is wrong in words."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class MessageSpan:
+    """Where a message's content stands in the rendered text: characters [start, end)."""
+
+    role: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A rendered chat.
+
+    Attributes:
+        text: what the template wrote.
+        spans: one span per message that the template shows, in order.
+        folded_system: whether the system message had to be put into the first user message.
+    """
+
+    text: str
+    spans: tuple[MessageSpan, ...]
+    folded_system: bool = False
+
+
+def check_messages(messages: Any) -> list[dict[str, str]]:
+    """Check one chat and return it as a list of ``{"role", "content"}``.
+
+    Raises:
+        RowError: not a list of messages, an unknown role, content that is no text, or no assistant message.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise RowError("no_messages", "'messages' is not a non-empty list; give [{'role': ..., 'content': ...}, ...]")
+    checked = []
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise RowError("no_messages", f"message {number} is not an object with 'role' and 'content'")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise RowError("unknown_role", f"message {number} has role {role!r}; known roles: {', '.join(ROLES)}")
+        if not isinstance(content, str):
+            kind = type(content).__name__
+            raise RowError("content_not_text", f"message {number} ({role}) has content of type {kind}; it must be text")
+        checked.append({"role": role, "content": content})
+    if all(message["role"] != "assistant" for message in checked):
+        raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")
+    return checked
+
+
+def load_chat_template(path: str | os.PathLike[str]) -> str:
+    """Read a Jinja chat template from a file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat template {path}: cannot be read ({error}); give a Jinja file") from None
+
+
+class ChatRenderer:
+    """Renders chats with a tokenizer's template and says where each message stands.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        template_kwargs: passed to the template (for example ``enable_thinking``); `date_string` is pinned by default.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} has no chat template; "
+                "give one with --chat_template FILE, or use the instruction-tuned model's tokenizer"
+            )
+        self._tokenizer = tokenizer
+        self._kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
+        self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        self._fold_system: bool | None = None
+
+    def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
+        """The template's text for `messages`, exactly as the template writes it."""
+        return self._tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self._kwargs
+        )
+
+    def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text up to where the assistant is to answer `messages` (which end with the user's)."""
+        chat = list(messages)
+        return self.apply(_fold(chat) if self._folds(chat) else chat, add_generation_prompt=True)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedChat:
+        """Render one checked chat.
+
+        Raises:
+            RowError: the template refuses the chat, or its text cannot be told apart from the contents.
+        """
+        chat = list(messages)
+        folded = self._folds(chat)
+        if folded:
+            chat = _fold(chat)
+        try:
+            text = self.apply(chat)
+        except Exception as error:  # jinja2 raises its own and the template's errors
+            raise RowError("template_refused", f"the chat template refuses this chat: {error}") from None
+        roles = tuple(message["role"] for message in chat)
+        spans = self._match(text, chat, roles)
+        if spans is None:
+            spans = self._locate_one_by_one(text, chat)
+        return RenderedChat(text, tuple(spans), folded)
+
+    def _folds(self, chat: list[Mapping[str, str]]) -> bool:
+        """Whether the template knows no system role (Gemma), found out once with the first chat that has one."""
+        if chat[0]["role"] != "system":
+            return False
+        if self._fold_system is None:
+            trial = [{"role": role, "content": "x"} for role in ("system", "user", "assistant")]
+            try:
+                self.apply(trial)
+                self._fold_system = False
+            except Exception:
+                self._fold_system = True
+        return self._fold_system
+
+    def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
+        """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
+        if roles not in self._skeletons:
+            marks = [_mark(index) for index in range(len(roles))]
+            pieces: list[str] | None = []
+            try:
+                rest = self.apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
+            except Exception:
+                rest, pieces = "", None
+            for mark in marks:
+                if pieces is None or rest.count(mark) != 1:
+                    pieces = None
+                    break
+                before, rest = rest.split(mark)
+                pieces.append(before)
+            if pieces is not None:
+                pieces.append(rest)
+            self._skeletons[roles] = pieces
+        return self._skeletons[roles]
+
+    def _match(self, text: str, chat: list[Mapping[str, str]], roles: tuple[str, ...]) -> list[MessageSpan] | None:
+        pieces = self._skeleton(roles)
+        if pieces is None or not text.startswith(pieces[0]):
+            return None
+        spans, position = [], len(pieces[0])
+        for index, message in enumerate(chat):
+            content, piece = message["content"], pieces[index + 1]
+            for candidate in (content, content.strip(), content.lstrip(), content.rstrip()):
+                end = position + len(candidate)
+                last = index + 1 == len(chat)
+                if text.startswith(candidate + piece, position) and (not last or end + len(piece) == len(text)):
+                    break
+            else:
+                return None
+            spans.append(MessageSpan(message["role"], position, end))
+            position = end + len(piece)
+        return spans
+
+    def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
+        """The slow way, for templates whose text around a message depends on the contents (thinking blocks)."""
+        spans = []
+        for index, message in enumerate(chat):
+            marked = [dict(other) for other in chat]
+            marked[index]["content"] = _mark(index)
+            rendered = self.apply(marked)
+            if rendered.count(_mark(index)) != 1:
+                if message["role"] == "assistant":
+                    raise RowError("message_not_found", f"the chat template does not show message {index + 1}")
+                continue
+            before, after = rendered.split(_mark(index))
+            if not text.startswith(before):
+                before = self.apply(chat[:index], add_generation_prompt=True) if index else ""
+            if not text.startswith(before) or not text.endswith(after) or len(before) + len(after) > len(text):
+                raise RowError(
+                    "message_not_found",
+                    f"message {index + 1} ({message['role']}) cannot be located in what the chat template writes",
+                )
+            spans.append(MessageSpan(message["role"], len(before), len(text) - len(after)))
+        return spans
+
+
+def _mark(index: int) -> str:
+    return f"@@stepjepa:{index}@@"
+
+
+def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Put the system message in front of the first user message, as templates without a system role expect."""
+    system, rest = chat[0], [dict(message) for message in chat[1:]]
+    for message in rest:
+        if message["role"] == "user":
+            message["content"] = f"{system['content']}\n\n{message['content']}"
+            return rest
+    raise RowError(
+        "template_refused",
+        "the chat template knows no system role and there is no user message to fold it into",
+    )

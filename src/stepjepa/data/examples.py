@@ -1,0 +1,273 @@
+"""Tokenised examples: what the forest is built from, kept in a few flat arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stepjepa.data.chat import ChatRenderer, RenderedChat, RowError
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource, row_to_messages
+from stepjepa.data.steps import StepSplitter
+from stepjepa.data.tokens import TokenSpan, check_tokenizer, encode_texts, token_span
+from stepjepa.data.views import Pair, Turn, question_answer_pairs, step_pairs
+from stepjepa.errors import DataError
+
+_CHUNK_ROWS = 1000
+
+
+class Example(NamedTuple):
+    """One tokenised chat.
+
+    Attributes:
+        input_ids: (T,) int32, the chat as the template writes it.
+        label_spans: token spans that the LM loss is computed on: answers and their end-of-turn tokens.
+        pairs: source/target pairs; empty trains as plain language modelling.
+    """
+
+    input_ids: np.ndarray
+    label_spans: tuple[TokenSpan, ...]
+    pairs: tuple[Pair, ...] = ()
+
+
+class ExampleStore(Sequence):
+    """Examples in flat arrays, so that a data loader's workers share the memory instead of copying objects."""
+
+    def __init__(self, examples: Sequence[Example]):
+        self.lengths = np.array([len(example.input_ids) for example in examples], dtype=np.int64)
+        self._ids = np.concatenate([e.input_ids for e in examples]) if examples else np.zeros(0, np.int32)
+        self._spans = np.array([s for e in examples for s in e.label_spans], dtype=np.int32).reshape(-1, 2)
+        self._pairs = np.array([p for e in examples for p in e.pairs], dtype=np.int32).reshape(-1, len(Pair._fields))
+        self._id_edges = _edges(self.lengths)
+        self._span_edges = _edges([len(example.label_spans) for example in examples])
+        self._pair_edges = _edges([len(example.pairs) for example in examples])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        spans = self._spans[self._span_edges[index] : self._span_edges[index + 1]].tolist()
+        pairs = self._pairs[self._pair_edges[index] : self._pair_edges[index + 1]].tolist()
+        ids = self._ids[self._id_edges[index] : self._id_edges[index + 1]]
+        return Example(ids, tuple((a, b) for a, b in spans), tuple(Pair(*pair) for pair in pairs))
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs in all examples."""
+        return len(self._pairs)
+
+
+def _edges(counts: Any) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """How chats become examples.
+
+    Attributes:
+        objective: ``regular``, ``llm_jepa`` or ``step_jepa``.
+        splitter: finds the steps of an answer (``step_jepa``).
+        step_pairs: ``first`` or ``all``.
+        last_token: None (by name) or a negative offset; see `views`.
+        max_length: longest trunk in tokens; what is longer is cut on the right.
+        max_positions: positions that the model has, for learned absolute positions; None for rotary models.
+        predictors: K, needed with `max_positions` only.
+        system_prompt: put in front of chats that have none.
+        strict: a row that cannot be used, or whose answer is cut, is an error instead of a count.
+    """
+
+    objective: str
+    splitter: StepSplitter
+    step_pairs: str = "first"
+    last_token: int | None = None
+    max_length: int = 1024
+    max_positions: int | None = None
+    predictors: int = 0
+    system_prompt: str | None = None
+    strict: bool = False
+
+
+def encode_dataset(
+    source: Any, tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions, split: str = "train"
+) -> tuple[ExampleStore, DataReport]:
+    """Read, render, tokenise and pair a whole data set.
+
+    Args:
+        source: what `RowSource` takes.
+        tokenizer: a fast Hugging Face tokenizer.
+
+    Returns:
+        The examples and the report on them.
+
+    Raises:
+        DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
+        ConfigError: a tokenizer without offsets.
+    """
+    check_tokenizer(tokenizer)
+    rows = source if isinstance(source, RowSource) else RowSource(source, split)
+    encoder = _Encoder(tokenizer, renderer, options, DataReport(rows.name))
+    digest = hashlib.sha256()
+    chunk: list[tuple[str, RenderedChat]] = []
+    examples: list[Example] = []
+    report = encoder.report
+    for number, row in rows:
+        report.rows_read += 1
+        place = rows.place(number)
+        try:
+            messages = row_to_messages(row, options.system_prompt)
+            digest.update(json.dumps(messages).encode())
+            chunk.append((place, renderer.render(messages)))
+        except RowError as error:
+            encoder.refuse(error.reason, place, str(error))
+        if len(chunk) == _CHUNK_ROWS:
+            examples += encoder.encode(chunk)
+            chunk = []
+    examples += encoder.encode(chunk)
+    report.fingerprint = digest.hexdigest()[:16]
+    report.end_of_turn = encoder.end_of_turn()
+    report.rows_kept = len(examples)
+    if not report.rows_read:
+        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
+    if not examples:
+        first = next(iter(report.first_skipped.values()))
+        raise DataError(f"no row can be trained on: {report.rows_read} read, all skipped; first: {first}")
+    store = ExampleStore(examples)
+    report.pairs = store.num_pairs
+    report.set_lengths(store.lengths)
+    return store, report
+
+
+class _Encoder:
+    """Turns rendered chats into examples and counts what happens to them."""
+
+    def __init__(self, tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions, report: DataReport):
+        self.tokenizer, self.renderer, self.options, self.report = tokenizer, renderer, options, report
+        # Chat markers such as <|eot_id|> are special added tokens without being named (bos, eos, ...) special tokens.
+        added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_ids = np.array(sorted(added | set(tokenizer.all_special_ids)), dtype=np.int64)
+        self.appended_eos = False
+        self._closing: dict[str, bool] = {}  # text behind the last answer -> whether it holds a special token
+        self.end_id: int | None = None
+
+    def refuse(self, reason: str, place: str, message: str) -> None:
+        """Skip a row, or with ``strict`` stop at it."""
+        if self.options.strict:
+            raise DataError(f"{place}: {message} (--strict_data stops at the first such row)")
+        self.report.skip(reason, place, message)
+
+    def end_of_turn(self) -> str:
+        """The end-of-turn token in words."""
+        if self.end_id is None:
+            return "none: the template writes no special token behind an answer and the tokenizer has no EOS"
+        token = self.tokenizer.convert_ids_to_tokens(self.end_id)
+        return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
+
+    def encode(self, chunk: list[tuple[str, RenderedChat]]) -> list[Example]:
+        """Examples of one chunk of rendered chats."""
+        if not chunk:
+            return []
+        examples = []
+        encoded = encode_texts(self.tokenizer, [self._closed_text(chat) for _, chat in chunk])
+        for (place, chat), (ids, last) in zip(chunk, encoded, strict=True):
+            example = self._example(place, chat, ids, last)
+            if example is not None:
+                examples.append(example)
+                self.report.system_folded += chat.folded_system
+                self.report.labelled_tokens += sum(stop - start for start, stop in example.label_spans)
+                self.report.target_tokens += sum(pair.target_end - pair.target_start for pair in example.pairs)
+        return examples
+
+    def _closed_text(self, chat: RenderedChat) -> str:
+        """The text to tokenise: what the template writes behind the last answer is cut off where it ends no turn.
+
+        Otherwise a tokenizer may merge the answer's last character with the template's line break, and the label would
+        be lost with it; an EOS takes that place (`_turns`).
+        """
+        last = chat.spans[-1]
+        tail = chat.text[last.end :]
+        if tail not in self._closing:
+            ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"]
+            self._closing[tail] = bool(np.isin(np.asarray(ids, dtype=np.int64), self.special_ids).any())
+        if last.role != "assistant" or self._closing[tail] or self.tokenizer.eos_token_id is None:
+            return chat.text
+        return chat.text[: last.end]
+
+    def _example(self, place: str, chat: RenderedChat, ids: np.ndarray, last: np.ndarray) -> Example | None:
+        limit = self.options.max_length
+        turns, ids = self._turns(chat, ids, last)
+        spans = [(turn.answer[0], min(turn.label_stop, limit)) for turn in turns]
+        spans = [(start, stop) for start, stop in spans if max(start, 1) < stop]
+        if not spans:
+            self.refuse(
+                "no_room_for_answer",
+                place,
+                f"the prompt has {turns[0].answer[0]} tokens and max_length is {limit}; raise --max_length",
+            )
+            return None
+        if len(ids) > limit:
+            if self.options.strict:
+                raise DataError(
+                    f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
+                    "raise --max_length or drop --strict_data"
+                )
+            self.report.answers_truncated += 1
+        pairs = self._pairs(turns, limit)
+        return Example(ids[:limit], tuple(spans), tuple(pairs))
+
+    def _turns(self, chat: RenderedChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
+        """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
+        turns: list[Turn] = []
+        user: tuple[TokenSpan, int] | None = None
+        for index, span in enumerate(chat.spans):
+            following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
+            content = token_span(last, span.start, span.end)
+            close = self._turn_close(ids, content[1], token_span(last, following, following)[0])
+            if span.role == "user":
+                user = (content, content[1] if close is None else close)
+            if span.role != "assistant":
+                continue
+            if close is not None:
+                self.end_id = int(ids[close - 1])
+            elif index + 1 == len(chat.spans) and self.tokenizer.eos_token_id is not None:
+                ids = np.append(ids, np.int32(self.tokenizer.eos_token_id))
+                close, self.end_id, self.appended_eos = len(ids), self.tokenizer.eos_token_id, True
+            steps: tuple[TokenSpan, ...] = ()
+            if self.options.objective == "step_jepa":
+                found = self.options.splitter.spans(chat.text[span.start : span.end])
+                tokens = (token_span(last, span.start + a, span.start + b) for a, b in found)
+                steps = tuple(step for step in tokens if step[0] < step[1])
+            stop = content[1] if close is None else close
+            turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, stop, steps))
+        return turns, ids
+
+    def _turn_close(self, ids: np.ndarray, content_stop: int, following: int) -> int | None:
+        """End of the turn: behind the first special token after the content and before the next message's content."""
+        hits = np.flatnonzero(np.isin(ids[content_stop:following], self.special_ids))
+        return content_stop + int(hits[0]) + 1 if hits.size else None
+
+    def _pairs(self, turns: list[Turn], limit: int) -> list[Pair]:
+        options = self.options
+        if options.objective == "regular":
+            return []
+        if options.objective == "llm_jepa":
+            pairs, reason = question_answer_pairs(turns, options.last_token)
+        else:
+            pairs, reason = step_pairs(turns, options.step_pairs, options.last_token)
+        kept = [pair for pair in pairs if pair.target_end <= limit and pair.source_readout < limit]
+        if pairs and not kept:
+            reason = "pair_truncated"
+        if options.max_positions is not None and kept:
+            room = options.max_positions - options.predictors
+            kept = [p for p in kept if p.source_end + 1 + p.target_end - p.target_start <= room]
+            reason = reason if kept else "beyond_positions"
+        if not kept:
+            self.report.examples_without_pairs[reason or "empty_view"] += 1
+        return kept

@@ -1,0 +1,102 @@
+"""The data report: what was read, kept and skipped, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+REASONS = {
+    "not_an_object": "the row is no object with columns",
+    "no_known_columns": "no messages, question/answer or prompt/completion columns",
+    "no_messages": "'messages' is empty or no list of messages",
+    "unknown_role": "a message has an unknown role",
+    "content_not_text": "a message's content is no text",
+    "no_assistant_message": "no assistant message",
+    "template_refused": "the chat template refuses the chat",
+    "message_not_found": "the chat template does not show a message",
+    "no_room_for_answer": "the prompt alone fills max_length",
+    "answer_truncated": "the answer was cut at max_length",
+    "fewer_than_two_steps": "the answer has fewer than two steps",
+    "pair_truncated": "the views were cut at max_length",
+    "empty_view": "a view has no tokens",
+    "no_user_message": "no user message before the answer",
+    "view_shorter_than_last_token": "a view is shorter than last_token asks",
+    "beyond_positions": "the views need positions that the model has not",
+}
+
+
+@dataclass
+class DataReport:
+    """Counts of one data set; every row is counted once as kept or skipped.
+
+    Attributes:
+        source: file or data set.
+        rows_read, rows_kept: rows.
+        rows_skipped: reason -> number of rows that are not trained on.
+        first_skipped: reason -> the first such row's place and what is wrong with it.
+        examples_without_pairs: reason -> kept rows that train as plain language modelling only.
+        pairs: source/target pairs in the kept rows.
+        answers_truncated: kept rows whose answer was cut at max_length.
+        system_folded: rows whose system message was put into the user message (template without a system role).
+    """
+
+    source: str
+    rows_read: int = 0
+    rows_kept: int = 0
+    rows_skipped: Counter[str] = field(default_factory=Counter)
+    first_skipped: dict[str, str] = field(default_factory=dict)
+    examples_without_pairs: Counter[str] = field(default_factory=Counter)
+    pairs: int = 0
+    answers_truncated: int = 0
+    system_folded: int = 0
+    end_of_turn: str = ""
+    fingerprint: str = ""
+    tokens: int = 0
+    labelled_tokens: int = 0
+    target_tokens: int = 0
+    token_length: dict[str, int] = field(default_factory=dict)
+
+    def skip(self, reason: str, place: str, message: str) -> None:
+        """Count a skipped row."""
+        self.rows_skipped[reason] += 1
+        self.first_skipped.setdefault(reason, f"{place}: {message}")
+
+    def set_lengths(self, lengths: np.ndarray) -> None:
+        """Token-length percentiles of the kept rows; `lengths` is (rows,) int."""
+        self.tokens = int(lengths.sum())
+        if lengths.size:
+            names = ("min", "p50", "p90", "p99", "max")
+            values = np.percentile(lengths, (0, 50, 90, 99, 100), method="nearest")
+            self.token_length = {name: int(value) for name, value in zip(names, values, strict=True)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for `data_report.json`."""
+        record = {key: value for key, value in vars(self).items()}
+        record["rows_skipped"] = dict(self.rows_skipped)
+        record["examples_without_pairs"] = dict(self.examples_without_pairs)
+        return record
+
+    def lines(self) -> list[str]:
+        """The report in words, one fact a line."""
+        skipped = sum(self.rows_skipped.values())
+        lines = [
+            f"{self.source}: {self.rows_read} rows read, {self.rows_kept} kept, {skipped} skipped, {self.pairs} pairs"
+        ]
+        for reason, count in self.rows_skipped.most_common():
+            lines.append(f"  skipped {count}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
+        for reason, count in self.examples_without_pairs.most_common():
+            lines.append(f"  {count} without a pair (plain language modelling): {REASONS.get(reason, reason)}")
+        if self.answers_truncated:
+            lines.append(f"  {self.answers_truncated} answers cut at max_length")
+        if self.system_folded:
+            lines.append(
+                f"  {self.system_folded} system messages put into the user message (template has no system role)"
+            )
+        if self.token_length:
+            lengths = ", ".join(f"{name} {value}" for name, value in self.token_length.items())
+            lines.append(f"  tokens a row: {lengths}; {self.tokens} in all, {self.labelled_tokens} labelled")
+            lines.append(f"  end of turn: {self.end_of_turn}")
+        return lines

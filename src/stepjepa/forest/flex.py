@@ -1,0 +1,53 @@
+"""The FlexAttention block mask: the visibility rule as a `mask_mod`, for CUDA.
+
+FlexAttention has no backward on CPU, so training uses the dense mask there. The block mask itself can be built anywhere,
+which is how the tests compare it with the dense one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from stepjepa.forest.visibility import in_window, visible
+
+BLOCK_SIZE = 128
+
+
+def mask_mod(batch: Mapping[str, torch.Tensor], window: int | None = None) -> Callable:
+    """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``; arguments as `dense.dense_mask`."""
+    example, segment, order, attach = (batch[key] for key in ("example", "segment", "order", "attach"))
+    position = batch["position_ids"]
+
+    def rule(row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        seen = visible(
+            example[row, q],
+            example[row, k],
+            segment[row, q],
+            segment[row, k],
+            order[row, q],
+            order[row, k],
+            attach[row, q],
+        )
+        if window is not None:
+            seen = seen & in_window(position[row, q], position[row, k], window)
+        return seen
+
+    return rule
+
+
+def block_mask(batch: Mapping[str, torch.Tensor], window: int | None = None) -> BlockMask:
+    """Block mask for (R, T) rows on the batch's device; T should be a multiple of `BLOCK_SIZE`."""
+    rows, length = batch["input_ids"].shape
+    device = batch["input_ids"].device
+    return create_block_mask(
+        mask_mod(batch, window),
+        B=rows,
+        H=None,
+        Q_LEN=length,
+        KV_LEN=length,
+        device=device,
+        BLOCK_SIZE=BLOCK_SIZE,
+    )

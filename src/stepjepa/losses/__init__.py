@@ -1,0 +1,1 @@
+"""Losses on plain tensors. Nothing here knows of models, forests or trainers."""

@@ -1,0 +1,110 @@
+"""Cross-entropy of a linear head at the labelled positions, without ever holding all logits of a large vocabulary.
+
+Shapes: N labelled positions, D width, V vocabulary, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+# Logits (float32) held at once. Below this the plain form is fastest; above it, memory stays bounded by about this.
+MAX_LOGITS_BYTES = 256 * 2**20
+
+
+def logits_cross_entropy(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+    """Summed cross-entropy in float32: ``sum_n (logsumexp(logits_n) - logits_n[label_n])``.
+
+    Args:
+        logits_NV: (N, V) floating point.
+        labels_N: (N,) int64 in [0, V).
+
+    Returns:
+        () float32; zero, still connected to `logits_NV`, where N = 0.
+    """
+    return F.cross_entropy(logits_NV.float(), labels_N, reduction="sum")
+
+
+def linear_cross_entropy_sum(
+    hidden_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    labels_N: torch.Tensor,
+    bias_V: torch.Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    max_logits_bytes: int = MAX_LOGITS_BYTES,
+) -> torch.Tensor:
+    """Summed cross-entropy of ``softcap(scale * (hidden @ weight.T + bias))`` against the labels.
+
+    Where the logits fit into `max_logits_bytes` they are computed at once. Otherwise
+    ``torch.nn.functional.linear_cross_entropy`` does it in chunks where the installed torch has it and the head is a
+    plain matrix in float32 outside autocast; in every other case the chunks are recomputed in the backward pass.
+
+    Args:
+        hidden_ND: (N, D) states that predict.
+        weight_VD: (V, D) output embedding.
+        labels_N: (N,) int64.
+        bias_V: (V,) or None.
+        scale: factor on the logits (Cohere, Granite).
+        softcap: ``cap * tanh(logits / cap)`` (Gemma 2), None for none.
+        max_logits_bytes: bound on the float32 logits held at once.
+
+    Returns:
+        () float32.
+    """
+
+    def head(chunk_CD: torch.Tensor) -> torch.Tensor:
+        logits_CV = F.linear(chunk_CD, weight_VD, bias_V)
+        if scale != 1.0:
+            logits_CV = logits_CV * scale
+        if softcap is not None:
+            logits_CV = softcap * torch.tanh(logits_CV / softcap)
+        return logits_CV
+
+    plain = bias_V is None and scale == 1.0 and softcap is None
+    rows = chunk_rows(weight_VD.shape[0], max_logits_bytes)
+    kernel = getattr(F, "linear_cross_entropy", None)
+    exact = hidden_ND.dtype == weight_VD.dtype == torch.float32 and not torch.is_autocast_enabled(hidden_ND.device.type)
+    if hidden_ND.shape[0] > rows and plain and exact and kernel is not None:
+        from torch.nn import LinearCrossEntropyOptions
+
+        options = LinearCrossEntropyOptions(batch_chunk_size=rows)
+        return kernel(hidden_ND, weight_VD, labels_N, reduction="sum", options=options)
+    return chunked_cross_entropy_sum(head, hidden_ND, labels_N, rows)
+
+
+def chunk_rows(vocabulary: int, max_logits_bytes: int = MAX_LOGITS_BYTES) -> int:
+    """Rows of float32 logits that fit into `max_logits_bytes`, at least 1."""
+    return max(1, max_logits_bytes // (4 * vocabulary))
+
+
+def chunked_cross_entropy_sum(
+    head: Callable[[torch.Tensor], torch.Tensor], hidden_ND: torch.Tensor, labels_N: torch.Tensor, rows: int
+) -> torch.Tensor:
+    """Summed cross-entropy of ``head(hidden)``, `rows` positions at a time.
+
+    More than one chunk is checkpointed: its logits are recomputed in the backward pass instead of being kept.
+
+    Args:
+        head: (C, D) -> (C, V) logits.
+        hidden_ND: (N, D).
+        labels_N: (N,) int64.
+        rows: positions a chunk.
+
+    Returns:
+        () float32.
+    """
+    if hidden_ND.shape[0] <= rows:
+        return logits_cross_entropy(head(hidden_ND), labels_N)
+
+    def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
+        return logits_cross_entropy(head(chunk_CD), labels_C)
+
+    total = hidden_ND.new_zeros((), dtype=torch.float32)
+    for start in range(0, hidden_ND.shape[0], rows):
+        chunk, labels = hidden_ND[start : start + rows], labels_N[start : start + rows]
+        total = total + checkpoint(chunk_loss, chunk, labels, use_reentrant=False, preserve_rng_state=False)
+    return total

@@ -1,0 +1,1 @@
+"""Models: loading, predictor tokens, the forward passes, readouts and export."""

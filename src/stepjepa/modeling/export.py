@@ -1,0 +1,153 @@
+"""The final model: the vocabulary and tokenizer as they came, LoRA merged or as an adapter, plain Hugging Face form."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.predictors import predictor_names
+
+
+def export_model(
+    model: Any,
+    tokenizer: Any,
+    output_dir: str | os.PathLike[str],
+    *,
+    vocabulary: int,
+    predictor_ids: list[int],
+    merge_lora: bool,
+    keep_predictors: bool = False,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it.
+
+    The model in memory is not changed.
+
+    Args:
+        model: the trained causal LM, bare or inside PEFT.
+        vocabulary: V; embedding rows behind it are predictor tokens and are left out.
+        merge_lora: add the adapter to the weights; otherwise an adapter folder is written.
+        keep_predictors: keep the predictor tokens, in the tokenizer too.
+        state_dict: full weights where the model in memory is sharded (FSDP).
+
+    Raises:
+        ConfigError: predictors are to be kept in an adapter.
+    """
+    # Written beside and moved in file by file, so that a reader never finds a part of a file.
+    target = Path(output_dir)
+    target.mkdir(parents=True, exist_ok=True)
+    output_dir = target / ".export"
+    shutil.rmtree(output_dir, ignore_errors=True)
+    output_dir.mkdir()
+    is_peft = hasattr(model, "get_base_model")
+    if is_peft and not merge_lora:
+        if keep_predictors:
+            raise ConfigError("--keep_predictors needs --merge_lora: an adapter cannot change the vocabulary")
+        _save_adapter(model, output_dir)
+    else:
+        inner = causal_lm(model)
+        weights = plain_state_dict(model, state_dict)
+        rows, taken = vocabulary, list(range(vocabulary))
+        if keep_predictors and predictor_ids:
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.add_tokens(predictor_names(len(predictor_ids)), special_tokens=True)
+            first = len(tokenizer) - len(predictor_ids)
+            rows = max(vocabulary, len(tokenizer))
+            taken = [min(row, vocabulary - 1) for row in range(rows)]
+            taken[first : first + len(predictor_ids)] = predictor_ids
+        index = torch.tensor(taken)
+        for name in _embedding_keys(inner):
+            if name in weights and weights[name].shape[0] != rows:
+                weights[name] = weights[name].detach().cpu().index_select(0, index)
+        skeleton(inner, rows, weights).save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    for entry in sorted(output_dir.iterdir()):
+        os.replace(entry, target / entry.name)
+    output_dir.rmdir()
+
+
+def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """The causal LM's own weights, LoRA added where there is any, under the names of the bare model."""
+    inner = causal_lm(model)
+    if state_dict is not None and not hasattr(model, "get_base_model"):
+        return dict(state_dict)
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in inner.state_dict().items():
+        if "lora_" in name or "trainable_tokens" in name:
+            continue
+        weights[name.replace(".token_adapter.", ".").replace(".base_layer.", ".")] = value
+    if hasattr(model, "get_base_model"):
+        from peft.tuners.lora import LoraLayer
+        from peft.tuners.trainable_tokens import TrainableTokensLayer
+
+        module: Any
+        for name, module in inner.named_modules():
+            if isinstance(module, TrainableTokensLayer):
+                key = f"{name.removesuffix('.token_adapter')}.weight"
+                weights[key] = module.get_merged_weights(module.active_adapters)
+            if isinstance(module, LoraLayer):
+                for adapter in module.active_adapters:
+                    if adapter in module.lora_A:
+                        delta = module.get_delta_weight(adapter)
+                        weights[f"{name}.weight"] = weights[f"{name}.weight"] + delta.to(
+                            weights[f"{name}.weight"].dtype
+                        )
+    return weights
+
+
+def skeleton(inner: Any, vocabulary: int, weights: dict[str, torch.Tensor]) -> Any:
+    """A bare model of the same class that holds `weights`, without a copy of them."""
+    config = copy.deepcopy(inner.config)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text.vocab_size = vocabulary
+    with torch.device("meta"):
+        bare = type(inner)(config)
+    bare.load_state_dict(weights, strict=False, assign=True)
+    bare.tie_weights()
+    missing = [name for name, value in bare.named_parameters() if value.is_meta]
+    if missing:
+        raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
+    bare.generation_config = copy.deepcopy(inner.generation_config)
+    return bare
+
+
+def _embedding_keys(inner: Any) -> list[str]:
+    """State-dict names of the input and output embeddings (and the output's bias)."""
+    modules = {id(inner.get_input_embeddings()), id(inner.get_output_embeddings())}
+    names = [name for name, module in inner.named_modules() if id(module) in modules]
+    return [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
+
+
+def _save_adapter(model: Any, output_dir: Path) -> None:
+    """The LoRA weights alone, for the base model as it came (the predictor rows are left out)."""
+    from peft.utils import get_peft_model_state_dict
+
+    weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+    weights = {
+        name: value.detach().cpu().contiguous()
+        for name, value in weights.items()
+        if "token_adapter" not in name and "trainable_tokens" not in name
+    }
+    config = copy.deepcopy(model.peft_config[model.active_adapter])
+    config.trainable_token_indices = None
+    config.inference_mode = True
+    config.save_pretrained(output_dir)
+    save_file(weights, output_dir / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def write_json(path: str | os.PathLike[str], record: Any) -> None:
+    """Write JSON so that a reader finds the old file or the whole new one, never a part."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(record, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+    os.replace(temporary, path)

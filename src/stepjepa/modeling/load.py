@@ -1,0 +1,138 @@
+"""Loading: tokenizers, models (Hub id, local folder, preset, random init) and LoRA."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.masks import text_config, unsupported_layers
+from stepjepa.modeling.predictors import embedding_name
+from stepjepa.modeling.presets import PRESETS, preset_config, train_tokenizer
+
+
+def is_preset(name: str) -> bool:
+    """Whether `name` is a built-in model and no folder here."""
+    return name in PRESETS and not Path(name).is_dir()
+
+
+def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a Hub id or local folder; for a preset, one trained on `texts`.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    if is_preset(name):
+        return train_tokenizer(texts, PRESETS[name].vocabulary)
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ConfigError(_not_loaded("tokenizer", name, error)) from None
+
+
+def load_model(
+    name: str,
+    tokenizer: Any,
+    *,
+    pretrain: bool = False,
+    seed: int = 42,
+    dtype: str = "float32",
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """A causal LM: from a Hub id or folder with its weights, or with random weights (`pretrain`, presets).
+
+    Random weights depend on `seed` alone. Master weights are float32 unless asked otherwise (with pure bfloat16 weights
+    and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast).
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    kwargs: dict[str, Any] = {"dtype": "auto" if dtype == "auto" else getattr(torch, dtype)}
+    if attn_implementation:
+        kwargs["attn_implementation"] = attn_implementation
+    if is_preset(name) or pretrain:
+        if is_preset(name):
+            config: Any = preset_config(PRESETS[name], tokenizer)
+        else:
+            try:
+                config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            except Exception as error:
+                raise ConfigError(_not_loaded("configuration", name, error)) from None
+        if kwargs["dtype"] == "auto":
+            kwargs["dtype"] = torch.float32
+        set_seed(seed)
+        try:
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **kwargs)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(_not_loaded("model", name, error)) from None
+        eos = tokenizer.eos_token_id
+        model.generation_config.eos_token_id = eos if eos is not None else model.generation_config.eos_token_id
+        return model
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
+    except Exception as error:
+        raise ConfigError(_not_loaded("model", name, error)) from None
+
+
+def _not_loaded(what: str, name: str, error: Exception) -> str:
+    near = difflib.get_close_matches(name, list(PRESETS), n=1)
+    hint = f"; did you mean the preset {near[0]}?" if near else ""
+    if os.path.isdir(name):
+        hint = "; the folder must hold what save_pretrained writes"
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"--model_name {name}: the {what} cannot be loaded ({first}){hint}"
+
+
+def max_positions(model: Any) -> int | None:
+    """Positions that a model with learned absolute positions has; None for rotary and other relative ones."""
+    config = text_config(model)
+    if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
+        return None
+    if any("rotary" in name for name, _ in model.named_modules()):
+        return None
+    for key in ("n_positions", "max_position_embeddings"):
+        if getattr(config, key, None):
+            return int(getattr(config, key))
+    return None
+
+
+def masks_unsupported(model: Any) -> str | None:
+    """Why a model cannot take the forest's mask, in words; None where nothing speaks against it."""
+    config = text_config(model)
+    kinds = unsupported_layers(config)
+    if kinds:
+        return f"it has layers of kind {', '.join(sorted(kinds))}"
+    if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
+        return f"{config._attn_implementation} takes no mask (use --attn_implementation sdpa)"
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "its ALiBi attention takes no positions"
+    return None
+
+
+def add_lora(model: Any, peft_config: Any, predictor_ids: list[int]) -> Any:
+    """Wrap the model with PEFT; the predictor tokens' rows are trained along with the adapter."""
+    from peft import get_peft_model
+
+    if predictor_ids:
+        peft_config.trainable_token_indices = {embedding_name(model): list(predictor_ids)}
+    return get_peft_model(model, peft_config)
+
+
+def lora_config(rank: int, alpha: int | None = None, dropout: float = 0.1, targets: list[str] | None = None) -> Any:
+    """LoRA on every linear layer but the head; alpha is twice the rank unless given (the published setting)."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,
+        lora_dropout=dropout,
+        target_modules=targets or "all-linear",
+        task_type="CAUSAL_LM",
+    )

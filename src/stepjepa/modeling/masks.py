@@ -1,0 +1,54 @@
+"""The attention mask in the form that a model takes: one tensor, or one for each kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from stepjepa.forest.dense import additive_mask, dense_mask
+from stepjepa.forest.flex import block_mask
+
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def text_config(model: torch.nn.Module) -> Any:
+    """The configuration of the text model (multimodal configurations hold it inside)."""
+    config: Any = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def unsupported_layers(config: Any) -> set[str]:
+    """Kinds of layers that the forest's mask cannot describe (linear attention, chunked attention, ...)."""
+    return set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS
+
+
+def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype) -> Any:
+    """What to pass as `attention_mask` for the packed rows of `batch`.
+
+    * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
+    * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
+
+    ``sdpa`` gets booleans (True = visible), ``eager`` an additive mask in `dtype`, ``flex_attention`` a block mask.
+
+    Args:
+        batch: as `ForestCollator` gives it, on the device of the model.
+        config: the text model's configuration.
+        dtype: the dtype of the model's attention scores.
+    """
+    implementation = config._attn_implementation
+    window = getattr(config, "sliding_window", None)
+
+    def build(length: int | None) -> Any:
+        if implementation == "flex_attention":
+            return block_mask(batch, length)
+        mask = dense_mask(batch, length)
+        return additive_mask(mask, dtype) if implementation == "eager" else mask
+
+    layers = set(getattr(config, "layer_types", None) or ())
+    if not layers:
+        return build(window)
+    if "sliding_attention" not in layers:
+        return build(None)
+    return {"full_attention": build(None), "sliding_attention": build(window)}

@@ -1,0 +1,103 @@
+"""The order of examples: a pure function of seed and epoch, the same over resumes and over any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from stepjepa.data.examples import Example, ExampleStore
+
+FILLER = -1
+
+
+class Draw(NamedTuple):
+    """One example of one epoch; row `FILLER` stands for nothing."""
+
+    epoch: int
+    row: int
+
+
+class EpochSampler(torch.utils.data.Sampler[Draw]):
+    """Draws every row once an epoch in an order given by (seed, epoch).
+
+    The last global batch of an epoch is filled up with `FILLER`, which has no labels and no pairs, so that every process
+    gets as many batches and no example is seen twice; the losses divide by the labels and pairs that are really there.
+
+    Args:
+        size: rows.
+        multiple: examples of one micro-batch over all processes; 1 for no filling.
+        seed: of the order.
+        shuffle: False keeps the rows' order.
+    """
+
+    def __init__(self, size: int, multiple: int, seed: int, shuffle: bool = True):
+        self.size, self.seed, self.shuffle, self.epoch = size, seed, shuffle, 0
+        self.padded = size + -size % max(multiple, 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; called by the trainer before each one."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.padded
+
+    def __iter__(self) -> Iterator[Draw]:
+        epoch = self.epoch
+        order = np.arange(self.size)
+        if self.shuffle:
+            order = np.random.Generator(np.random.Philox(key=_key(self.seed, epoch))).permutation(self.size)
+        for row in order.tolist():
+            yield Draw(epoch, row)
+        for _ in range(self.padded - self.size):
+            yield Draw(epoch, FILLER)
+
+
+class DrawnExamples(torch.utils.data.Dataset):
+    """Examples by `Draw`, with pairs left out at random where `jepa_ratio` is below 1.
+
+    Whether the pairs of a row are kept depends on (seed, epoch, row) alone: not on the rank, the worker, the batch or a
+    resume.
+    """
+
+    def __init__(self, store: ExampleStore, seed: int, jepa_ratio: float = 1.0, filler_id: int = 0):
+        self.store, self.seed, self.jepa_ratio = store, seed, jepa_ratio
+        self._filler = Example(np.array([filler_id], dtype=np.int32), ())
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, draw: Draw) -> Example:
+        epoch, row = draw
+        if row == FILLER:
+            return self._filler
+        example = self.store[row]
+        if example.pairs and not keeps_pairs(self.seed, epoch, row, self.jepa_ratio):
+            return example._replace(pairs=())
+        return example
+
+
+def keeps_pairs(seed: int, epoch: int, row: int, ratio: float) -> bool:
+    """Whether a row's pairs are trained on in an epoch: true for a share `ratio` of the rows."""
+    if ratio >= 1:
+        return True
+    generator = np.random.Generator(np.random.Philox(key=_key(seed, epoch), counter=[0, 0, 1, row]))
+    return bool(generator.random() < ratio)
+
+
+def _key(seed: int, epoch: int) -> np.ndarray:
+    return np.array([seed % 2**64, epoch], dtype=np.uint64)
+
+
+class EpochCallback(TrainerCallback):
+    """Tells the sampler the epoch before its first batch is drawn, whatever loaders are wrapped around it."""
+
+    def __init__(self, sampler: EpochSampler):
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.sampler.set_epoch(int((state.epoch or 0) + 1e-9))

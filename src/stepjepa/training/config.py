@@ -1,0 +1,39 @@
+"""`JEPAConfig`: the method's options on top of `transformers.TrainingArguments`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import transformers
+
+from stepjepa.errors import ConfigError
+from stepjepa.training.options import JEPAOptions
+
+
+@dataclass
+class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
+    """Arguments of `JEPATrainer`: every field of `TrainingArguments`, and those of `JEPAOptions`.
+
+    Defaults that differ from `TrainingArguments`: ``learning_rate`` 2e-5 (the published one), ``logging_steps`` 10,
+    ``report_to`` none.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+    """
+
+    learning_rate: float = field(default=2e-5, metadata={"help": "Initial learning rate of AdamW."})
+    logging_steps: float = field(default=10, metadata={"help": "Log every so many steps (a share if below 1)."})
+    report_to: None | str | list[str] = field(
+        default="none", metadata={"help": "Where logs go: none, tensorboard, wandb, trackio, all."}
+    )
+
+    def __post_init__(self) -> None:
+        self.check()
+        try:
+            super().__post_init__()
+        except (ValueError, NotImplementedError, ImportError) as error:
+            raise ConfigError(" ".join(str(error).split())) from None
+        # Rows are chats or packed forests; there are no model inputs to select among their columns.
+        self.remove_unused_columns = False
+        if self.device.type == "cpu":
+            self.dataloader_pin_memory = False

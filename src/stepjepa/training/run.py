@@ -1,0 +1,267 @@
+"""One training run from its options to its files: what ``stepjepa train`` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import stepjepa
+from stepjepa.data.chat import RowError
+from stepjepa.data.sources import RowSource, row_to_messages
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.export import write_json
+from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
+from stepjepa.training.checkpoints import last_complete_checkpoint
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.trainer import JEPATrainer
+
+# Rows that a preset's tokenizer is trained on, at most.
+TOKENIZER_ROWS = 50_000
+# A run cannot go on with other values of these: its checkpoints would mean something else.
+FIXED_ON_RESUME = (
+    "model_name pretrain lora lora_rank objective predictors predictor_order jepa_loss lbd gamma step_pairs step_splitter "
+    "step_separator last_token max_length jepa_ratio seed per_device_train_batch_size gradient_accumulation_steps"
+).split()
+_OWN_FILES = set(
+    "resolved.yaml run.json metrics.json data_report.json config.json generation_config.json model.safetensors "
+    "model.safetensors.index.json adapter_model.safetensors adapter_config.json".split()
+)
+
+
+def is_main_process() -> bool:
+    """Whether this process prints and writes (the first of a distributed run, or the only one)."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def say(line: str) -> None:
+    """Print a line, once over all processes."""
+    if is_main_process():
+        print(line, flush=True)
+
+
+def contents(source: Any, split: str = "train", limit: int = TOKENIZER_ROWS) -> Iterator[str]:
+    """The message contents of a data set's first rows, for a preset's tokenizer."""
+    for _, row in islice(RowSource(source, split), limit):
+        try:
+            messages = row_to_messages(row)
+        except RowError:
+            continue
+        yield from (message["content"] for message in messages)
+
+
+def run_training(
+    run: RunOptions,
+    config: JEPAConfig,
+    save_options: Callable[[Path], None] | None = None,
+    scratch_lr: float | None = None,
+) -> dict[str, Any]:
+    """Train as the options say and leave the model and its records in `config.output_dir`.
+
+    Args:
+        run: what to read and which model to train.
+        config: the training configuration.
+        save_options: writes the options to a path (``resolved.yaml``).
+        scratch_lr: learning rate for a model that starts from random weights; None keeps the configuration's.
+
+    Returns:
+        The final metrics, as in ``metrics.json``.
+
+    Raises:
+        ConfigError, DataError: before anything is written.
+    """
+    if not run.train_file:
+        raise ConfigError("train_file is missing; give --train_file FILE (JSONL, Parquet, CSV or a Hub data set)")
+    output = Path(config.output_dir or "")
+    checkpoint = find_checkpoint(config, output)
+    if is_main_process():
+        check_output_dir(output, config, checkpoint)
+    if run.eval_file and not config.eval_strategy == "no" and not config.do_eval:
+        config.do_eval = True
+    tokenizer_name = str(checkpoint) if checkpoint and is_preset(run.model_name) else run.model_name
+    tokenizer = load_tokenizer(tokenizer_name, contents(run.train_file, run.dataset_split), run.trust_remote_code)
+    from_scratch = is_preset(run.model_name) or run.pretrain
+    if from_scratch and scratch_lr is not None:
+        config.learning_rate = scratch_lr
+    model = load_model(
+        run.model_name,
+        tokenizer,
+        pretrain=run.pretrain,
+        seed=config.seed,
+        dtype=run.dtype,
+        attn_implementation=run.attn_implementation,
+        trust_remote_code=run.trust_remote_code,
+    )
+    peft = None
+    if run.lora:
+        peft = lora_config(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules)
+    if config.merge_lora is None:
+        config.merge_lora = from_scratch
+        if run.lora and from_scratch:
+            say(
+                "LoRA: the base model starts from random weights and exists nowhere else, so the adapter will be merged"
+            )
+    trainer = JEPATrainer(
+        model,
+        config,
+        RowSource(run.train_file, run.dataset_split),
+        RowSource(run.eval_file, run.dataset_split) if run.eval_file else None,
+        tokenizer,
+        peft,
+    )
+    record = run_record(run, config, trainer)
+    if checkpoint is not None:
+        check_same_run(output, record)
+    announce(trainer, run, checkpoint)
+    if trainer.args.should_save:
+        if config.overwrite_output_dir and checkpoint is None:
+            clear(output)
+        output.mkdir(parents=True, exist_ok=True)
+        if save_options is not None:
+            save_options(output / "resolved.yaml")
+        write_json(output / "run.json", record)
+        write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
+    result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    metrics = {**last_log(trainer), **result.metrics}
+    if run.eval_file:
+        metrics |= trainer.evaluate()
+    trainer.save_model()
+    if trainer.args.should_save:
+        write_json(output / "metrics.json", {"metrics": metrics, "log_history": trainer.state.log_history})
+    return metrics
+
+
+def last_log(trainer: JEPATrainer) -> dict[str, Any]:
+    """The parts of the loss as last logged."""
+    for entry in reversed(trainer.state.log_history):
+        if "lm_loss" in entry:
+            names = (
+                "lm_loss",
+                "jepa_loss",
+                "cosine_similarity",
+                "target_std",
+                "effective_rank",
+                "tokens_per_second",
+            )
+            return {name: entry[name] for name in names if name in entry}
+    return {}
+
+
+def find_checkpoint(config: JEPAConfig, output: Path) -> Path | None:
+    """The checkpoint to go on from, None to start anew.
+
+    Raises:
+        ConfigError: a checkpoint was named that is none.
+    """
+    wanted = config.resume_from_checkpoint
+    if wanted is None or str(wanted).lower() in ("false", "none", ""):
+        return None
+    if str(wanted).lower() == "true":
+        found = last_complete_checkpoint(output)
+        if found is None:
+            say(f"{output}: no whole checkpoint to go on from; starting at step 0")
+        return found
+    if not (Path(wanted) / "trainer_state.json").is_file():
+        raise ConfigError(f"--resume_from_checkpoint {wanted}: no checkpoint there (trainer_state.json is missing)")
+    return Path(wanted)
+
+
+def check_output_dir(output: Path, config: JEPAConfig, checkpoint: Path | None) -> None:
+    """Refuse to write over anything.
+
+    Raises:
+        ConfigError: the folder holds something and neither overwriting nor resuming was asked for.
+    """
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"--output_dir {output}: is a file; give a folder")
+    resuming = config.resume_from_checkpoint and str(config.resume_from_checkpoint).lower() not in (
+        "false",
+        "none",
+    )
+    if output.is_dir() and any(output.iterdir()) and not config.overwrite_output_dir and not resuming:
+        raise ConfigError(
+            f"--output_dir {output}: the folder is not empty; give another one, go on with "
+            "--resume_from_checkpoint true, or start over with --overwrite_output_dir"
+        )
+
+
+def clear(output: Path) -> None:
+    """Remove what a run writes (checkpoints, model, records) and nothing else."""
+    if not output.is_dir():
+        return
+    for entry in output.iterdir():
+        if entry.is_dir() and entry.name.startswith("checkpoint-"):
+            shutil.rmtree(entry)
+        elif entry.name in _OWN_FILES or (entry.name.startswith("model-") and entry.suffix == ".safetensors"):
+            entry.unlink()
+
+
+def run_record(run: RunOptions, config: JEPAConfig, trainer: JEPATrainer) -> dict[str, Any]:
+    """What is needed to tell one run from another: versions, settings, seed, data."""
+    options = {name: getattr(config, name) for name in JEPAOptions.__dataclass_fields__}
+    training = ("seed", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16")
+    return {
+        "stepjepa": stepjepa.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "processes": trainer.accelerator.num_processes,
+        "settings": {**asdict(run), **options, **{name: getattr(config, name) for name in training}},
+        "forward": trainer.setup.forward,
+        "data": {name: report.fingerprint for name, report in trainer.data_reports.items()},
+    }
+
+
+def check_same_run(output: Path, record: dict[str, Any]) -> None:
+    """Refuse to go on with other data or with settings that change what the checkpoint means.
+
+    Raises:
+        ConfigError: what differs.
+    """
+    try:
+        with open(output / "run.json", encoding="utf-8") as file:
+            before = json.load(file)
+    except (OSError, ValueError):
+        return
+    for name in FIXED_ON_RESUME:
+        old, new = before.get("settings", {}).get(name), record["settings"].get(name)
+        if name in before.get("settings", {}) and old != new:
+            raise ConfigError(
+                f"--resume_from_checkpoint: the run in {output} has {name}={old}, not {new}; resume with the same "
+                "settings, or give another --output_dir"
+            )
+    if before.get("data", {}).get("train") != record["data"].get("train"):
+        raise ConfigError(
+            f"--resume_from_checkpoint: the training data is not that of the run in {output}; resume with the same file, "
+            "or give another --output_dir"
+        )
+
+
+def announce(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> None:
+    """Say what will be trained, on what, and where it will be written."""
+    args = trainer.args
+    for name, report in trainer.data_reports.items():
+        for line in report.lines():
+            say(f"{name if not line.startswith(' ') else ' ' * len(name)}  {line}")
+    model: Any = trainer.model
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    every = sum(p.numel() for p in model.parameters())
+    loss = "LM loss alone"
+    if args.uses_pairs:
+        pairs = f", {args.step_pairs} pairs" if args.objective == "step_jepa" else ""
+        loss = f"{args.gamma:g} * LM + {args.lbd:g} * {args.jepa_loss}, K = {args.predictors}{pairs}"
+    elif args.objective != "regular":
+        loss += " (lbd is 0: trains exactly like regular)"
+    say(f"model  {run.model_name}: {every:,} parameters, {trained:,} trained{' (LoRA)' if run.lora else ''}")
+    say(f"loss   {args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}")
+    say(f"output {args.output_dir}{f' (going on from {checkpoint.name})' if checkpoint else ''}")

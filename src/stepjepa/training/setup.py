@@ -1,0 +1,168 @@
+"""What happens once before training: examples, predictor tokens, LoRA, the choice of forward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from stepjepa.data.chat import ChatRenderer, load_chat_template
+from stepjepa.data.examples import EncodeOptions, Example, ExampleStore, encode_dataset
+from stepjepa.data.report import DataReport
+from stepjepa.data.steps import make_splitter
+from stepjepa.data.views import Pair
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.forest.collate import Batch, ForestCollator, TwoPassCollator
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward
+from stepjepa.modeling.load import add_lora, masks_unsupported
+from stepjepa.modeling.predictors import add_predictors, vocabulary_size
+from stepjepa.training.options import JEPAOptions
+
+logger = logging.getLogger("stepjepa")
+Collator = Callable[[list[Example]], Batch]
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """What was done to the model.
+
+    Attributes:
+        vocabulary: V of the LM softmax; predictor rows lie behind.
+        predictor_ids: ids of <|predictor_1|> .. <|predictor_K|>.
+        forward: ``packed`` or ``two_pass``.
+    """
+
+    vocabulary: int
+    predictor_ids: list[int]
+    forward: str
+
+
+def encode_options(options: JEPAOptions, positions: int | None = None) -> EncodeOptions:
+    """How chats become examples under `options`."""
+    return EncodeOptions(
+        objective=options.objective if options.uses_pairs else "regular",
+        splitter=make_splitter(options.step_splitter, options.step_separator),
+        step_pairs=options.step_pairs,
+        last_token=options.last_token,
+        max_length=options.max_length,
+        max_positions=positions,
+        predictors=options.predictors or 0,
+        system_prompt=options.system_prompt,
+        strict=options.strict_data,
+    )
+
+
+def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer:
+    """The renderer of a run; sets the tokenizer's template where ``--chat_template`` gives one."""
+    if options.chat_template:
+        tokenizer.chat_template = load_chat_template(options.chat_template)
+    return ChatRenderer(tokenizer)
+
+
+def encode(
+    source: Any, tokenizer: Any, options: JEPAOptions, positions: int | None = None, split: str = "train"
+) -> tuple[ExampleStore, DataReport]:
+    """Examples of a data set under the options of a run.
+
+    Raises:
+        DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
+    """
+    settings = encode_options(options, positions)
+    if positions is not None and settings.max_length > positions:
+        settings = replace(settings, max_length=positions)
+    store, report = encode_dataset(source, tokenizer, make_renderer(tokenizer, options), settings, split)
+    if options.uses_pairs and not report.pairs:
+        reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
+        advice = "check --step_splitter and --step_separator, or train with --objective regular"
+        if options.objective == "llm_jepa":
+            advice = "raise --max_length, or train with --objective regular"
+        raise DataError(f"{report.source}: no example has a pair for {options.objective} ({reasons}); {advice}")
+    return store, report
+
+
+def set_up_model(model: Any, options: JEPAOptions, seed: int, peft_config: Any = None) -> tuple[Any, ModelSetup]:
+    """Add predictor tokens and LoRA, choose the forward, and teach the model to take batches.
+
+    Returns:
+        The model (wrapped by PEFT where asked) and what was done.
+
+    Raises:
+        ConfigError: the forward that was asked for cannot be had.
+    """
+    vocabulary = vocabulary_size(causal_lm(model))
+    predictor_ids: list[int] = []
+    if options.uses_pairs and options.predictors:
+        if hasattr(model, "get_base_model"):
+            raise ConfigError("the model is already a PEFT model; give the base model and a peft_config")
+        predictor_ids = add_predictors(model, options.predictors, seed)
+    if peft_config is not None:
+        model = add_lora(model, peft_config, predictor_ids)
+    attach_forest_forward(model, vocabulary)
+    return model, ModelSetup(vocabulary, predictor_ids, choose_forward(model, options, vocabulary))
+
+
+def choose_forward(model: Any, options: JEPAOptions, vocabulary: int) -> str:
+    """``packed`` where the model takes the forest's mask, found out by a trial of a few tokens; else ``two_pass``."""
+    if options.forward == "two_pass":
+        return "two_pass"
+    reason = masks_unsupported(causal_lm(model)) or trial(model, vocabulary)
+    if reason is None:
+        return "packed"
+    name = type(causal_lm(model)).__name__
+    if options.forward == "packed":
+        raise ConfigError(f"forward=packed cannot serve {name}: {reason}; use --forward two_pass")
+    logger.warning("%s: forward two_pass, because %s", name, reason)
+    return "two_pass"
+
+
+def trial(model: Any, vocabulary: int, tolerance: float = 1e-2) -> str | None:
+    """Run two tiny made-up examples through both forwards; None if they agree, else what went wrong.
+
+    The tolerance is relative to the size of the states and leaves room for bfloat16 weights.
+    """
+    inner: Any = causal_lm(model)
+    device = inner.get_input_embeddings().weight.device
+    if device.type == "meta" or inner.config._attn_implementation == "flex_attention":
+        return None
+    ids = (np.arange(7, dtype=np.int32) * 7 + 5) % vocabulary
+    examples = [
+        Example(ids, ((3, 7),), (Pair(2, 2, 3, 6, 5),)),
+        Example(ids[::-1].copy(), ((2, 7),), (Pair(3, 3, 4, 7, 6),)),
+    ]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            packed, reference = (
+                model(**{key: value.to(device) for key, value in collator(examples).items()})
+                for collator in (ForestCollator((), 0), TwoPassCollator((), 0))
+            )
+    except Exception as error:
+        return f"it does not take the mask ({(str(error).splitlines() or [type(error).__name__])[0]})"
+    finally:
+        model.train(was_training)
+    for name in ("source_states", "target_states", "lm_loss_sum"):
+        difference = (packed[name] - reference[name]).abs().max()
+        if not difference <= tolerance * reference[name].abs().max().clamp(min=1e-3):
+            return "its attention does not follow the mask"
+    return None
+
+
+def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str) -> Collator:
+    """The collator of a run."""
+    ids = list(setup.predictor_ids)
+    if options.predictor_order == "descending":
+        ids.reverse()
+    if setup.forward == "two_pass":
+        return TwoPassCollator(tuple(ids), pad_id)
+    multiple = 128 if attention == "flex_attention" else 8
+    return ForestCollator(tuple(ids), pad_id, multiple, max_row_length=options.max_row_length)
+
+
+def release_model(model: Any) -> None:
+    """Give the model its own forward back."""
+    detach_forest_forward(model)

@@ -1,0 +1,234 @@
+"""`JEPATrainer`: `transformers.Trainer` with ``gamma * LM + lbd * JEPA`` in one forward pass.
+
+It only conducts: the data package finds the pairs, the forest lays them out, the model returns states, the losses are
+plain functions. What is its own is the scale (counts of the whole optimizer step), the order of examples, and the log.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from stepjepa.data.examples import ExampleStore
+from stepjepa.data.report import DataReport
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.export import export_model
+from stepjepa.modeling.load import load_model, max_positions
+from stepjepa.training.batches import DrawnExamples, EpochCallback, EpochSampler
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.objective import LossMeter, collapse_signs, loss_parts, total_loss
+from stepjepa.training.setup import encode, make_collator, set_up_model
+
+
+class JEPATrainer(Trainer):
+    """Trains a causal language model with a JEPA objective.
+
+    Args:
+        model: a causal LM, or the Hub id or folder of one.
+        args: the configuration.
+        train_dataset, eval_dataset: rows with ``messages``, ``question``/``answer`` or ``prompt``/``completion``: a
+            `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`.
+        processing_class: the tokenizer (fast, with a chat template); loaded with the model if `model` is a name.
+        peft_config: a PEFT configuration; the predictor tokens are trained along with the adapter.
+
+    Raises:
+        ConfigError, DataError: options or data that cannot be used, before anything is trained.
+
+    Example:
+        >>> trainer = JEPATrainer(
+        ...     "meta-llama/Llama-3.2-1B-Instruct",
+        ...     JEPAConfig(output_dir="run", objective="step_jepa", predictors=2, lbd=0.1),
+        ...     train_dataset="train.jsonl",
+        ... )
+        >>> trainer.train()
+        >>> trainer.save_model("run/final")
+    """
+
+    args: JEPAConfig
+
+    # The loss is divided by the counts of the whole accumulation window, so the Trainer must not divide again.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: Any,
+        args: JEPAConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        peft_config: Any = None,
+        **kwargs: Any,
+    ):
+        args = args or JEPAConfig()
+        if args.n_gpu > 1:
+            raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
+        if isinstance(model, (str, os.PathLike)):
+            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+            model = load_model(str(model), processing_class, seed=args.seed)
+        if processing_class is None:
+            raise ConfigError("processing_class (the tokenizer) is missing")
+        self.data_reports: dict[str, DataReport] = {}
+        positions = max_positions(model)
+        pad_id = processing_class.pad_token_id
+        if pad_id is None:
+            pad_id = processing_class.eos_token_id or 0
+
+        def examples(source: Any, name: str, ratio: float) -> DrawnExamples | None:
+            if source is None:
+                return None
+            store = source
+            if not isinstance(source, ExampleStore):
+                store, self.data_reports[name] = encode(source, processing_class, args, positions)
+            return DrawnExamples(store, args.seed, ratio, pad_id)
+
+        train = examples(train_dataset, "train", args.jepa_ratio)
+        evaluation = examples(eval_dataset, "eval", 1.0)
+        model, self.setup = set_up_model(model, args, args.seed, peft_config)
+        collator = make_collator(self.setup, args, pad_id, model.config._attn_implementation)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=collator,
+            train_dataset=train,
+            eval_dataset=evaluation,
+            processing_class=processing_class,
+            **kwargs,
+        )
+        self.model_accepts_loss_kwargs = True
+        self._meter = LossMeter()
+        self._meter_since = time.perf_counter()
+
+    # Order of examples
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        drop_last = self.args.dataloader_drop_last
+        multiple = 1 if drop_last else self.args.train_batch_size * self.accelerator.num_processes
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        sampler = EpochSampler(len(dataset), multiple, seed, shuffle=self.args.train_sampling_strategy != "sequential")
+        self.pop_callback(EpochCallback)
+        self.add_callback(EpochCallback(sampler))
+        return sampler
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:
+        multiple = self.args.eval_batch_size * self.accelerator.num_processes
+        return EpochSampler(len(eval_dataset), multiple, self.args.seed, shuffle=False)
+
+    # The loss
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
+        """Labels and pairs, (2,) int64, of all micro-batches of one optimizer step on all processes."""
+        labels = sum(batch["label_ids"].numel() for batch in batch_samples)
+        pairs = sum(batch["source_readouts"].numel() for batch in batch_samples)
+        counts = torch.tensor([labels, pairs], device=device)
+        return self.accelerator.reduce(counts, reduction="sum")
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the whole optimizer step.
+
+        Times the number of processes, because DDP and FSDP average the gradients.
+        """
+        counts = self._get_num_items_in_batch([inputs], self.args.device)
+        counts = counts if num_items_in_batch is None else num_items_in_batch
+        output = model(**inputs)
+        parts = loss_parts(self.args, output)
+        if model.training:
+            self._meter.add(parts, output, inputs)
+        loss = total_loss(self.args, parts, counts[0], counts[1]) * self.accelerator.num_processes
+        return (loss, output) if return_outputs else loss
+
+    # The log
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the parts of the loss, the number of pairs, the speed and the collapse signs to the training log."""
+        if "loss" in logs:
+            now = time.perf_counter()
+            metrics, tokens = self._pop_metrics(self._meter)
+            metrics["tokens_per_second"] = round(tokens / (now - self._meter_since), 1)
+            self._meter, self._meter_since = LossMeter(), now
+            logs = {"loss": logs.pop("loss"), **metrics, **logs}
+        super().log(logs, start_time)
+
+    def _pop_metrics(self, meter: LossMeter) -> tuple[dict[str, float], float]:
+        """Means over labels and pairs of all processes, and the number of tokens."""
+        totals = self.accelerator.reduce(meter.totals(self.args.device), reduction="sum").tolist()
+        lm, labels, jepa, pairs, cosine, tokens = totals
+        metrics = {"lm_loss": lm / max(labels, 1)}
+        if self.args.uses_pairs:
+            metrics |= {"jepa_loss": jepa / max(pairs, 1), "cosine_similarity": cosine / max(pairs, 1)}
+            metrics["num_pairs"] = int(pairs)
+            metrics |= collapse_signs(meter.targets)
+        return metrics, tokens
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Losses over a data set: ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``.
+
+        Means over all labels and all pairs, whatever the batches and processes are.
+        """
+        model = self._wrap_model(self.model, training=False)
+        if not self.accelerator._models and model is self.model:
+            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model.eval()
+        meter = LossMeter()
+        for step, batch in enumerate(dataloader):
+            inputs = self._prepare_inputs(batch)
+            with torch.no_grad(), self.compute_loss_context_manager():
+                output = model(**inputs)
+                meter.add(loss_parts(self.args, output), output, inputs)
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+            if step == 0 and meter.sums is None:
+                break
+        metrics, _ = self._pop_metrics(meter)
+        loss = self.args.gamma * metrics["lm_loss"] + self.args.lbd * metrics.get("jepa_loss", 0.0)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in {"loss": loss, **metrics}.items()}
+        return EvalLoopOutput(
+            predictions=np.zeros(0), label_ids=None, metrics=metrics, num_samples=self.num_examples(dataloader)
+        )
+
+    # What is written
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # The trainer's state is written next and marks the checkpoint as whole: every process must be done by then.
+        self.accelerator.wait_for_everyone()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the final model: the vocabulary and tokenizer as they came; checkpoints keep the predictor tokens.
+
+        LoRA is merged or written as an adapter as `merge_lora` says; undecided (None) writes an adapter.
+        """
+        if _internal_call:
+            super().save_model(output_dir, _internal_call=True)
+            return
+        state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
+        if self.args.should_save:
+            export_model(
+                self.accelerator.unwrap_model(self.model),
+                self.processing_class,
+                str(output_dir or self.args.output_dir),
+                vocabulary=self.setup.vocabulary,
+                predictor_ids=self.setup.predictor_ids,
+                merge_lora=bool(self.args.merge_lora),
+                keep_predictors=self.args.keep_predictors,
+                state_dict=state_dict,
+            )
+        self.accelerator.wait_for_everyone()

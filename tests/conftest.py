@@ -1,0 +1,67 @@
+"""Fixtures for all tests. What they are made of lies in `support`: `from support.templates import FORMATS`.
+
+The tokenizers are shared by the whole process: a test changes a copy, `support.tokenizers.fresh(tokenizer)`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+
+if str(TESTS) not in sys.path:
+    sys.path.append(str(TESTS))
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+UNDER_XDIST = "PYTEST_XDIST_WORKER" in os.environ
+if UNDER_XDIST:
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_per_worker():
+    """Under xdist the workers share the cores: a torch thread pool in each would slow all of them down."""
+    if UNDER_XDIST:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of reference values and data: STEPJEPA_SHARED, or `shared` beside the repository."""
+    named = os.environ.get("STEPJEPA_SHARED")
+    folder = Path(named) if named else TESTS.parent.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no folder of reference values at {folder}; set STEPJEPA_SHARED")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama3_tokenizer():
+    from support import tokenizers
+
+    return tokenizers.llama3_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def mistral_tokenizer():
+    from support import tokenizers
+
+    return tokenizers.mistral_sentencepiece_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tekken_tokenizer():
+    from support import tokenizers
+
+    return tokenizers.tekken_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def bpe_tokenizer():
+    from support import tokenizers
+
+    return tokenizers.byte_bpe_tokenizer()

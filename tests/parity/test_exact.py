@@ -1,0 +1,127 @@
+"""The packed forest is exact: plain fine-tuning's LM loss, and the two-pass form's states and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
+
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.modeling.forward import attach_forest_forward
+
+CASES = [(name, attention) for name, (_, _, kinds) in ARCHITECTURES.items() for attention in kinds]
+
+
+def predictor_ids(count: int) -> tuple[int, ...]:
+    return tuple(range(TRAINED_VOCABULARY, TRAINED_VOCABULARY + count))
+
+
+def run(model, batch):
+    """States, LM sum and all gradients of a loss that weighs every state differently."""
+    model.zero_grad()
+    output = model(**batch)
+    weights = torch.linspace(-1, 1, output.source_states.numel()).view_as(output.source_states)
+    total = output.lm_loss_sum + (output.source_states * weights).sum()
+    total = total + (output.target_states * weights.flip(0)).sum()
+    total.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return output, gradient
+
+
+def plain_lm_loss(model, examples):
+    """Plain fine-tuning, one example at a time, through the model's own forward."""
+    total = torch.zeros(())
+    for example in examples:
+        ids = torch.tensor(example.input_ids.tolist())[None]
+        labels = torch.full_like(ids, -100)
+        for start, stop in example.label_spans:
+            labels[0, start:stop] = ids[0, start:stop]
+        logits = model(input_ids=ids).logits[0, :-1, :TRAINED_VOCABULARY]
+        total = total + F.cross_entropy(logits, labels[0, 1:], reduction="sum", ignore_index=-100)
+    return total
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES)
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_packed_equals_two_pass_and_plain(name, attention, count):
+    model = tiny_model(name, attention)
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    examples = made_up_examples()
+    reference, reference_gradient = run(model, TwoPassCollator(predictor_ids(count), 0)(examples))
+    labels = sum(stop - start for example in examples for start, stop in example.label_spans)
+    with torch.no_grad():
+        plain = plain_lm_loss(model, examples) / labels
+    for max_row_length in (None, 40):
+        batch = ForestCollator(predictor_ids(count), 0, max_row_length=max_row_length)(examples)
+        packed, gradient = run(model, batch)
+        assert packed.source_states.shape == (4, 32)
+        assert packed.source_states.abs().mean() > 0.1
+        assert abs(float(packed.lm_loss_sum / labels - plain)) < 1e-5
+        assert abs(float(reference.lm_loss_sum / labels - plain)) < 1e-5
+        torch.testing.assert_close(packed.source_states, reference.source_states, atol=1e-5, rtol=0)
+        torch.testing.assert_close(packed.target_states, reference.target_states, atol=1e-5, rtol=0)
+        assert (gradient - reference_gradient).norm() / reference_gradient.norm() < 1e-4
+
+
+def test_rows_hold_several_examples():
+    """The case above is what it says: one row for all four examples, or several rows."""
+    examples = made_up_examples()
+    assert ForestCollator(predictor_ids(2), 0)(examples)["input_ids"].shape[0] == 1
+    assert ForestCollator(predictor_ids(2), 0, max_row_length=40)(examples)["input_ids"].shape[0] > 2
+
+
+def test_lm_gradient_equals_plain_fine_tuning():
+    model = tiny_model("llama")
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    examples = made_up_examples()
+    plain_lm_loss(model, examples).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model(**ForestCollator(predictor_ids(2), 0)(examples)).lm_loss_sum.backward()
+    for name, parameter in model.named_parameters():
+        assert expected[name].norm() > 0
+        difference = (parameter.grad - expected[name]).norm() / expected[name].norm()
+        assert difference < 1e-4, name
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_sliding", "gpt2", "mistral_sliding"])
+def test_gradient_checkpointing_changes_nothing(name):
+    model = tiny_model(name)
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples())
+    model.train()
+    _, expected = run(model, batch)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    _, gradient = run(model, batch)
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_no_list_of_hidden_states_is_kept():
+    model = tiny_model("llama")
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    seen = []
+    model.model.register_forward_hook(lambda module, args, output: seen.append(output))
+    model(**ForestCollator(predictor_ids(2), 0)(made_up_examples()))
+    assert len(seen) == 1
+    assert seen[0].hidden_states is None and seen[0].past_key_values is None
+
+
+def test_bf16_autocast_is_close_and_losses_are_float32():
+    model = tiny_model("llama")
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples())
+    exact = model(**batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model(**batch)
+    assert rough.lm_loss_sum.dtype == torch.float32
+    assert abs(float(rough.lm_loss_sum / exact.lm_loss_sum) - 1) < 0.01
+    assert (rough.source_states.float() - exact.source_states).abs().max() < 0.2
+
+
+def test_own_forward_still_serves_generate():
+    model = tiny_model("llama")
+    ids = torch.tensor([[5, 6, 7]])
+    before = model.generate(ids, max_new_tokens=4, do_sample=False)
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), before)

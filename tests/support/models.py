@@ -1,0 +1,73 @@
+"""Tiny random models of every supported architecture, and made-up examples for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from stepjepa.data.examples import Example
+from stepjepa.data.views import Pair
+
+TRAINED_VOCABULARY, VOCABULARY = 96, 100
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA_LIKE = {**_SIZES, "num_key_value_heads": 2}
+_HYBRID = {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+
+# name -> (configuration class, its arguments, attention implementations that take the mask)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "llama": ("LlamaConfig", _LLAMA_LIKE, ("sdpa", "eager")),
+    "qwen2": ("Qwen2Config", _LLAMA_LIKE, ("sdpa",)),
+    "qwen3": ("Qwen3Config", {**_LLAMA_LIKE, "head_dim": 8}, ("sdpa",)),
+    "mistral_sliding": ("MistralConfig", {**_LLAMA_LIKE, "sliding_window": 6}, ("sdpa", "eager")),
+    "gemma3_sliding": ("Gemma3TextConfig", {**_LLAMA_LIKE, **_HYBRID}, ("sdpa", "eager")),
+    "gemma2": ("Gemma2Config", {**_LLAMA_LIKE, **_HYBRID}, ("eager",)),
+    "olmo2": ("Olmo2Config", _LLAMA_LIKE, ("sdpa",)),
+    "phi3": ("Phi3Config", _LLAMA_LIKE, ("sdpa",)),
+    "gpt_neox": ("GPTNeoXConfig", _SIZES, ("sdpa",)),
+    "gpt2": ("GPT2Config", {**_GPT2, **_NO_DROPOUT}, ("sdpa", "eager")),
+    "mixtral": ("MixtralConfig", {**_LLAMA_LIKE, "num_local_experts": 4}, ("sdpa",)),
+    "granite_scaled_logits": ("GraniteConfig", {**_LLAMA_LIKE, "logits_scaling": 3.0}, ("sdpa",)),
+    "cohere_scaled_logits": ("CohereConfig", {**_LLAMA_LIKE, "logit_scale": 0.3}, ("sdpa",)),
+    "phi_biased_head": ("PhiConfig", _LLAMA_LIKE, ("sdpa",)),
+}
+
+
+def tiny_model(name: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -> Any:
+    """A model of two layers and width 32 with random weights, float32, no dropout, in evaluation mode."""
+    kind, arguments, _ = ARCHITECTURES[name]
+    config = getattr(transformers, kind)(**{**arguments, **changes})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    return model.eval()
+
+
+def made_up_example(length: int, pairs: list[Pair], seed: int = 0) -> Example:
+    """Random tokens; the last two thirds are labelled."""
+    ids = np.random.default_rng(seed).integers(3, TRAINED_VOCABULARY, length).astype(np.int32)
+    return Example(ids, ((length // 3, length),), tuple(pairs))
+
+
+def made_up_examples() -> list[Example]:
+    """Four examples: two pairs (one after the other), none, one, one."""
+    return [
+        made_up_example(20, [Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)], 1),
+        made_up_example(15, [], 2),
+        made_up_example(31, [Pair(11, 11, 15, 25, 24)], 3),
+        made_up_example(9, [Pair(3, 3, 5, 9, 8)], 4),
+    ]

@@ -1,0 +1,75 @@
+"""Option dataclasses with a field of every kind, for the tests of the command line's parser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Options:
+    objective: Literal["regular", "llm_jepa", "step_jepa"] = field(
+        default="step_jepa", metadata={"help": "Which pairs are made, 100% of them.", "group": "method"}
+    )
+    jepa_loss: Literal["cosine", "l2", "infonce"] = field(default="cosine", metadata={"group": "method"})
+    predictors: int = field(default=1, metadata={"group": "method"})
+    lbd: float = field(default=0.1, metadata={"help": "Weight of the JEPA loss.", "group": "method"})
+    jepa_ratio: Optional[float] = None  # noqa: UP045
+    horizon: int | None = None
+    step_separator: str = "\n\n"
+    train_file: str | None = None
+    target_encoder: Literal["none", "ema"] | None = None
+    lora: bool = False
+    shuffle: bool = True
+    tf32: bool | None = None
+    layers: list[int] = field(default_factory=list)
+    modules: list[str] | None = None
+    report_to: None | str | list[str] = "none"
+    kwargs: dict[str, Any] | str | None = None
+    switches: dict[str, bool] | None = None
+    color: Color = Color.RED
+    color_name: Color | str = "blue"
+    seen: str | bool = "no"
+    space: Union[str, None, Literal[False]] = None  # noqa: UP007
+    folder: Path | None = None
+    level: str = field(default="info", metadata={"choices": ["info", "debug"]})
+    plugin: Options | None = None
+    derived: int = field(default=0, init=False)
+
+
+@dataclass
+class Trainer:
+    output_dir: str
+    verbose: bool
+    per_device_train_batch_size: int = 8
+    max_steps: int = field(default=-1, metadata={"aliases": ["--steps"]})
+    debug: str = ""
+    verbosity: int = 0
+
+    def __post_init__(self):
+        if self.max_steps == 0:
+            raise ValueError("max_steps must not be 0")
+
+
+def told_apart(value: str) -> dict[str, Any]:
+    if value == "7":
+        raise ValueError("7 is no level")
+    return {"verbosity": value} if value.isdigit() else {"debug": value, "max_steps": 1}
+
+
+ALIASES = {
+    "batch_size": "per_device_train_batch_size",
+    "step_jepa": ("objective", "step_jepa"),
+    "regular": ("objective", "regular"),
+    "jepa_l2": ("jepa_loss", "l2"),
+    "infonce": ("jepa_loss", "infonce"),
+    "use_lora": "lora",
+    "debug": told_apart,
+}

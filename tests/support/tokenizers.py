@@ -1,0 +1,298 @@
+"""Real tokenizers for the tests, built from the model files that installed packages carry.
+
+| function | source | kind |
+|---|---|---|
+| `llama3_tokenizer` | llama-models | byte-level BPE, ranks in tiktoken form; adds a BOS by itself |
+| `mistral_sentencepiece_tokenizer` | mistral-common | SentencePiece BPE; adds a BOS, pads left, no pad |
+| `tekken_tokenizer` | mistral-common | byte-level BPE, special tokens at ids 0 to 999; adds a BOS |
+| `byte_bpe_tokenizer` | trained here | small byte-level BPE; adds nothing |
+
+Nothing is downloaded; a missing package skips the test that asks. Building takes one to three seconds, so
+the result lies in a folder for temporary files, under a name that changes with the packages and with this
+file; loading it takes half a second.
+
+The functions return one shared object per process: tests that change a tokenizer change a `fresh` copy.
+"""
+
+import base64
+import copy
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from . import SENTENCES
+from .templates import FORMATS
+
+Piece = TypeVar("Piece", bytes, str)
+
+MARK = "\u2581"  # what SentencePiece writes for a space
+
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@cache
+def llama3_tokenizer(template: str = "llama3") -> PreTrainedTokenizerFast:
+    """The tokenizer of Llama 3.1 and 3.2, 128,256 entries; other templates' markers come behind them."""
+    if template != "llama3":
+        return with_template(llama3_tokenizer(), template)
+    return _wrap(
+        _stored("llama3", "llama-models", _build_llama3),
+        template,
+        bos_token="<|begin_of_text|>",
+        pad_token="<|finetune_right_pad_id|>",
+    )
+
+
+@cache
+def mistral_sentencepiece_tokenizer(version: str = "v3") -> PreTrainedTokenizerFast:
+    """Mistral 7B's tokenizer: "v1" (32,000 entries) or "v3" (32,768; `[INST]` and others are control tokens).
+
+    The leading space mark follows the published conversions. "v1" puts one before every stretch of text
+    between special tokens, as SentencePiece does with a whole text. "v3" puts one only at the very beginning,
+    and none where a space stands there already.
+    """
+    return _wrap(
+        _stored(f"mistral_{version}", "mistral-common", lambda: _build_sentencepiece(version)),
+        {"v1": "mistral_v1", "v3": "mistral"}[version],
+        bos_token="<s>",
+        unk_token="<unk>",
+        padding_side="left",
+    )
+
+
+@cache
+def tekken_tokenizer() -> PreTrainedTokenizerFast:
+    """Mistral's Tekken tokenizer (131,072 entries): one digit a token, `.\\n\\n` one token."""
+    return _wrap(
+        _stored("tekken", "mistral-common", _build_tekken),
+        "mistral_tekken",
+        bos_token="<s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    )
+
+
+def byte_bpe_tokenizer(
+    texts: list[str] | tuple[str, ...] | None = None, vocab_size: int = 600, template: str = "chatml"
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on `texts`, by default on `support.SENTENCES`, with the template's markers.
+
+    It has at most `vocab_size` entries: `<pad>`, `<s>`, the markers, 256 bytes, then merges.
+    """
+    return _byte_bpe(SENTENCES if texts is None else tuple(texts), vocab_size, template)
+
+
+def fresh(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """A copy that a test may change (half a second for the large vocabularies)."""
+    return copy.deepcopy(tokenizer)
+
+
+def with_template(tokenizer: PreTrainedTokenizerFast, name: str) -> PreTrainedTokenizerFast:
+    """A copy with the template `name` of `templates.FORMATS`, its markers as special tokens, and its EOS."""
+    form = FORMATS[name]
+    out = fresh(tokenizer)
+    missing = [marker for marker in form.markers if marker not in out.get_vocab()]
+    out.add_tokens(_special(missing), special_tokens=True)
+    if form.eos is not None:
+        out.eos_token = form.eos
+    out.chat_template = form.template
+    return out
+
+
+def special_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of a special token, by name; an error where the vocabulary lacks it."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    if found is None or tokenizer.convert_ids_to_tokens(found) != token:
+        raise KeyError(token)
+    return found
+
+
+def _wrap(file: Path, template: str, **names: str) -> PreTrainedTokenizerFast:
+    form = FORMATS[template]
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(file),
+        chat_template=form.template,
+        eos_token=form.eos,
+        clean_up_tokenization_spaces=False,
+        model_max_length=131072,
+        **names,
+    )
+
+
+def _stored(name: str, distribution: str, build: Callable[[], Tokenizer]) -> Path:
+    """The file of a built tokenizer. Processes may race: each moves a whole file into place."""
+    pytest.importorskip(distribution.replace("-", "_"), reason=f"needs the package {distribution}")
+    versions = [importlib.metadata.version(part) for part in (distribution, "tokenizers")]
+    key = hashlib.sha256(Path(__file__).read_bytes() + repr(versions).encode()).hexdigest()[:12]
+    user = getattr(os, "getuid", lambda: "user")()
+    folder = Path(tempfile.gettempdir()) / f"stepjepa-test-tokenizers-{user}"
+    file = folder / f"{name}-{versions[0]}-{key}.json"
+    if not file.exists():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        tokenizer = build()
+        handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
+        os.close(handle)
+        try:
+            tokenizer.save(part, pretty=False)
+            os.replace(part, file)
+        finally:
+            Path(part).unlink(missing_ok=True)
+    return file
+
+
+def source_file(package: str, pattern: str) -> Path:
+    """The first file under a package's folder that fits the pattern; without one the test is skipped."""
+    found = sorted(Path(pytest.importorskip(package).__file__).parent.glob(pattern))
+    if not found:
+        pytest.skip(f"this version of {package} holds no {pattern}")
+    return found[0]
+
+
+def _merges(ranks: Mapping[Piece, int]) -> list[tuple[Piece, Piece]]:
+    """Every way to put a piece together from two others, in the order of the pieces' ranks.
+
+    An encoder with ranks joins whichever neighbours give the piece of the lowest rank; one with a list of
+    merges does the same when the list holds all pairs that give it.
+    """
+    found = []
+    for piece, rank in ranks.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in ranks and right in ranks:
+                found.append((rank, ranks[left], ranks[right], left, right))
+    found.sort(key=lambda item: item[:3])
+    return [(left, right) for *_, left, right in found]
+
+
+def _byte_level(
+    ranks: Mapping[bytes, int], pattern: str, specials: list[str], bos: str, first_id: int
+) -> Tokenizer:
+    """A byte-level BPE from tiktoken ranks, rank 0 at `first_id`: special tokens in front, then behind."""
+    letters = bytes_to_unicode()
+
+    def spell(piece: bytes) -> str:
+        return "".join(letters[byte] for byte in piece)
+
+    vocab = {spell(piece): first_id + rank for piece, rank in ranks.items()}
+    vocab |= {token: number for number, token in enumerate(specials[:first_id])}
+    merges = [(spell(left), spell(right)) for left, right in _merges(ranks)]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
+    _set_byte_level(tokenizer, pattern)
+    tokenizer.add_special_tokens(_special(specials))
+    tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, _bos(tokenizer, bos)])
+    return tokenizer
+
+
+def _set_byte_level(tokenizer: Tokenizer, pattern: str) -> None:
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+
+
+def _special(tokens: list[str]) -> list[AddedToken]:
+    return [AddedToken(token, normalized=False, special=True) for token in tokens]
+
+
+def _bos(tokenizer: Tokenizer, token: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
+        single=f"{token} $A",
+        pair=f"{token} $A {token}:1 $B:1",
+        special_tokens=[(token, tokenizer.token_to_id(token))],
+    )
+
+
+def _build_llama3() -> Tokenizer:
+    lines = source_file("llama_models", "llama3/tokenizer.model").read_bytes().splitlines()
+    ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines)}
+    specials = [f"<|reserved_special_token_{number}|>" for number in range(248)]
+    named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id"}
+    named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
+    for number, name in sorted(named.items()):
+        specials.insert(number, f"<|{name}|>")
+    return _byte_level(ranks, LLAMA3_PATTERN, specials, "<|begin_of_text|>", first_id=0)
+
+
+def _build_tekken() -> Tokenizer:
+    tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
+    file = source_file("mistral_common", "data/tekken_*.json")
+    source = tekken.Tekkenizer.from_file(file)
+    first_id = source.num_special_tokens
+    specials = [source.id_to_piece(number) for number in range(first_id)]
+    ranks = {source.id_to_byte_piece(number): number - first_id for number in range(first_id, source.n_words)}
+    pattern = json.loads(file.read_text(encoding="utf-8"))["config"]["pattern"]
+    return _byte_level(ranks, pattern, specials, "<s>", first_id)
+
+
+def _build_sentencepiece(version: str) -> Tokenizer:
+    pytest.importorskip("google.protobuf", reason="needs the package protobuf")
+    pytest.importorskip("sentencepiece", reason="needs the package sentencepiece")
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    file = source_file("mistral_common", f"data/*.model.{version}")
+    proto = schema.ModelProto.FromString(file.read_bytes())
+    kinds = schema.ModelProto.SentencePiece
+    normal = [(piece.score, piece.piece) for piece in proto.pieces if piece.type == kinds.NORMAL]
+    ranks = {piece: rank for rank, (_, piece) in enumerate(sorted(normal, key=lambda item: -item[0]))}
+    vocab = {piece.piece: number for number, piece in enumerate(proto.pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=_merges(ranks), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    if version == "v1":
+        steps = [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(MARK, prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(MARK, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    for piece in proto.pieces:
+        if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED):
+            special = piece.type != kinds.USER_DEFINED
+            tokenizer.add_tokens([AddedToken(piece.piece, normalized=False, special=special)])
+    tokenizer.post_processor = _bos(tokenizer, "<s>")
+    return tokenizer
+
+
+@cache
+def _byte_bpe(texts: tuple[str, ...], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
+    form = FORMATS[template]
+    tokenizer = Tokenizer(models.BPE())
+    _set_byte_level(tokenizer, LLAMA3_PATTERN)
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(dict.fromkeys(["<pad>", "<s>", *form.markers])),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=form.template,
+        bos_token="<s>",
+        eos_token=form.eos,
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+    )
