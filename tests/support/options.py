@@ -61,6 +61,8 @@ class Trainer:
 def told_apart(value: str) -> dict[str, Any]:
     if value == "7":
         raise ValueError("7 is no level")
+    if not value:
+        return {"debug": value}
     return {"verbosity": value} if value.isdigit() else {"debug": value, "max_steps": 1}
 
 

@@ -86,7 +86,9 @@ class Option:
         """The description with other spellings and the default, escaped for argparse."""
         notes = [f"also {', '.join('--' + alias for alias in aliases)}"] if aliases else []
         if self.default is not MISSING and self.default is not None and self.default not in ("", [], {}):
-            notes.append(f"default: {self.default.value if isinstance(self.default, Enum) else self.default}")
+            default = self.default.value if isinstance(self.default, Enum) else self.default
+            blank = isinstance(default, str) and (default.strip() != default or not default.isprintable())
+            notes.append(f"default: {default!r}" if blank else f"default: {default}")
         if self.default is MISSING and self.hint is not bool:
             notes.append("required")
         return f"{self.help} ({'; '.join(notes)})".strip().replace("%", "%%") if notes else self.help.replace("%", "%%")

@@ -23,9 +23,12 @@ def run(argv: list[str]) -> int:
         print(help_text())
         return 0
     parser, (options, config) = parse(argv)
+    from transformers.utils.logging import disable_progress_bar
+
     from stepjepa.training.run import run_training, say
 
     logging.basicConfig(format="%(message)s")
+    disable_progress_bar()  # of loading and writing; training has its own
 
     def save_options(path: Path) -> None:
         dump_yaml((options, config), path)

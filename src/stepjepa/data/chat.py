@@ -7,9 +7,12 @@ is the template's own text, and the real rendering must be exactly that text wit
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from stepjepa.errors import ConfigError, DataError
@@ -18,6 +21,7 @@ ROLES = ("system", "user", "assistant")
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
+_TODAY_CALL = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
 
 class RowError(DataError):
@@ -43,7 +47,7 @@ class RenderedChat:
 
     Attributes:
         text: what the template wrote.
-        spans: one span per message that the template shows, in order.
+        spans: one span per message, in order; a system message that the template does not show has none.
         folded_system: whether the system message had to be put into the first user message.
     """
 
@@ -70,6 +74,15 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
         if not isinstance(content, str):
             kind = type(content).__name__
             raise RowError("content_not_text", f"message {number} ({role}) has content of type {kind}; it must be text")
+        if not content.isascii():
+            try:
+                content.encode()
+            except UnicodeEncodeError as error:
+                half = f"\\u{ord(content[error.start]):04x}"
+                raise RowError(
+                    "broken_text",
+                    f"message {number} ({role}) holds {half} without its other half, which is no character; remove it",
+                ) from None
         checked.append({"role": role, "content": content})
     if all(message["role"] != "assistant" for message in checked):
         raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")
@@ -108,11 +121,14 @@ class ChatRenderer:
             )
         self._tokenizer = tokenizer
         self._kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
+        template = tokenizer.chat_template
+        if isinstance(template, str) and _TODAY_CALL.search(template):
+            self._kwargs["chat_template"] = _pin_dates(template)
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._fold_system: bool | None = None
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """The template's text for `messages`, exactly as the template writes it."""
+        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`."""
         return self._tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self._kwargs
         )
@@ -135,7 +151,8 @@ class ChatRenderer:
         try:
             text = self.apply(chat)
         except Exception as error:  # jinja2 raises its own and the template's errors
-            raise RowError("template_refused", f"the chat template refuses this chat: {error}") from None
+            why = str(error) or type(error).__name__
+            raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
         roles = tuple(message["role"] for message in chat)
         spans = self._match(text, chat, roles)
         if spans is None:
@@ -143,27 +160,27 @@ class ChatRenderer:
         return RenderedChat(text, tuple(spans), folded)
 
     def _folds(self, chat: list[Mapping[str, str]]) -> bool:
-        """Whether the template knows no system role (Gemma), found out once with the first chat that has one."""
+        """Whether the template refuses or leaves out a system message, found out with the first chat that has one."""
         if chat[0]["role"] != "system":
             return False
         if self._fold_system is None:
-            trial = [{"role": role, "content": "x"} for role in ("system", "user", "assistant")]
-            try:
-                self.apply(trial)
-                self._fold_system = False
-            except Exception:
-                self._fold_system = True
+            trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
+            self._fold_system = _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
         return self._fold_system
+
+    def _try(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
+        """`apply`, or "" where the template refuses (jinja2 raises its own and the template's errors)."""
+        try:
+            return self.apply(messages, add_generation_prompt)
+        except Exception:
+            return ""
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
         if roles not in self._skeletons:
             marks = [_mark(index) for index in range(len(roles))]
             pieces: list[str] | None = []
-            try:
-                rest = self.apply([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
-            except Exception:
-                rest, pieces = "", None
+            rest = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
             for mark in marks:
                 if pieces is None or rest.count(mark) != 1:
                     pieces = None
@@ -195,25 +212,36 @@ class ChatRenderer:
 
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
         """The slow way, for templates whose text around a message depends on the contents (thinking blocks)."""
-        spans = []
+        mark = "@@stepjepa@@"
+        while any(mark in message["content"] for message in chat):
+            mark = f"@{mark}@"
+        spans: list[MessageSpan] = []
         for index, message in enumerate(chat):
-            marked = [dict(other) for other in chat]
-            marked[index]["content"] = _mark(index)
-            rendered = self.apply(marked)
-            if rendered.count(_mark(index)) != 1:
-                if message["role"] == "assistant":
-                    raise RowError("message_not_found", f"the chat template does not show message {index + 1}")
-                continue
-            before, after = rendered.split(_mark(index))
-            if not text.startswith(before):
-                before = self.apply(chat[:index], add_generation_prompt=True) if index else ""
-            if not text.startswith(before) or not text.endswith(after) or len(before) + len(after) > len(text):
+            marked = [*chat[:index], {**message, "content": mark}, *chat[index + 1 :]]
+            before, *after = self._try(marked).split(mark)
+            found = len(after) == 1 and text.endswith(after[0])
+            if found and not text.startswith(before) and message["role"] == "assistant" and index:
+                # The template wrote something of its own in front of the mark (an empty thinking block) that it does
+                # not write in front of this answer; then the answer begins where the model is asked for it.
+                before = self._try(chat[:index], add_generation_prompt=True)
+                found = bool(before)
+            found = found and text.startswith(before) and len(before) + len(after[0]) <= len(text)
+            if found and spans:
+                found = spans[-1].end <= len(before)
+            if found:
+                spans.append(MessageSpan(message["role"], len(before), len(text) - len(after[0])))
+            elif message["role"] != "system":  # nothing is read from a system message's span
                 raise RowError(
                     "message_not_found",
                     f"message {index + 1} ({message['role']}) cannot be located in what the chat template writes",
                 )
-            spans.append(MessageSpan(message["role"], len(before), len(text) - len(after)))
         return spans
+
+
+def _pin_dates(template: str) -> str:
+    """The template with `DEFAULT_DATE` in place of today's date."""
+    day = date(2024, 7, 26)
+    return _TODAY_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 
 
 def _mark(index: int) -> str:
@@ -222,11 +250,11 @@ def _mark(index: int) -> str:
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Put the system message in front of the first user message, as templates without a system role expect."""
-    system, rest = chat[0], [dict(message) for message in chat[1:]]
-    for message in rest:
+    system, rest = chat[0], chat[1:]
+    for index, message in enumerate(rest):
         if message["role"] == "user":
-            message["content"] = f"{system['content']}\n\n{message['content']}"
-            return rest
+            lead = f"{system['content']}\n\n" if system["content"].strip() else ""
+            return [*rest[:index], {**message, "content": lead + message["content"]}, *rest[index + 1 :]]
     raise RowError(
         "template_refused",
         "the chat template knows no system role and there is no user message to fold it into",

@@ -14,7 +14,7 @@ from stepjepa.data.chat import ChatRenderer, RenderedChat, RowError
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, row_to_messages
 from stepjepa.data.steps import StepSplitter
-from stepjepa.data.tokens import TokenSpan, check_tokenizer, encode_texts, token_span
+from stepjepa.data.tokens import TokenSpan, TurnEnds, check_tokenizer, encode_apart, encode_texts, token_span
 from stepjepa.data.views import Pair, Turn, question_answer_pairs, step_pairs
 from stepjepa.errors import DataError
 
@@ -51,8 +51,7 @@ class ExampleStore(Sequence):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+        index = range(len(self))[index]
         spans = self._spans[self._span_edges[index] : self._span_edges[index + 1]].tolist()
         pairs = self._pairs[self._pair_edges[index] : self._pair_edges[index + 1]].tolist()
         ids = self._ids[self._id_edges[index] : self._id_edges[index + 1]]
@@ -150,11 +149,9 @@ class _Encoder:
 
     def __init__(self, tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions, report: DataReport):
         self.tokenizer, self.renderer, self.options, self.report = tokenizer, renderer, options, report
-        # Chat markers such as <|eot_id|> are special added tokens without being named (bos, eos, ...) special tokens.
-        added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.special_ids = np.array(sorted(added | set(tokenizer.all_special_ids)), dtype=np.int64)
+        self.ends = TurnEnds(tokenizer)
+        self.template_ends_turns = self._template_ends_turns()
         self.appended_eos = False
-        self._closing: dict[str, bool] = {}  # text behind the last answer -> whether it holds a special token
         self.end_id: int | None = None
 
     def refuse(self, reason: str, place: str, message: str) -> None:
@@ -175,8 +172,11 @@ class _Encoder:
         if not chunk:
             return []
         examples = []
-        encoded = encode_texts(self.tokenizer, [self._closed_text(chat) for _, chat in chunk])
-        for (place, chat), (ids, last) in zip(chunk, encoded, strict=True):
+        texts = [self._closed_text(chat) for _, chat in chunk]
+        encoded = encode_texts(self.tokenizer, texts)
+        for (place, chat), text, (ids, last) in zip(chunk, texts, encoded, strict=True):
+            if not self.template_ends_turns:
+                ids, last = self._apart(chat, text, ids, last)
             example = self._example(place, chat, ids, last)
             if example is not None:
                 examples.append(example)
@@ -185,20 +185,33 @@ class _Encoder:
                 self.report.target_tokens += sum(pair.target_end - pair.target_start for pair in example.pairs)
         return examples
 
-    def _closed_text(self, chat: RenderedChat) -> str:
-        """The text to tokenise: what the template writes behind the last answer is cut off where it ends no turn.
+    def _template_ends_turns(self) -> bool:
+        """Whether the template writes an end-of-turn token behind a last answer."""
+        try:
+            chat = self.renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
+        except RowError:
+            return True
+        tail = self.tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
+        return self.ends.find(np.asarray(tail, dtype=np.int64), 0, len(tail)) is not None
 
-        Otherwise a tokenizer may merge the answer's last character with the template's line break, and the label would
-        be lost with it; an EOS takes that place (`_turns`).
+    def _appends_eos(self, chat: RenderedChat) -> bool:
+        last_is_answer = chat.spans[-1].role == "assistant"
+        return last_is_answer and not self.template_ends_turns and self.tokenizer.eos_token_id is not None
+
+    def _closed_text(self, chat: RenderedChat) -> str:
+        """The text to tokenise: where an EOS takes the place of what the template writes behind the last answer, that
+        is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
+        return chat.text[: chat.spans[-1].end] if self._appends_eos(chat) else chat.text
+
+    def _apart(self, chat: RenderedChat, text: str, ids: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that do not merge the end of an answer with the template's text behind it.
+
+        Needed only where no end-of-turn token stands between: the answer's last token would be lost to the labels.
         """
-        last = chat.spans[-1]
-        tail = chat.text[last.end :]
-        if tail not in self._closing:
-            ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"]
-            self._closing[tail] = bool(np.isin(np.asarray(ids, dtype=np.int64), self.special_ids).any())
-        if last.role != "assistant" or self._closing[tail] or self.tokenizer.eos_token_id is None:
-            return chat.text
-        return chat.text[: last.end]
+        ends = [span.end for span in chat.spans if span.role == "assistant" and span.start < span.end < len(text)]
+        if all(last[token_span(last, end, end)[0] - 1] == end - 1 for end in ends):
+            return ids, last
+        return encode_apart(self.tokenizer, text, ends)
 
     def _example(self, place: str, chat: RenderedChat, ids: np.ndarray, last: np.ndarray) -> Example | None:
         limit = self.options.max_length
@@ -206,13 +219,14 @@ class _Encoder:
         spans = [(turn.answer[0], min(turn.label_stop, limit)) for turn in turns]
         spans = [(start, stop) for start, stop in spans if max(start, 1) < stop]
         if not spans:
-            self.refuse(
-                "no_room_for_answer",
-                place,
-                f"the prompt has {turns[0].answer[0]} tokens and max_length is {limit}; raise --max_length",
-            )
+            first = turns[0].answer[0]
+            if first < limit:
+                self.refuse("nothing_to_learn", place, "the answer is empty, and nothing ends its turn; fill it in")
+            else:
+                message = f"the prompt has {first} tokens and max_length is {limit}; raise --max_length"
+                self.refuse("no_room_for_answer", place, message)
             return None
-        if len(ids) > limit:
+        if max(turn.label_stop for turn in turns) > limit:
             if self.options.strict:
                 raise DataError(
                     f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
@@ -229,29 +243,26 @@ class _Encoder:
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
             content = token_span(last, span.start, span.end)
-            close = self._turn_close(ids, content[1], token_span(last, following, following)[0])
+            mark = self.ends.find(ids, content[1], token_span(last, following, following)[0])
+            if mark is not None and span.role == "assistant" and not self.template_ends_turns:
+                # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
+                mark = mark if ids[mark] == self.tokenizer.eos_token_id else None
+            close = content[1] if mark is None else mark + 1
             if span.role == "user":
-                user = (content, content[1] if close is None else close)
+                user = (content, close)
             if span.role != "assistant":
                 continue
-            if close is not None:
-                self.end_id = int(ids[close - 1])
-            elif index + 1 == len(chat.spans) and self.tokenizer.eos_token_id is not None:
+            if mark is not None:
+                self.end_id = int(ids[mark])
+            elif index + 1 == len(chat.spans) and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(self.tokenizer.eos_token_id))
                 close, self.end_id, self.appended_eos = len(ids), self.tokenizer.eos_token_id, True
             steps: tuple[TokenSpan, ...] = ()
             if self.options.objective == "step_jepa":
                 found = self.options.splitter.spans(chat.text[span.start : span.end])
-                tokens = (token_span(last, span.start + a, span.start + b) for a, b in found)
-                steps = tuple(step for step in tokens if step[0] < step[1])
-            stop = content[1] if close is None else close
-            turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, stop, steps))
+                steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
+            turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, close, steps))
         return turns, ids
-
-    def _turn_close(self, ids: np.ndarray, content_stop: int, following: int) -> int | None:
-        """End of the turn: behind the first special token after the content and before the next message's content."""
-        hits = np.flatnonzero(np.isin(ids[content_stop:following], self.special_ids))
-        return content_stop + int(hits[0]) + 1 if hits.size else None
 
     def _pairs(self, turns: list[Turn], limit: int) -> list[Pair]:
         options = self.options
@@ -261,13 +272,16 @@ class _Encoder:
             pairs, reason = question_answer_pairs(turns, options.last_token)
         else:
             pairs, reason = step_pairs(turns, options.step_pairs, options.last_token)
-        kept = [pair for pair in pairs if pair.target_end <= limit and pair.source_readout < limit]
-        if pairs and not kept:
-            reason = "pair_truncated"
+        kept = [pair for pair in pairs if pair.target_end <= limit]  # a target stands behind its source
+        if len(kept) < len(pairs):
+            self.report.pairs_dropped["pair_truncated"] += len(pairs) - len(kept)
+            reason = None if kept else "pair_truncated"
         if options.max_positions is not None and kept:
-            room = options.max_positions - options.predictors
+            room, whole = options.max_positions - options.predictors, len(kept)
             kept = [p for p in kept if p.source_end + 1 + p.target_end - p.target_start <= room]
-            reason = reason if kept else "beyond_positions"
+            if len(kept) < whole:
+                self.report.pairs_dropped["beyond_positions"] += whole - len(kept)
+                reason = None if kept else "beyond_positions"
         if not kept:
             self.report.examples_without_pairs[reason or "empty_view"] += 1
         return kept

@@ -7,7 +7,6 @@ report's business (`report.DataReport`), which the training run writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,9 +17,9 @@ from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.errors import ConfigError, DataError
 
 SHOWN_CHARACTERS = 400
+_Chat = list[dict[str, str]]
 _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
 _MOST_KINDS = 5  # role orders listed
-_BAR = 40
 # What is tried beside the chosen splitter; the earlier one is named where two find about as many.
 _CANDIDATES = ("separator", "numbered", "lines")
 
@@ -32,8 +31,7 @@ class RowSample:
     Attributes:
         place: where it stands.
         roles: of its messages, in order.
-        user, answer: the first user's and the first assistant's text, up to `SHOWN_CHARACTERS` of it.
-        user_length, answer_length: characters of the whole texts.
+        user, answer: the first user's and the first assistant's text, `SHOWN_CHARACTERS` of it and "..." if longer.
         steps: steps of the first answer.
         separators: how often the separator (for ``lines`` a line break) stands in it; None for ``numbered``.
     """
@@ -41,9 +39,7 @@ class RowSample:
     place: str
     roles: tuple[str, ...]
     user: str | None
-    user_length: int
     answer: str
-    answer_length: int
     steps: int
     separators: int | None
 
@@ -110,13 +106,9 @@ class FormatReport:
                 advice = f"with {better!r} {other}: use --step_splitter {better}"
             return f"{start} two steps with {self._chosen()}; {advice}"
         if not found:
-            return (
-                "not for step_jepa: no row has two steps with any splitter; "
-                "name the string between steps with --step_separator, or use another objective"
-            )
-        rest = usable - found
-        tail = f"; the other {rest:,} would train as plain language modelling" if rest else ""
-        return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{tail}"
+            return "not for step_jepa: no row has two steps with any splitter; give --step_separator or another --objective"
+        rest = f"; the other {usable - found:,} would train as plain language modelling" if found < usable else ""
+        return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
 
     def _chosen(self) -> str:
         if self.splitter == "separator" and self.separator != "\n\n":
@@ -125,11 +117,9 @@ class FormatReport:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
-        record = asdict(self)
-        for name in ("message_counts", "step_counts"):
+        record = {**vars(self), "samples": [asdict(sample) for sample in self.samples]}
+        for name in ("message_counts", "step_counts", "rows_skipped", "role_orders"):
             record[name] = {str(key): rows for key, rows in sorted(record[name].items())}
-        for name in ("rows_skipped", "role_orders"):
-            record[name] = dict(record[name])
         record |= {
             "rows_with_steps": self.rows_with_steps,
             "better_splitter": self.better_splitter,
@@ -138,6 +128,13 @@ class FormatReport:
         }
         return record
 
+    def skipped(self) -> list[str]:
+        """Number of rows, reason and first place of each kind of row that cannot be used."""
+        return [
+            f"{rows:,}: {REASONS.get(reason, reason)} (first: {printable(self.first_skipped[reason])})"
+            for reason, rows in self.rows_skipped.most_common()
+        ]
+
     def lines(self) -> list[str]:
         """The report in words. What comes from the file is made `printable`."""
         skipped = sum(self.rows_skipped.values())
@@ -145,9 +142,7 @@ class FormatReport:
             f"Format check: {printable(self.source)}",
             f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped",
         ]
-        for reason, rows in self.rows_skipped.most_common():
-            what = REASONS.get(reason, reason)
-            lines.append(f"    skipped {rows:,}: {what} (first: {printable(self.first_skipped[reason])})")
+        lines += [f"    skipped {words}" for words in self.skipped()]
         lines.append("  Messages a row: " + _listed(self.message_counts))
         lines.append("  Roles: " + _listed(self.role_orders))
         for sample in self.samples:
@@ -161,34 +156,32 @@ class FormatReport:
 
     def _sample_lines(self, sample: RowSample) -> list[str]:
         lines = [
-            f"{printable(sample.place)}",
+            printable(sample.place),
             f"  Total messages: {len(sample.roles)}",
             f"  Roles: {', '.join(sample.roles)}",
         ]
-        if sample.user is not None:
-            lines += ["", _title("User message", sample.user_length), *_indented(sample.user)]
-        lines += ["", _title("Assistant message", sample.answer_length), *_indented(sample.answer)]
+        for name, text in (("User", sample.user), ("Assistant", sample.answer)):
+            if text is not None:
+                lines += ["", f"  {name} message (first {SHOWN_CHARACTERS} characters):", *_indented(text)]
         lines += ["", f"  Total steps: {sample.steps}"]
         if sample.separators is not None:
             plural = "" if sample.separators == 1 else "s"
             what = f"line break{plural}" if self.splitter == "lines" else f"step separator{plural}"
             lines.append(f"  The answer has {sample.separators} {what} ({escaped(self.separator)})")
             if sample.separators != sample.steps - 1:
-                lines.append(
-                    "  (those in a row, at an end, in code, thinking or display maths make no step of their own)"
-                )
+                lines.append("  (several in a row count as one; at the end, in code and in display maths none counts)")
         return lines
 
     def _table(self) -> list[str]:
         counts: Counter[int] = Counter()
         for steps, rows in self.step_counts.items():
             counts[min(steps, _LONGEST_TABLE)] += rows
-        most = max(counts.values())
-        lines = []
+        most, lines = max(counts.values()), []
         for steps, rows in sorted(counts.items()):
             more = "+" if steps == _LONGEST_TABLE else " "
-            bar = "#" * max(1, round(_BAR * rows / most))
-            lines.append(f"  {steps:>3}{more} {rows:>9,} rows {100 * rows / self.rows_usable:5.1f} %  {bar}")
+            bar = "#" * max(1, round(40 * rows / most))
+            share = 100 * rows / self.rows_usable
+            lines.append(f"  {steps:>3}{more} {rows:>9,} row{'s' if rows != 1 else ' '} {share:5.1f} %  {bar}")
         return lines
 
 
@@ -217,21 +210,20 @@ def check_format(
     if show < 0:
         raise ConfigError(f"show is {show}; give how many rows to show, 0 or more")
     chosen = make_splitter(splitter, separator)
-    others = {name: make_splitter(name) for name in _CANDIDATES}
-    others = {name: other for name, other in others.items() if other != chosen}
+    others = {name: other for name in _CANDIDATES if (other := make_splitter(name)) != chosen}
     rows = RowSource(source, split)
-    report = FormatReport(rows.name, splitter, getattr(chosen, "separator", "\n"))
-    report.other_splitters = dict.fromkeys(others, 0)
+    separator = getattr(chosen, "separator", "\n")
+    report = FormatReport(rows.name, splitter, separator, other_splitters=dict.fromkeys(others, 0))
     for number, row in rows:
         report.rows_read += 1
         try:
             messages = row_to_messages(row)
         except RowError as error:
-            place = f"{rows.place(number)}: {error}"
+            where = f"{rows.place(number)}: {error}"
             if strict:
-                raise DataError(f"{printable(place)} (--strict_data stops at the first such row)") from None
+                raise DataError(f"{printable(where)} (--strict_data stops at the first such row)") from None
             report.rows_skipped[error.reason] += 1
-            report.first_skipped.setdefault(error.reason, place)
+            report.first_skipped.setdefault(error.reason, where)
             continue
         _count(report, messages, chosen, others)
         if len(report.samples) < show:
@@ -239,20 +231,11 @@ def check_format(
     if not report.rows_read:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     if not report.rows_usable:
-        reasons = "; ".join(
-            f"{count:,}: {REASONS.get(reason, reason)} (first: {printable(report.first_skipped[reason])})"
-            for reason, count in report.rows_skipped.most_common()
-        )
-        raise DataError(f"{rows.name}: none of {report.rows_read:,} rows can be used; {reasons}")
+        raise DataError(f"{rows.name}: none of {report.rows_read:,} rows can be used; {'; '.join(report.skipped())}")
     return report
 
 
-def _count(
-    report: FormatReport,
-    messages: Sequence[Mapping[str, str]],
-    chosen: StepSplitter,
-    others: Mapping[str, StepSplitter],
-) -> None:
+def _count(report: FormatReport, messages: _Chat, chosen: StepSplitter, others: dict[str, StepSplitter]) -> None:
     report.rows_usable += 1
     report.message_counts[len(messages)] += 1
     report.role_orders[", ".join(message["role"] for message in messages)] += 1
@@ -272,21 +255,18 @@ def _count(
         asked = filled if message["role"] == "user" else asked
 
 
-def _sample(place: str, messages: Sequence[Mapping[str, str]], chosen: StepSplitter, report: FormatReport) -> RowSample:
+def _sample(place: str, messages: _Chat, chosen: StepSplitter, report: FormatReport) -> RowSample:
     user = next((message["content"] for message in messages if message["role"] == "user"), None)
     answer = next(message["content"] for message in messages if message["role"] == "assistant")
     separators = None
     if report.splitter != "numbered":
-        separator = report.separator
-        unix = answer.replace("\r\n", "\n") if not separator.strip("\n") else answer
-        separators = unix.count(separator)
+        # A blank line is one in files with Windows line ends too.
+        separators = (answer if report.separator.strip("\n") else answer.replace("\r\n", "\n")).count(report.separator)
     return RowSample(
         place=place,
         roles=tuple(message["role"] for message in messages),
-        user=None if user is None else user[:SHOWN_CHARACTERS],
-        user_length=len(user or ""),
-        answer=answer[:SHOWN_CHARACTERS],
-        answer_length=len(answer),
+        user=None if user is None else _cut(user),
+        answer=_cut(answer),
         steps=len(chosen.spans(answer)),
         separators=separators,
     )
@@ -295,11 +275,9 @@ def _sample(place: str, messages: Sequence[Mapping[str, str]], chosen: StepSplit
 def printable(text: str) -> str:
     r"""`text` with everything that a terminal could act on, or could not write, as an escape (``\x1b``, ``\u202e``).
 
-    Line breaks stay; letters, punctuation and emoji too.
+    Line breaks, letters, punctuation and emoji stay.
     """
-    if text.replace("\n", "").isprintable():
-        return text
-    return "".join(c if c == "\n" or c.isprintable() else escaped(c) for c in text)
+    return "\n".join(escaped(line) for line in text.split("\n"))
 
 
 def escaped(text: str) -> str:
@@ -307,16 +285,15 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _title(name: str, length: int) -> str:
-    cut = f" (first {SHOWN_CHARACTERS} of {length:,} characters)" if length > SHOWN_CHARACTERS else ""
-    return f"  {name}{cut}:"
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _indented(text: str) -> list[str]:
-    return [f"    {line}".rstrip() for line in printable(text.replace("\r\n", "\n")).split("\n")]
+    return [f"    {line}".rstrip() for line in printable(text.replace("\r\n", "\n").expandtabs(4)).split("\n")]
 
 
 def _listed(counts: Counter[Any]) -> str:
-    parts = [f"{key} ({rows:,} rows)" for key, rows in counts.most_common(_MOST_KINDS)]
+    parts = [f"{key} ({rows:,} row{'s' * (rows != 1)})" for key, rows in counts.most_common(_MOST_KINDS)]
     more = len(counts) - _MOST_KINDS
     return "; ".join(parts) + (f"; and {more:,} other kinds" if more > 0 else "")

@@ -14,10 +14,12 @@ REASONS = {
     "no_messages": "'messages' is empty or no list of messages",
     "unknown_role": "a message has an unknown role",
     "content_not_text": "a message's content is no text",
+    "broken_text": "a message holds half a character (a lone surrogate)",
     "no_assistant_message": "no assistant message",
     "template_refused": "the chat template refuses the chat",
     "message_not_found": "the chat template does not show a message",
     "no_room_for_answer": "the prompt alone fills max_length",
+    "nothing_to_learn": "the answer is empty and nothing ends its turn",
     "answer_truncated": "the answer was cut at max_length",
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "pair_truncated": "the views were cut at max_length",
@@ -39,6 +41,7 @@ class DataReport:
         first_skipped: reason -> the first such row's place and what is wrong with it.
         examples_without_pairs: reason -> kept rows that train as plain language modelling only.
         pairs: source/target pairs in the kept rows.
+        pairs_dropped: reason -> pairs of the kept rows that were found but cannot be used.
         answers_truncated: kept rows whose answer was cut at max_length.
         system_folded: rows whose system message was put into the user message (template without a system role).
     """
@@ -50,6 +53,7 @@ class DataReport:
     first_skipped: dict[str, str] = field(default_factory=dict)
     examples_without_pairs: Counter[str] = field(default_factory=Counter)
     pairs: int = 0
+    pairs_dropped: Counter[str] = field(default_factory=Counter)
     answers_truncated: int = 0
     system_folded: int = 0
     end_of_turn: str = ""
@@ -62,7 +66,7 @@ class DataReport:
     def skip(self, reason: str, place: str, message: str) -> None:
         """Count a skipped row."""
         self.rows_skipped[reason] += 1
-        self.first_skipped.setdefault(reason, f"{place}: {message}")
+        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
 
     def set_lengths(self, lengths: np.ndarray) -> None:
         """Token-length percentiles of the kept rows; `lengths` is (rows,) int."""
@@ -74,10 +78,7 @@ class DataReport:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for `data_report.json`."""
-        record = {key: value for key, value in vars(self).items()}
-        record["rows_skipped"] = dict(self.rows_skipped)
-        record["examples_without_pairs"] = dict(self.examples_without_pairs)
-        return record
+        return {key: dict(value) if isinstance(value, dict) else value for key, value in vars(self).items()}
 
     def lines(self) -> list[str]:
         """The report in words, one fact a line."""
@@ -89,6 +90,8 @@ class DataReport:
             lines.append(f"  skipped {count}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
         for reason, count in self.examples_without_pairs.most_common():
             lines.append(f"  {count} without a pair (plain language modelling): {REASONS.get(reason, reason)}")
+        for reason, count in self.pairs_dropped.most_common():
+            lines.append(f"  {count} pairs dropped: {REASONS.get(reason, reason)}")
         if self.answers_truncated:
             lines.append(f"  {self.answers_truncated} answers cut at max_length")
         if self.system_folded:

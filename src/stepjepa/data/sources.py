@@ -5,6 +5,7 @@ A row becomes a chat: a ``messages`` column, or ``question``/``answer``, or ``pr
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import os
@@ -17,7 +18,8 @@ from stepjepa.errors import DataError
 
 Row = Mapping[str, Any]
 TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"))
-_FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".parquet", ".csv"}
+_JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
+_FILE_SUFFIXES = _JSON_SUFFIXES | {".parquet", ".csv"}
 
 
 def row_to_messages(row: Any, system_prompt: str | None = None) -> list[dict[str, str]]:
@@ -31,7 +33,7 @@ def row_to_messages(row: Any, system_prompt: str | None = None) -> list[dict[str
     if not isinstance(row, Mapping):
         raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
     if row.get("messages") is not None:
-        messages = check_messages(row["messages"])
+        messages = check_messages(_as_list(row["messages"]))
     else:
         messages = _from_columns(row)
     if system_prompt and messages[0]["role"] != "system":
@@ -39,13 +41,29 @@ def row_to_messages(row: Any, system_prompt: str | None = None) -> list[dict[str
     return messages
 
 
+def _as_list(messages: Any) -> Any:
+    """Undo two ways in which a table stores a list of messages: as text (CSV), and as an object of lists."""
+    if isinstance(messages, str) and messages.lstrip()[:1] == "[":
+        try:
+            return json.loads(messages)
+        except ValueError:
+            return messages
+    if isinstance(messages, Mapping):
+        roles, contents = messages.get("role"), messages.get("content")
+        if isinstance(roles, list) and isinstance(contents, list) and len(roles) == len(contents):
+            return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    return messages
+
+
 def _from_columns(row: Row) -> list[dict[str, str]]:
-    for question, answer in TEXT_COLUMNS:
-        if question in row and answer in row:
-            left, right = row[question], row[answer]
-            if isinstance(left, list) and isinstance(right, list):
-                return check_messages([*left, *right])
-            return check_messages([{"role": "user", "content": left}, {"role": "assistant", "content": right}])
+    # A data set of mixed rows fills the columns that a row does not have with None.
+    present = [names for names in TEXT_COLUMNS if all(name in row for name in names)]
+    filled = [names for names in present if all(row[name] is not None for name in names)]
+    for question, answer in filled or present:
+        left, right = row[question], row[answer]
+        if isinstance(left, list) and isinstance(right, list):
+            return check_messages([*left, *right])
+        return check_messages([{"role": "user", "content": left}, {"role": "assistant", "content": right}])
     found = ", ".join(map(str, row)) or "none"
     raise RowError(
         "no_known_columns", f"columns found: {found}; expected messages, question/answer or prompt/completion"
@@ -56,8 +74,11 @@ class RowSource:
     """Rows with a place to name in messages: ``file.jsonl line 7`` or ``row 7``.
 
     Args:
-        source: a path, a Hub data set's name, a `datasets.Dataset`, or an iterable of rows.
-        split: the split of a Hub data set.
+        source: a path, a Hub data set's name, a `datasets.Dataset` or `DatasetDict`, or an iterable of rows.
+        split: the split of a Hub data set or a `DatasetDict`.
+
+    Raises:
+        DataError: nothing there, or nothing that can be read as rows.
     """
 
     def __init__(self, source: Any, split: str = "train"):
@@ -65,13 +86,17 @@ class RowSource:
         self._jsonl: Path | None = None
         self._rows: Iterable[Any] = ()
         if isinstance(source, (str, os.PathLike)):
-            path = Path(source)
-            if path.is_file() and path.suffix in {".jsonl", ".json", ".ndjson"}:
+            path = Path(source).expanduser()
+            if path.is_file() and path.suffix.lower() in _JSON_SUFFIXES:
                 self._jsonl = path
             else:
                 self._rows = _load_dataset(path, str(source), split)
-        else:
+        elif isinstance(source, Mapping):
+            self._rows = _pick_split(source, self.name, split)
+        elif isinstance(source, Iterable):
             self._rows = source
+        else:
+            raise DataError(f"data of type {self.name} cannot be read; give a file, a data set or a list of rows")
 
     def place(self, index: int) -> str:
         """Where row `index` (as `__iter__` numbers it) stands, in words."""
@@ -86,46 +111,86 @@ class RowSource:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    number = 0
+    first = True
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
+        with open(path, "rb") as file:
+            for number, raw in enumerate(file, 1):
+                place = f"{path} line {number}"
                 try:
-                    yield number, json.loads(line)
-                except ValueError as error:
-                    hint = "one JSON object per line is expected"
-                    if number == 1 and line.lstrip()[:1] == "[":
-                        hint = "this looks like one JSON array; write one object per line (JSONL)"
-                    raise DataError(f"{path} line {number}: broken JSON ({error}); {hint}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} after line {number}: not UTF-8 text ({error.reason})") from None
+                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{place}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+                if not line:
+                    continue
+                if first and line[0] == "[":
+                    raise DataError(f"{place}: this looks like one JSON array; write one object per line (JSONL)")
+                first = False
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{place}: broken JSON ({error}); one JSON object per line is expected") from None
+                yield number, row
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:
+    suffix = path.suffix.lower()
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
-    if not path.exists() and (path.suffix in _FILE_SUFFIXES or path.is_absolute() or name.startswith(".")):
-        near = _nearest_file(path)
-        raise DataError(f"{name}: no such file{f'; did you mean {near}?' if near else ''}")
+    # The Hub knows names of one or two parts only.
+    is_path = suffix in _FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
+    if not path.exists() and is_path:
+        raise DataError(f"{name}: no such file{_did_you_mean(path)}")
+    if path.is_file() and suffix not in _FILE_SUFFIXES:
+        raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(_FILE_SUFFIXES))}")
     import datasets
 
     try:
-        if path.is_file() and path.suffix in {".parquet", ".csv"}:
-            return datasets.load_dataset(path.suffix[1:], data_files=str(path), split="train")
-        if path.is_dir() and (path / "dataset_info.json").exists():
-            return datasets.load_from_disk(str(path))
         if path.is_file():
-            raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(_FILE_SUFFIXES))}")
-        return datasets.load_dataset(name, split=split)
+            options = _csv_options(path) if suffix == ".csv" else {}
+            return datasets.load_dataset(suffix[1:], data_files=str(path), split="train", **options)
+        if path.is_dir() and ((path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()):
+            stored = datasets.load_from_disk(str(path))
+            return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
+        return datasets.load_dataset(str(path) if path.is_dir() else name, split=split)
     except DataError:
         raise
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{name}: neither a file here nor a data set that could be loaded ({first})") from None
+        cause: BaseException = error.__cause__ or error  # datasets wraps what really went wrong
+        why = (str(cause).splitlines() or [type(cause).__name__])[0]
+        if path.exists():
+            raise DataError(f"{name}: cannot be read ({why})") from None
+        raise DataError(
+            f"{name}: neither a file here nor a data set that could be loaded ({why}){_did_you_mean(path)}"
+        ) from None
+
+
+def _csv_options(path: Path) -> dict[str, Any]:
+    """Read every column as text: an answer such as 70000 must not become a number, nor "NA" a missing value."""
+    import datasets
+
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            columns = next(csv.reader(file), None)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+    if not columns:
+        raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")
+    features = datasets.Features({column: datasets.Value("string") for column in columns})
+    return {"features": features, "keep_default_na": False, "encoding": "utf-8-sig"}
+
+
+def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[Any]:
+    if split in source:
+        return source[split]
+    found = ", ".join(map(str, source)) or "none"
+    raise DataError(f"{name}: no split {split!r} (found: {found}); name one of them, or give a list of rows")
+
+
+def _did_you_mean(path: Path) -> str:
+    near = _nearest_file(path)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _nearest_file(path: Path) -> str | None:

@@ -17,18 +17,22 @@ from stepjepa.errors import ConfigError
 
 CharSpan = tuple[int, int]
 
+# A closing fence may be followed by a carriage return; an opening one of backticks has no further backtick on its line.
 _UNCUT = re.compile(
     r"<think>.*?(?:</think>|\Z)"
-    r"|^[ \t]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)"
+    r"|^[ \t]*(?P<fence>`{3,}(?=[^`\n]*$)|~{3,}).*?(?:^[ \t]*(?P=fence)[`~]*[ \t\r]*$|\Z)"
     r"|\$\$.*?\$\$"
-    r"|\\\[.*?\\\]",
+    r"|\\\[.*?\\\]"
+    r"|\\begin\{(?P<env>[A-Za-z]+\*?)\}.*?\\end\{(?P=env)\}",
     re.DOTALL | re.MULTILINE,
 )
+_UNCUT_SIGNS = ("<think>", "</think>", "```", "~~~", "$$", "\\[", "\\begin{")
 
-# A line that opens a numbered step: "3. text", "3) text", "Step 3: text", "**Step 3**", "### Step 3". Nested items are
-# indented, so only markers at the start of a line count.
+# A line that opens a numbered step. `Step 3` as bare words needs a sign behind it, or "Step 3 gives 5" would be one.
 _NUMBERED = re.compile(
-    r"^(?:#{1,6}[ \t]+)?(?:\*\*|__)?(?:step[ \t]+\d+\b|\d{1,3}[.)](?=[ \t*]))",
+    r"^(?P<indent>[ \t]*)(?P<heading>#{1,6}[ \t]+)?(?P<bold>\*{1,3}|__)?"
+    r"(?:(?P<step>step)[ \t]+\d+\b(?!\.\d)(?(heading)|(?(bold)|(?=[ \t]*(?:[:.)*\u2013\u2014-]|\r?$))))"
+    r"|\d{1,3}[.)](?=[ \t*_]))",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -42,9 +46,14 @@ class StepSplitter(Protocol):
 
 
 def _uncut_spans(text: str) -> list[CharSpan]:
-    if not any(mark in text for mark in ("<think>", "```", "~~~", "$$", "\\[")):
+    if not any(sign in text for sign in _UNCUT_SIGNS):
         return []
-    return [match.span() for match in _UNCUT.finditer(text)]
+    # A fence counts from its first sign: the indentation before it may belong to a separator.
+    spans = [(max(match.start(), match.start("fence")), match.end()) for match in _UNCUT.finditer(text)]
+    thought = text.find("</think>")
+    if thought >= 0 and "<think>" not in text[:thought]:  # templates may open the block in the prompt
+        spans.append((0, thought + len("</think>")))
+    return spans
 
 
 def spans_from_cuts(text: str, cuts: Iterable[int]) -> list[CharSpan]:
@@ -55,10 +64,9 @@ def spans_from_cuts(text: str, cuts: Iterable[int]) -> list[CharSpan]:
     """
     uncut = _uncut_spans(text)
     kept = sorted({cut for cut in cuts if 0 < cut < len(text) and not any(a < cut < b for a, b in uncut)})
-    edges = [0, *kept, len(text)]
     spans: list[CharSpan] = []
     start = 0
-    for end in edges[1:]:
+    for end in [*kept, len(text)]:
         if text[start:end].strip():
             spans.append((start, end))
             start = end
@@ -72,8 +80,9 @@ def spans_from_cuts(text: str, cuts: Iterable[int]) -> list[CharSpan]:
 class SeparatorSplitter:
     r"""Steps end with a separator string, by default a blank line (``\n\n``).
 
-    Further separators and line breaks that follow at once belong to the same step. Where the separator consists of line
-    breaks, Windows line ends and blank lines that hold spaces count too.
+    Further separators and line breaks that follow at once belong to the same step, and separators in front of all else
+    to the first. Where the separator consists of line breaks, Windows line ends and blank lines that hold spaces count
+    too.
     """
 
     separator: str = "\n\n"
@@ -86,12 +95,15 @@ class SeparatorSplitter:
         """See `StepSplitter.spans`."""
         breaks = self.separator.count("\n")
         if breaks and not self.separator.strip():
-            pattern = r"(?:[ \t]*\r?\n){%d,}" % breaks
+            # White space in front of the first line break belongs to the step anyway.
+            pattern = rf"\n(?:[^\S\n]*\n){{{breaks - 1},}}"
         else:
-            pattern = (
-                rf"(?:{re.escape(self.separator)})+\s*" if self.separator.strip() else re.escape(self.separator) + "+"
-            )
-        return spans_from_cuts(text, (match.end() for match in re.finditer(pattern, text)))
+            separator = re.escape(self.separator)
+            pattern = rf"{separator}(?:\s*{separator})*\s*"
+        matches = list(re.finditer(pattern, text))
+        if matches and not text[: matches[0].start()].strip():
+            del matches[0]
+        return spans_from_cuts(text, (match.end() for match in matches))
 
 
 @dataclass(frozen=True)
@@ -107,14 +119,27 @@ class LineSplitter:
 class NumberedSplitter:
     """Steps open with ``Step 3:``, ``3.``, ``3)``, ``**Step 3**`` or ``### Step 3`` at the start of a line.
 
-    What stands before the first marker belongs to the first step; indented (nested) items belong to their step. A text
-    with fewer than two markers is one step.
+    What stands before the first marker belongs to the first step. Nested items belong to their step: those that are
+    indented further than the least indented marker, and plain numbers under ``Step 3:``, headings or bold numbers.
+    A text with fewer than two markers is one step.
     """
 
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""
-        starts = [match.start() for match in _NUMBERED.finditer(text)]
-        return spans_from_cuts(text, starts[1:])
+        uncut = _uncut_spans(text)
+        markers = [m for m in _NUMBERED.finditer(text) if not any(a < m.start() < b for a, b in uncut)]
+        least = min((_width(marker) for marker in markers), default=0)
+        markers = [marker for marker in markers if _width(marker) == least]
+        for kind in ("step", "heading", "bold"):
+            of_kind = [marker for marker in markers if marker[kind]]
+            if len(of_kind) >= 2 or (of_kind and of_kind[0] is markers[0]):
+                markers = of_kind
+                break
+        return spans_from_cuts(text, (marker.start() for marker in markers[1:]))
+
+
+def _width(marker: re.Match[str]) -> int:
+    return len(marker["indent"].expandtabs(4))
 
 
 SPLITTERS = ("separator", "lines", "numbered")

@@ -20,6 +20,7 @@ Row ``i`` of seed ``s`` depends on ``(s, i, config)`` only: asking for more rows
 """
 
 import math
+import operator
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,16 +28,12 @@ from typing import Any
 
 __all__ = ["ArithmeticConfig", "drop_overlap", "generate_problem", "generate_rows", "generate_split"]
 
-_PEOPLE = (
-    ("Mia", "She"), ("Ben", "He"), ("Lena", "She"), ("Omar", "He"), ("Ruth", "She"), ("Tom", "He"),
-    ("Aisha", "She"), ("Leo", "He"), ("Nora", "She"), ("Ivan", "He"), ("Clara", "She"), ("Hugo", "He"),
-    ("Mei", "She"), ("Sam", "He"), ("Zoe", "She"), ("Raj", "He"),
-)  # fmt: skip
-
+_WOMEN = "Mia Lena Ruth Aisha Nora Clara Mei Zoe".split()
+_MEN = "Ben Omar Tom Leo Ivan Hugo Sam Raj".split()
+_PEOPLE = [who for pair in zip(_WOMEN, _MEN, strict=True) for who in zip(pair, ("She", "He"), strict=True)]
 _OBJECTS = (
-    "apples", "books", "coins", "marbles", "stamps", "cards", "pens", "shells",
-    "stickers", "beads", "cookies", "buttons", "bricks", "stones", "balls", "flowers",
-)  # fmt: skip
+    "apples books coins marbles stamps cards pens shells stickers beads cookies buttons bricks stones balls flowers"
+).split()
 
 _OPENINGS = (
     "{name} has {value} {things}.",
@@ -51,8 +48,7 @@ _QUESTIONS = (
     "What is the number of {objects} now?",
 )
 
-# Each event: what the question says, and how the step about it begins. A step never holds a name or an
-# object.
+# Each event: what the question says, and how its step begins. A step never holds a name or an object.
 _EVENTS = {
     "add": (
         ("{pronoun} buys {n} more.", "Buying {n} more gives"),
@@ -76,7 +72,12 @@ _EVENTS = {
     ),
 }
 
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_OPERATIONS = {
+    "add": ("+", operator.add),
+    "sub": ("-", operator.sub),
+    "mul": ("*", operator.mul),
+    "div": ("/", operator.floordiv),
+}
 
 _MAX_TRIES = 1000
 
@@ -108,29 +109,21 @@ class ArithmeticConfig:
     system_prompt: str | None = None
 
     def __post_init__(self) -> None:
-        if self.min_steps < 2:
-            raise ValueError(
-                f"min_steps must be at least 2 (one operation and the answer), got {self.min_steps}"
-            )
+        # A solution of two steps is one operation and the answer.
+        for field, least in {"min_steps": 2, "max_number": 2, "max_operand": 1, "max_factor": 2}.items():
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
         if self.max_steps < self.min_steps:
             raise ValueError(f"max_steps ({self.max_steps}) must not be below min_steps ({self.min_steps})")
-        if self.max_number < 2:
-            raise ValueError(f"max_number must be at least 2, got {self.max_number}")
-        if self.max_operand < 1:
-            raise ValueError(f"max_operand must be at least 1, got {self.max_operand}")
-        if self.max_factor < 2:
-            raise ValueError(f"max_factor must be at least 2, got {self.max_factor}")
         if isinstance(self.operations, str):
-            raise ValueError(
-                f"operations must be a list of names such as ('add', 'sub'), got {self.operations!r}"
-            )
+            raise ValueError(f"operations must be a list such as ['add', 'sub'], got {self.operations!r}")
         # Lists arrive from YAML; a tuple keeps the frozen config hashable.
         object.__setattr__(self, "operations", tuple(self.operations))
         if not self.operations:
-            raise ValueError("operations is empty; name at least one of " + ", ".join(_SIGNS))
-        unknown = [name for name in self.operations if name not in _SIGNS]
+            raise ValueError("operations is empty; name at least one of " + ", ".join(_OPERATIONS))
+        unknown = [name for name in self.operations if name not in _OPERATIONS]
         if unknown:
-            raise ValueError(f"unknown operation {unknown[0]!r} in operations; known: {', '.join(_SIGNS)}")
+            raise ValueError(f"unknown operation {unknown[0]!r} in operations; known: {', '.join(_OPERATIONS)}")
 
 
 def generate_problem(rng: random.Random, config: ArithmeticConfig | None = None) -> dict[str, Any]:
@@ -153,13 +146,14 @@ def generate_problem(rng: random.Random, config: ArithmeticConfig | None = None)
 
     (name, pronoun), (friend, _) = rng.sample(_PEOPLE, 2)
     words = {"name": name, "pronoun": pronoun, "friend": friend, "objects": rng.choice(_OBJECTS)}
-    things = _counted(start, words["objects"])
+    # Every plural in the list is its singular and an s.
+    things = words["objects"][:-1] if start == 1 else words["objects"]
     sentences = [rng.choice(_OPENINGS).format(value=start, things=things, **words)]
     steps, value = [], start
     for kind, operand, result in chain:
         told, reasoned = rng.choice(_EVENTS[kind])
         sentences.append(told.format(n=operand, **words))
-        steps.append(f"{reasoned.format(n=operand)} {value} {_SIGNS[kind]} {operand} = {result}.")
+        steps.append(f"{reasoned.format(n=operand)} {value} {_OPERATIONS[kind][0]} {operand} = {result}.")
         value = result
     sentences.append(rng.choice(_QUESTIONS).format(**words))
     steps.append(f"The answer is \\boxed{{{value}}}.")
@@ -196,9 +190,7 @@ def generate_rows(
     return [_row(random.Random(f"{seed}:{index}"), config) for index in range(start, start + n)]
 
 
-def drop_overlap(
-    rows: Iterable[dict[str, Any]], train_rows: Iterable[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def drop_overlap(rows: Iterable[dict[str, Any]], train_rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows whose question occurs neither in `train_rows` nor earlier among the rows, in order."""
     seen = {row["question"] for row in train_rows}
     kept = []
@@ -254,17 +246,7 @@ def _row(rng: random.Random, config: ArithmeticConfig) -> dict[str, Any]:
     ]
     if config.system_prompt is not None:
         messages.insert(0, {"role": "system", "content": config.system_prompt})
-    return {
-        "messages": messages,
-        "question": problem["question"],
-        "ground_truth": problem["ground_truth"],
-        "total_steps": problem["total_steps"],
-    }
-
-
-def _counted(number: int, plural: str) -> str:
-    """The noun that goes with a number; every plural of the list above is its singular and an s."""
-    return plural[:-1] if number == 1 else plural
+    return {"messages": messages} | {key: problem[key] for key in ("question", "ground_truth", "total_steps")}
 
 
 def _draw_chain(
@@ -287,7 +269,7 @@ def _draw_chain(
                 operand = _log_uniform(rng, operands[0], operands[-1])
             else:
                 operand = rng.choice(operands)
-            value = _apply(kind, value, operand)
+            value = _OPERATIONS[kind][1](value, operand)
             chain.append((kind, operand, value))
         if len(chain) == length:
             return start, chain
@@ -307,14 +289,6 @@ def _operands(kind: str, value: int, config: ArithmeticConfig) -> Sequence[int]:
     if kind == "mul":
         return [factor for factor in factors if value * factor <= config.max_number]
     return [factor for factor in factors if value % factor == 0]
-
-
-def _apply(kind: str, value: int, operand: int) -> int:
-    if kind == "add":
-        return value + operand
-    if kind == "sub":
-        return value - operand
-    return value * operand if kind == "mul" else value // operand
 
 
 def _log_uniform(rng: random.Random, low: int, high: int) -> int:

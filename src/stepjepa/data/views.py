@@ -33,7 +33,8 @@ class Turn:
         user_close: tokens [.., stop) up to the user's end-of-turn token, so that ``last_token`` can count from there.
         answer: content of the answer.
         label_stop: end of the labelled tokens: behind the end-of-turn token.
-        steps: spans of the answer's steps; empty unless the objective needs them.
+        steps: spans of the answer's steps, none unless the objective needs them. A step whose last character was merged
+            into the next one's first token may be left without a token (first == stop).
     """
 
     user: TokenSpan | None
@@ -88,7 +89,9 @@ def step_pairs(turns: Sequence[Turn], which: str, last_token: int | None) -> tup
         steps = turn.steps
         for (first, stop), (next_first, next_stop) in zip(steps[:-1], steps[1:], strict=True):
             back = -1 if last_token is None else last_token
-            if stop + back < first or next_stop + back < next_first:
+            if first == stop or next_first == next_stop:
+                reason = "empty_view"
+            elif stop + back < first or next_stop + back < next_first:
                 reason = "view_shorter_than_last_token"
             else:
                 pairs.append(Pair(stop - 1, stop + back, next_first, next_stop, next_stop + back))

@@ -40,7 +40,8 @@ class TrunkSpan(NamedTuple):
     stop: int
 
 
-class Readout(NamedTuple):
+@dataclass(frozen=True)
+class Readout:
     """A token of the row: its index and its text."""
 
     index: int
@@ -260,9 +261,7 @@ def _kinds(example: Example, labels: np.ndarray, predictors: int) -> list[str]:
     return trunk + others
 
 
-def _pairs(
-    number: int, example: Example, forest: Forest, start: int, texts: Sequence[str]
-) -> list[PairRecord]:
+def _pairs(number: int, example: Example, forest: Forest, start: int, texts: Sequence[str]) -> list[PairRecord]:
     def readout(index: int) -> Readout:
         return Readout(start + index, texts[start + index])
 

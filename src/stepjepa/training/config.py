@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
+import torch
 import transformers
 
 from stepjepa.errors import ConfigError
@@ -29,6 +31,8 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         self.check()
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+            self.use_cpu = True  # several processes without an accelerator are found (and use gloo) only if told so
         try:
             super().__post_init__()
         except (ValueError, NotImplementedError, ImportError) as error:

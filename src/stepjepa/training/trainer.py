@@ -19,7 +19,7 @@ from stepjepa.data.examples import ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
-from stepjepa.modeling.load import load_model, max_positions
+from stepjepa.modeling.load import has_experts, load_model, max_positions
 from stepjepa.training.batches import DrawnExamples, EpochCallback, EpochSampler
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.objective import LossMeter, collapse_signs, loss_parts, total_loss
@@ -73,6 +73,9 @@ class JEPATrainer(Trainer):
             model = load_model(str(model), processing_class, seed=args.seed)
         if processing_class is None:
             raise ConfigError("processing_class (the tokenizer) is missing")
+        if args.ddp_find_unused_parameters is None:
+            # Every parameter takes part in every batch, but for experts that no token is routed to.
+            args.ddp_find_unused_parameters = has_experts(model)
         self.data_reports: dict[str, DataReport] = {}
         positions = max_positions(model)
         pad_id = processing_class.pad_token_id

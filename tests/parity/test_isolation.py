@@ -1,0 +1,60 @@
+"""Nothing leaks: a changed token changes nothing that cannot see it, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
+
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.dense import dense_mask
+from stepjepa.modeling.forward import attach_forest_forward, last_states
+from stepjepa.modeling.masks import attention_masks
+
+
+def states(model, batch):
+    mask = attention_masks(batch, model.config, model.dtype)
+    with torch.no_grad():
+        return last_states(model, batch["input_ids"], mask, batch["position_ids"])
+
+
+def reaches(batch):
+    """(T, T) whether a change at k can reach q through any number of layers, row 0."""
+    seen = dense_mask(batch)[0, 0].float()
+    for _ in range(8):
+        seen = ((seen @ seen) > 0).float()
+    return seen > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [("llama", "sdpa"), ("llama", "eager"), ("mistral_sliding", "sdpa"), ("gemma3_sliding", "sdpa"), ("gpt2", "eager")],
+)
+def test_changing_a_token_changes_only_what_sees_it(name, attention):
+    model = tiny_model(name, attention)
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    batch = ForestCollator((96, 97), 0)(made_up_examples())
+    assert batch["input_ids"].shape[0] == 1
+    before = states(model, batch)
+    reached = reaches(batch)
+    width = batch["input_ids"].shape[1]
+    for token in range(0, width, 3):
+        changed = {**batch, "input_ids": batch["input_ids"].clone()}
+        changed["input_ids"][0, token] = (batch["input_ids"][0, token] + 11) % TRAINED_VOCABULARY
+        after = states(model, changed)
+        same = (after == before).all(dim=-1)
+        blind = ~reached[:, token]
+        assert blind.sum() > width // 3
+        assert same[blind].all(), f"token {token} reached a position that cannot see it"
+        assert not same[token]
+
+
+def test_branches_and_targets_never_reach_the_trunk():
+    """The LM loss does not know whether there are pairs: its value is equal bit for bit when branch tokens change."""
+    model = tiny_model("llama")
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    batch = ForestCollator((96, 97), 0)(made_up_examples())
+    changed = {**batch, "input_ids": torch.where(batch["segment"] > 0, 5, batch["input_ids"])}
+    assert (changed["input_ids"] != batch["input_ids"]).sum() > 20
+    with torch.no_grad():
+        assert model(**changed).lm_loss_sum == model(**batch).lm_loss_sum

@@ -1,0 +1,24 @@
+"""Made-up chat rows with steps, for trainer tests."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+
+def step_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Chats whose answers have one to four steps separated by blank lines."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        total = rng.randint(2, 20)
+        question, steps = f"Start with {total}.", [f"We have {total}."]
+        for _ in range(rng.randint(0, 3)):
+            more = rng.randint(1, 9)
+            question += f" Add {more}."
+            steps.append(f"{total} + {more} = {total + more}.")
+            total += more
+        steps[-1] += f" The answer is {total}."
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "\n\n".join(steps)}]
+        rows.append({"messages": messages})
+    return rows

@@ -1,0 +1,77 @@
+"""A run that is killed and goes on ends with the weights of a run that was not, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.rows import step_rows
+
+from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
+
+FLAGS = (
+    "--model_name tiny --step_jepa --step_pairs all --lbd 0.5 --jepa_ratio 0.6 --num_epochs 3 --batch_size 2 "
+    "--grad_accum 2 --save_steps 4 --save_total_limit 2 --logging_steps 1 --disable_tqdm true --seed 5 "
+)
+
+
+def start(output: Path, data: Path, *flags: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "stepjepa", "train", "--train_file", str(data), "--output_dir", str(output)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, *FLAGS.split(), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> Path:
+    """SIGKILL while training goes on behind the first checkpoint."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = last_complete_checkpoint(output)
+        if found is not None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return found
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.005)
+    raise AssertionError("no checkpoint in time")
+
+
+@pytest.mark.parametrize("flags", [(), ("--lora", "--lora_rank", "4")], ids=["full", "lora_with_dropout"])
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(30)))
+    whole = start(tmp_path / "whole", data, *flags)
+    killed = start(tmp_path / "killed", data, *flags)
+    kill_after_checkpoint(killed, tmp_path / "killed")
+    assert not (tmp_path / "killed" / "model.safetensors").exists(), "the run had ended before it was killed"
+    finish(whole)
+    output = finish(start(tmp_path / "killed", data, *flags, "--resume_from_checkpoint", "true"))
+    assert "going on from checkpoint-" in output
+    expected = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (tmp_path / "killed" / "model.safetensors").read_bytes() == expected
+
+
+def test_a_half_written_checkpoint_is_passed_over(tmp_path):
+    for step, state in ((2, '{"global_step": 2}'), (10, '{"global_step": 10'), (12, None)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"x")
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    (tmp_path / "checkpoint-best").mkdir()
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    assert not is_complete(tmp_path / "checkpoint-10")
+    assert last_complete_checkpoint(tmp_path / "missing") is None

@@ -1,0 +1,177 @@
+"""`JEPATrainer` from Python: what is trained, logged, evaluated and written."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+import torch
+from support.rows import step_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.trainer import JEPATrainer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
+
+
+def trainer_for(tmp_path, tokenizer, rows=None, peft=None, eval_rows=None, model=None, **options):
+    arguments = {"objective": "step_jepa", "max_steps": 4, "logging_steps": 1, "save_strategy": "no", **options}
+    config = JEPAConfig(
+        output_dir=str(tmp_path / "out"),
+        per_device_train_batch_size=arguments.pop("batch", 4),
+        learning_rate=1e-3,
+        disable_tqdm=True,
+        **arguments,
+    )
+    model = model or load_model("tiny", tokenizer, seed=1)
+    return JEPATrainer(model, config, rows or step_rows(24), eval_rows, tokenizer, peft)
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("objective", ["step_jepa", "llm_jepa"])
+@pytest.mark.parametrize("predictors", [0, 2])
+def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, objective, predictors):
+    results = []
+    for options in ({"objective": "regular"}, {"objective": objective, "lbd": 0.0, "predictors": predictors}):
+        trainer = trainer_for(tmp_path, tokenizer, **options)
+        trainer.train()
+        results.append((weights(trainer.model), [e["loss"] for e in trainer.state.log_history if "loss" in e]))
+    (regular, regular_loss), (zero, zero_loss) = results
+    assert regular_loss == zero_loss and len(zero_loss) == 4
+    assert regular.keys() == zero.keys()
+    for name in regular:
+        assert torch.equal(regular[name], zero[name]), name
+
+
+def test_the_jepa_loss_changes_the_weights(tmp_path, tokenizer):
+    """The test above can fail: with lbd > 0 the same runs differ."""
+    ends = []
+    for lbd in (0.0, 0.5):
+        trainer = trainer_for(tmp_path, tokenizer, lbd=lbd, predictors=0)
+        trainer.train()
+        ends.append(weights(trainer.model))
+    assert not torch.equal(ends[0]["model.norm.weight"], ends[1]["model.norm.weight"])
+
+
+@pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "infonce"])
+def test_every_trainable_parameter_moves(tmp_path, tokenizer, loss):
+    trainer = trainer_for(tmp_path, tokenizer, predictors=3, lbd=1.0, jepa_loss=loss)
+    before = weights(trainer.model)
+    trainer.train()
+    for name, value in trainer.model.named_parameters():
+        assert not torch.equal(value, before[name]), name
+    rows = trainer.model.get_input_embeddings().weight
+    moved = (rows[trainer.setup.predictor_ids] - before["model.embed_tokens.weight"][trainer.setup.predictor_ids]).abs()
+    assert (moved.sum(dim=-1) > 0).all()
+
+
+def test_lora_trains_the_adapter_and_the_predictor_rows_only(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, predictors=2, lbd=1.0, peft=lora_config(4, dropout=0.0))
+    before = weights(trainer.model)
+    trainer.train()
+    moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+    trained = {name for name, value in trainer.model.named_parameters() if value.requires_grad}
+    assert moved == trained
+    assert any("trainable_tokens" in name for name in moved)
+    assert all("lora_" in name or "trainable_tokens" in name for name in moved)
+    delta = [value for name, value in trainer.model.named_parameters() if "trainable_tokens" in name][0]
+    old = [value for name, value in before.items() if "trainable_tokens" in name][0]
+    assert ((delta - old).abs().sum(dim=-1) > 0).tolist() == [True, True]
+
+
+def test_logs_and_evaluate(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, eval_rows=step_rows(7, seed=1), step_pairs="all")
+    trainer.train()
+    log = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    expected = {"loss", "lm_loss", "jepa_loss", "cosine_similarity", "num_pairs", "tokens_per_second"}
+    assert expected | {"target_std", "effective_rank", "grad_norm", "learning_rate"} <= log.keys()
+    assert log["loss"] == pytest.approx(log["lm_loss"] + 0.1 * log["jepa_loss"], abs=1e-5)
+    assert log["jepa_loss"] == pytest.approx(1 - log["cosine_similarity"], abs=1e-5)
+    metrics = trainer.evaluate()
+    assert {"eval_loss", "eval_lm_loss", "eval_jepa_loss", "eval_cosine_similarity"} <= metrics.keys()
+    assert metrics["eval_num_pairs"] == trainer.data_reports["eval"].pairs
+    assert metrics["eval_loss"] == pytest.approx(metrics["eval_lm_loss"] + 0.1 * metrics["eval_jepa_loss"])
+
+
+def test_evaluate_does_not_depend_on_the_batch_size(tmp_path, tokenizer):
+    values = []
+    for size in (1, 3, 8):
+        trainer = trainer_for(tmp_path, tokenizer, eval_rows=step_rows(7, seed=1), per_device_eval_batch_size=size)
+        values.append(trainer.evaluate())
+    for other in values[1:]:
+        for name in ("eval_lm_loss", "eval_jepa_loss"):
+            assert other[name] == pytest.approx(values[0][name], abs=1e-5)
+
+
+def test_save_model_has_the_vocabulary_and_tokenizer_as_they_came(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, predictors=2)
+    trainer.train()
+    assert trainer.model.config.vocab_size == len(tokenizer) + 2
+    trainer.save_model(str(tmp_path / "final"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert model.config.vocab_size == len(tokenizer) == model.get_input_embeddings().weight.shape[0]
+    assert AutoTokenizer.from_pretrained(tmp_path / "final").get_vocab() == tokenizer.get_vocab()
+    ids = torch.tensor([[7, 8, 9]])
+    trained = trainer.model.eval()(ids).logits[..., : len(tokenizer)]
+    torch.testing.assert_close(model(ids).logits, trained, atol=1e-5, rtol=1e-5)
+    assert model.generate(ids, max_new_tokens=3).shape[1] > 3
+
+
+def test_takes_a_name_and_a_datasets_dataset(tmp_path, tokenizer):
+    load_model("tiny", tokenizer, seed=1).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    config = JEPAConfig(output_dir=str(tmp_path / "out"), objective="llm_jepa", max_steps=1, save_strategy="no")
+    trainer = JEPATrainer(str(tmp_path / "base"), config, datasets.Dataset.from_list(step_rows(8)))
+    trainer.train()
+    assert trainer.data_reports["train"].pairs == 8
+
+
+def test_jepa_ratio_keeps_a_share_of_the_pairs(tmp_path, tokenizer):
+    rows = [row for row in step_rows(200) if "\n\n" in row["messages"][1]["content"]]
+    trainer = trainer_for(tmp_path, tokenizer, rows=rows, jepa_ratio=0.25, max_steps=-1, num_train_epochs=1, batch=32)
+    trainer.train()
+    seen = sum(entry.get("num_pairs", 0) for entry in trainer.state.log_history)
+    assert 0.15 * len(rows) < seen < 0.35 * len(rows)
+
+
+def test_data_loader_workers_give_the_same_run(tmp_path, tokenizer):
+    losses = []
+    for workers in (0, 2):
+        trainer = trainer_for(tmp_path, tokenizer, dataloader_num_workers=workers, jepa_ratio=0.5, max_steps=8)
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+
+
+def test_no_pair_at_all_is_an_error(tmp_path, tokenizer):
+    rows = [{"question": "Hello?", "answer": "One step."}] * 3
+    with pytest.raises(DataError, match="no example has a pair for step_jepa"):
+        trainer_for(tmp_path, tokenizer, rows=rows)
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path, tokenizer):
+    config = JEPAConfig(output_dir=str(tmp_path), objective="regular")
+    config._n_gpu = 2
+    with pytest.raises(ConfigError, match="torchrun"):
+        JEPATrainer(load_model("tiny", tokenizer), config, step_rows(4), processing_class=tokenizer)
+
+
+def test_bloom_falls_back_to_two_pass(tmp_path, tokenizer, caplog):
+    from transformers import BloomConfig
+
+    config = BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4)
+    trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config))
+    assert trainer.setup.forward == "two_pass"
+    assert "two_pass, because" in caplog.text
+    trainer.train()
+    assert trainer.state.global_step == 4
+    with pytest.raises(ConfigError, match="use --forward two_pass"):
+        trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), forward="packed")
