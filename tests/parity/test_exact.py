@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
+from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 CASES = [(name, attention) for name, (_, _, kinds) in ARCHITECTURES.items() for attention in kinds]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.dense import dense_mask
 from stepjepa.modeling.forward import attach_forest_forward, last_states
 from stepjepa.modeling.masks import attention_masks
+from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 
 def states(model, batch):

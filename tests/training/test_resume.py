@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.rows import step_rows
 
 from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
+from support.rows import step_rows
 
 FLAGS = (
     "--model_name tiny --step_jepa --step_pairs all --lbd 0.5 --jepa_ratio 0.6 --num_epochs 3 --batch_size 2 "

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 import torch
-from support.rows import step_rows
 from transformers import AutoModelForCausalLM
 
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
+from support.rows import step_rows
 
 ROWS = 20  # two full groups of 8 and a short last one of 4
 

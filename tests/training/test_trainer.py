@@ -5,13 +5,13 @@ from __future__ import annotations
 import datasets
 import pytest
 import torch
-from support.rows import step_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
+from support.rows import step_rows
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,77 @@
+"""Packing: whole examples, every one once, and never worse than the simple ways."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from stepjepa.data.examples import Example
+from stepjepa.data.views import Pair
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.packing import best_fit, plan_rows, row_lengths
+
+
+def test_best_fit_takes_the_fullest_row_that_has_room():
+    assert best_fit([5, 4, 3, 2], 7) == [[0, 3], [1, 2]]
+    assert best_fit([6, 5, 2, 1], 8) == [[0, 2], [1, 3]]
+
+
+def test_an_example_longer_than_the_capacity_gets_a_row():
+    assert best_fit([9, 2], 5) == [[0], [1]]
+
+
+def test_every_example_once_in_any_plan():
+    rng = random.Random(0)
+    for _ in range(200):
+        lengths = [rng.randint(1, 300) for _ in range(rng.randint(1, 40))]
+        rows = plan_rows(lengths)
+        assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+
+
+def test_a_plan_costs_no_more_than_one_row_or_one_row_each():
+    rng = random.Random(1)
+
+    def cost(rows, lengths, tau=1024.0):
+        width = max(row_lengths(rows, lengths))
+        return len(rows) * width * (1 + width / tau)
+
+    for _ in range(100):
+        lengths = [rng.randint(5, 400) for _ in range(rng.randint(1, 32))]
+        planned = cost(plan_rows(lengths), lengths)
+        assert planned <= cost([list(range(len(lengths)))], lengths) + 1e-9
+        assert planned <= cost([[index] for index in range(len(lengths))], lengths) + 1e-9
+
+
+def test_max_row_length():
+    lengths = [30, 20] * 6
+    assert max(row_lengths(plan_rows(lengths, attention_length=1e9), lengths)) > 64
+    assert 50 <= max(row_lengths(plan_rows(lengths, attention_length=1e9, max_row_length=64), lengths)) <= 64
+
+
+def test_labels_and_pairs_keep_the_batchs_order():
+    """Rows are filled longest first; what is read out is in the order of the examples all the same."""
+    short = Example(np.array([1, 2, 3, 4], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
+    long = Example(np.arange(10, 20, dtype=np.int32), ((5, 10),), (Pair(4, 4, 5, 10, 9),))
+    batch = ForestCollator((), 0)([short, long])
+    flat = batch["input_ids"].flatten()
+    assert flat[batch["target_readouts"]].tolist() == [4, 19]
+    assert flat[batch["source_readouts"]].tolist() == [2, 14]
+    assert batch["label_ids"].tolist() == [3, 4, 15, 16, 17, 18, 19]
+    assert flat[batch["label_positions"]].tolist() == [2, 3, 14, 15, 16, 17, 18]
+
+
+def test_two_pass_rows():
+    example = Example(np.array([1, 2, 3, 4], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
+    batch = TwoPassCollator((90, 91), 0)([example])
+    assert batch["view_input_ids"].tolist() == [[1, 2, 90, 91], [3, 4, 0, 0]]
+    assert batch["view_attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch["view_position_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
+    assert batch["source_readouts"].tolist() == [3]
+    assert batch["target_readouts"].tolist() == [5]
+
+
+def test_a_batch_without_labels_or_pairs():
+    batch = ForestCollator((90,), 0)([Example(np.array([0], np.int32), ())])
+    assert batch["label_ids"].shape == batch["source_readouts"].shape == torch.Size([0])

@@ -1,0 +1,153 @@
+"""The rule, the layout and the masks against matrices typed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stepjepa.data.examples import Example
+from stepjepa.data.views import Pair
+from stepjepa.forest.collate import PADDING, ForestCollator
+from stepjepa.forest.dense import additive_mask, dense_mask
+from stepjepa.forest.flex import block_mask, mask_mod
+from stepjepa.forest.layout import build_forest, forest_length
+from stepjepa.forest.visibility import visible
+from support.models import made_up_examples
+
+EXAMPLE = Example(np.array([10, 11, 12, 13], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
+# q down, k across: a b c d | p1 p2 | c' d'
+EXPECTED = """
+1 . . . . . . .
+1 1 . . . . . .
+1 1 1 . . . . .
+1 1 1 1 . . . .
+1 1 . . 1 . . .
+1 1 . . 1 1 . .
+. . . . . . 1 .
+. . . . . . 1 1
+"""
+
+
+def matrix(text: str) -> torch.Tensor:
+    return torch.tensor([[cell == "1" for cell in line.split()] for line in text.strip().splitlines()])
+
+
+def test_layout():
+    forest = build_forest(EXAMPLE, (90, 91))
+    assert forest.input_ids.tolist() == [10, 11, 12, 13, 90, 91, 12, 13]
+    assert forest.position_ids.tolist() == [0, 1, 2, 3, 2, 3, 4, 5]
+    assert forest.segment.tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert forest.order.tolist() == [0, 1, 2, 3, 0, 1, 0, 1]
+    assert forest.attach.tolist() == [-1, -1, -1, -1, 1, 1, -1, -1]
+    assert forest.label_positions.tolist() == [1, 2]
+    assert forest.label_ids.tolist() == [12, 13]
+    assert forest.source_readouts.tolist() == [5]
+    assert forest.target_readouts.tolist() == [7]
+    assert len(forest) == forest_length(EXAMPLE, 2) == 8
+
+
+def test_layout_without_predictors_reads_the_trunk():
+    forest = build_forest(EXAMPLE, ())
+    assert forest.input_ids.tolist() == [10, 11, 12, 13, 12, 13]
+    assert forest.position_ids.tolist() == [0, 1, 2, 3, 2, 3]
+    assert forest.source_readouts.tolist() == [1]
+    assert forest.target_readouts.tolist() == [5]
+
+
+def test_descending_order_is_the_callers():
+    assert build_forest(EXAMPLE, (91, 90)).input_ids.tolist()[4:6] == [91, 90]
+
+
+def test_dense_mask_of_one_example():
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE])
+    assert torch.equal(dense_mask(batch)[0, 0], matrix(EXPECTED))
+
+
+def test_sliding_window_counts_positions_not_places():
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE])
+    expected = """
+    1 . . . . . . .
+    1 1 . . . . . .
+    . 1 1 . . . . .
+    . . 1 1 . . . .
+    . 1 . . 1 . . .
+    . . . . 1 1 . .
+    . . . . . . 1 .
+    . . . . . . 1 1
+    """
+    assert torch.equal(dense_mask(batch, window=2)[0, 0], matrix(expected))
+
+
+def test_padding_sees_itself_only_and_nothing_sees_it():
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=10)([EXAMPLE])
+    mask = dense_mask(batch)[0, 0]
+    assert mask.shape == (10, 10)
+    assert torch.equal(mask[:8, :8], matrix(EXPECTED))
+    assert torch.equal(mask[8:, 8:], torch.eye(2, dtype=torch.bool))
+    assert not mask[:8, 8:].any() and not mask[8:, :8].any()
+    assert batch["example"][0, 8:].tolist() == [PADDING, PADDING]
+
+
+def test_two_examples_in_a_row_are_blind_to_each_other():
+    other = Example(np.array([20, 21], np.int32), ((1, 2),))
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1).pack(
+        [build_forest(EXAMPLE, (90, 91)), build_forest(other, (90, 91))], [[0, 1]]
+    )
+    mask = dense_mask(batch)[0, 0]
+    assert torch.equal(mask[:8, :8], matrix(EXPECTED))
+    assert torch.equal(mask[8:, 8:], matrix("1 .\n1 1"))
+    assert not mask[:8, 8:].any() and not mask[8:, :8].any()
+    assert batch["label_positions"].tolist() == [1, 2, 8]
+
+
+def test_a_second_branch_does_not_see_the_first():
+    example = Example(np.array([10, 11, 12], np.int32), ((1, 3),), (Pair(0, 0, 1, 2, 1), Pair(1, 1, 2, 3, 2)))
+    batch = ForestCollator((90,), 0, pad_to_multiple_of=1)([example])
+    expected = """
+    1 . . . . . .
+    1 1 . . . . .
+    1 1 1 . . . .
+    1 . . 1 . . .
+    . . . . 1 . .
+    1 1 . . . 1 .
+    . . . . . . 1
+    """
+    assert torch.equal(dense_mask(batch)[0, 0], matrix(expected))
+
+
+def test_the_rule_takes_plain_integers():
+    assert visible(0, 0, 0, 0, 3, 2, -1)
+    assert not visible(0, 0, 0, 0, 2, 3, -1)
+    assert not visible(0, 1, 0, 0, 3, 2, -1)
+    assert visible(0, 0, 1, 0, 0, 4, 4)
+    assert not visible(0, 0, 1, 0, 0, 5, 4)
+
+
+def test_additive_mask():
+    mask = additive_mask(torch.tensor([[True, False]]), torch.float16)
+    assert mask.tolist() == [[0.0, torch.finfo(torch.float16).min]]
+    assert mask.dtype == torch.float16
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_block_mask_says_what_the_dense_mask_says(window):
+    batch = ForestCollator((96, 97), 0, pad_to_multiple_of=128)(made_up_examples())
+    dense = dense_mask(batch, window)
+    rows, length = batch["input_ids"].shape
+    q, k = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    rule = mask_mod(batch, window)
+    assert length == 128
+    for row in range(rows):
+        assert torch.equal(rule(torch.tensor(row), torch.tensor(0), q, k), dense[row, 0])
+    blocks = block_mask(batch, window).to_dense()
+    for row in range(rows):
+        assert bool(blocks[row, 0].any()) == bool(dense[row, 0].any())
+
+
+def test_block_mask_leaves_out_blocks_between_examples():
+    """Two examples that fill a block each: the block between them is empty."""
+    examples = [Example(np.full(128, 5 + i, np.int32), ((1, 128),)) for i in range(2)]
+    collator = ForestCollator((), 0)
+    batch = collator.pack([build_forest(e, ()) for e in examples], [[0, 1]])
+    assert block_mask(batch).to_dense()[0, 0].tolist() == [[1, 0], [0, 1]]

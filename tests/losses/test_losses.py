@@ -1,0 +1,139 @@
+"""Losses against values worked out by hand, and cheap forms against plain ones."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stepjepa.losses.alignment import cosine_loss, l2_loss, mse_loss
+from stepjepa.losses.contrastive import infonce_loss
+from stepjepa.losses.lm import chunked_cross_entropy_sum, linear_cross_entropy_sum
+
+SOURCE = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+TARGET = torch.tensor([[4.0, 3.0], [0.0, 2.0]])
+
+
+def test_alignment_by_hand():
+    assert cosine_loss(SOURCE, TARGET).tolist() == pytest.approx([1 - 24 / 25, 1.0])
+    assert l2_loss(SOURCE, TARGET).tolist() == pytest.approx([math.sqrt(2), math.sqrt(5)])
+    assert mse_loss(SOURCE, TARGET).tolist() == pytest.approx([1.0, 2.5])
+
+
+def test_infonce_by_hand():
+    cosines = [[24 / 25, 4 / 5], [4 / 5, 0.0]]
+    expected = [
+        -math.log(math.exp(row[i] / 0.5) / sum(math.exp(c / 0.5) for c in row)) for i, row in enumerate(cosines)
+    ]
+    assert infonce_loss(SOURCE, TARGET, temperature=0.5).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_are_float32_and_keep_small_values():
+    """A distance of 0.0014 is 0 in bfloat16."""
+    source = torch.tensor([[1.0, 0.053]])
+    target = torch.tensor([[1.0, 0.0]])
+    assert cosine_loss(source.bfloat16(), target.bfloat16()).item() == pytest.approx(0.0014, abs=2e-4)
+    assert (1 - F.cosine_similarity(source.bfloat16(), target.bfloat16())).item() != pytest.approx(0.0014, abs=2e-4)
+    for loss in (cosine_loss, l2_loss, mse_loss, infonce_loss):
+        assert loss(source.bfloat16(), target.bfloat16()).dtype == torch.float32
+
+
+def test_no_pairs_give_zero_that_backpropagates():
+    states = torch.randn(0, 4, requires_grad=True)
+    for loss in (cosine_loss, l2_loss, mse_loss, infonce_loss):
+        total = loss(states, states).sum()
+        assert total == 0
+        total.backward()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.3, None), (1.0, 5.0)])
+def test_bounded_memory_form_equals_plain(bias, scale, softcap):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(37, 16), torch.randn(50, 16)
+    offset = torch.randn(50) if bias else None
+    labels = torch.randint(0, 50, (37,))
+    results = []
+    for limit in (2**30, 4 * 50 * 8):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = linear_cross_entropy_sum(h, w, labels, offset, scale, softcap, max_logits_bytes=limit)
+        (loss * 0.7).backward()
+        results.append((loss.detach(), h.grad, w.grad))
+    for plain, bounded in zip(*results, strict=True):
+        torch.testing.assert_close(bounded, plain, rtol=1e-5, atol=1e-5)
+    logits = hidden @ weight.T + (offset if bias else 0)
+    logits = scale * logits if softcap is None else softcap * torch.tanh(scale * logits / softcap)
+    torch.testing.assert_close(results[0][0], F.cross_entropy(logits, labels, reduction="sum"), rtol=1e-5, atol=1e-4)
+
+
+def test_chunked_logits_are_never_held_whole():
+    """The largest tensor that is made stays far below N x V, forward and backward."""
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            for value in torch.utils._pytree.tree_leaves(result):
+                if isinstance(value, torch.Tensor):
+                    largest = max(largest, value.numel())
+            return result
+
+    rows, vocabulary, width = 512, 20_000, 8
+    hidden = torch.randn(rows, width, requires_grad=True)
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    labels = torch.randint(0, vocabulary, (rows,))
+    with Watch():
+        loss = linear_cross_entropy_sum(hidden, weight, labels, softcap=30.0, max_logits_bytes=4 * vocabulary * 32)
+        loss.backward()
+    assert 32 * vocabulary <= largest <= 64 * vocabulary
+    assert weight.grad.abs().sum() > 0 and hidden.grad.abs().sum() > 0
+
+
+MEMORY_SCRIPT = """
+import resource, sys, torch
+from stepjepa.losses.lm import linear_cross_entropy_sum
+hidden = torch.randn(4096, 16, requires_grad=True)
+weight = torch.randn(32000, 16, requires_grad=True)
+labels = torch.randint(0, 32000, (4096,))
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+linear_cross_entropy_sum(hidden[:8], weight, labels[:8], max_logits_bytes=1).backward()
+before = peak()
+linear_cross_entropy_sum(hidden, weight, labels, max_logits_bytes=int(sys.argv[1])).backward()
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory of a process in Linux's units")
+def test_memory_stays_bounded():
+    """4,096 labels and 32,000 entries are 500 MiB of logits; a bound of 16 MiB holds whichever kernel is used."""
+    used = []
+    for limit in (16 * 2**20, 2**40):
+        run = [sys.executable, "-c", MEMORY_SCRIPT, str(limit)]
+        done = subprocess.run(run, capture_output=True, text=True, check=True)
+        used.append(int(done.stdout))
+    assert used[0] < 150
+    assert used[1] > 450
+
+
+def test_chunks_call_the_head_on_few_rows():
+    sizes = []
+
+    def head(chunk):
+        sizes.append(len(chunk))
+        return chunk @ torch.eye(4)
+
+    chunked_cross_entropy_sum(head, torch.randn(10, 4), torch.zeros(10, dtype=torch.long), rows=4)
+    assert sizes == [4, 4, 2]
+
+
+def test_no_labels():
+    weight = torch.randn(5, 3, requires_grad=True)
+    loss = linear_cross_entropy_sum(torch.randn(0, 3), weight, torch.zeros(0, dtype=torch.long))
+    assert loss == 0
+    loss.backward()
+    assert weight.grad is not None
