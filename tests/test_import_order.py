@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
 LOWER = {
     "data": set(),
     "forest": {"data"},
-    "modeling": {"data", "forest"},
+    "modeling": {"data", "forest", "losses"},  # the LM loss is computed inside the wrapped module's call
     "training": {"data", "forest", "modeling", "losses"},
     "losses": set(),
     "inspect": {"data", "forest"},

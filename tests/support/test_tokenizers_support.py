@@ -109,9 +109,7 @@ def test_llama3_ids_are_those_of_the_reference(shared_dir):
     rows = [json.loads(line) for line in (golden / "examples_steps.jsonl").read_text().splitlines()]
     assert len(rows) == len(expected) == 8
     for row, want in zip(rows, expected, strict=True):
-        ids = made.llama3_tokenizer().apply_chat_template(
-            row["messages"], date_string="26 Jul 2024", return_dict=False
-        )
+        ids = made.llama3_tokenizer().apply_chat_template(row["messages"], date_string="26 Jul 2024", return_dict=False)
         assert ids == want["input_ids"]
 
 
@@ -273,12 +271,8 @@ def test_templates_that_refuse_trim_and_add():
         with pytest.raises(Exception, match="alternate"):
             render(name, DIALOGUE[2:])
     for name in ("llama3", "llama3_undated", "gemma", "gemma3"):
-        assert f"\n{ANSWER}<" in render(
-            name, [DIALOGUE[1], {"role": "assistant", "content": f" {ANSWER}\n "}]
-        )
-    assert render("qwen2", DIALOGUE[1:]).startswith(
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    )
+        assert f"\n{ANSWER}<" in render(name, [DIALOGUE[1], {"role": "assistant", "content": f" {ANSWER}\n "}])
+    assert render("qwen2", DIALOGUE[1:]).startswith("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n")
     dates = "system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
     assert f"{dates}<|eot_id|>" in render("llama3", DIALOGUE[1:])
     assert "Today Date: 1 May 2020\n\nBe brief." in render("llama3", date_string="1 May 2020")

@@ -179,9 +179,7 @@ def _merges(ranks: Mapping[Piece, int]) -> list[tuple[Piece, Piece]]:
     return [(left, right) for *_, left, right in found]
 
 
-def _byte_level(
-    ranks: Mapping[bytes, int], pattern: str, specials: list[str], bos: str, first_id: int
-) -> Tokenizer:
+def _byte_level(ranks: Mapping[bytes, int], pattern: str, specials: list[str], bos: str, first_id: int) -> Tokenizer:
     """A byte-level BPE from tiktoken ranks, rank 0 at `first_id`: special tokens in front, then behind."""
     letters = bytes_to_unicode()
 

@@ -21,6 +21,7 @@ PUBLISHED: dict[str, Alias] = {
     "num_epochs": "num_train_epochs",
     "finetune_seed": "seed",
     "jepa_loss_type": "jepa_loss",
+    "lambda": "lbd",
     "step_jepa": ("objective", "step_jepa"),
     "regular": ("objective", "regular"),
     "jepa_l2": ("jepa_loss", "l2"),

@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
         dump_yaml((options, config), path)
 
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
-    metrics = run_training(options, config, save_options, scratch_lr)
+    _, metrics = run_training(options, config, save_options, scratch_lr)
     say("")
     for name in ("lm_loss", "jepa_loss", "cosine_similarity", "eval_lm_loss", "eval_jepa_loss"):
         if name in metrics:

@@ -224,7 +224,7 @@ class ChatRenderer:
                 # The template wrote something of its own in front of the mark (an empty thinking block) that it does
                 # not write in front of this answer; then the answer begins where the model is asked for it.
                 before = self._try(chat[:index], add_generation_prompt=True)
-                found = bool(before)
+                found = before not in ("", self._try(chat[:index]))
             found = found and text.startswith(before) and len(before) + len(after[0]) <= len(text)
             if found and spans:
                 found = spans[-1].end <= len(before)

@@ -9,8 +9,10 @@ because tokenizers merge ``.\\n\\n`` into one token and chat headers end in ``\\
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from stepjepa.errors import ConfigError
@@ -45,15 +47,23 @@ class StepSplitter(Protocol):
         ...
 
 
-def _uncut_spans(text: str) -> list[CharSpan]:
-    if not any(sign in text for sign in _UNCUT_SIGNS):
-        return []
-    # A fence counts from its first sign: the indentation before it may belong to a separator.
-    spans = [(max(match.start(), match.start("fence")), match.end()) for match in _UNCUT.finditer(text)]
-    thought = text.find("</think>")
-    if thought >= 0 and "<think>" not in text[:thought]:  # templates may open the block in the prompt
-        spans.append((0, thought + len("</think>")))
-    return spans
+class _Uncut:
+    """The stretches of a text that are never cut: `position in _Uncut(text)` is whether a cut there would be inside one."""
+
+    def __init__(self, text: str):
+        spans: list[CharSpan] = []
+        if any(sign in text for sign in _UNCUT_SIGNS):
+            thought = text.find("</think>")
+            if thought >= 0 and "<think>" not in text[:thought]:  # templates may open the block in the prompt
+                spans.append((0, thought + len("</think>")))
+            # A fence counts from its first sign: the indentation before it may belong to a separator.
+            spans += ((max(m.start(), m.start("fence")), m.end()) for m in _UNCUT.finditer(text))
+        self._starts = [start for start, _ in spans]
+        self._reach = list(accumulate((end for _, end in spans), max))
+
+    def __contains__(self, position: int) -> bool:
+        before = bisect_left(self._starts, position)
+        return before > 0 and position < self._reach[before - 1]
 
 
 def spans_from_cuts(text: str, cuts: Iterable[int]) -> list[CharSpan]:
@@ -62,17 +72,18 @@ def spans_from_cuts(text: str, cuts: Iterable[int]) -> list[CharSpan]:
     Cuts inside a thinking block, a code fence or display maths are dropped. A piece of white space alone joins the step
     before it (the first one: the step behind it), so that every step has something to say.
     """
-    uncut = _uncut_spans(text)
-    kept = sorted({cut for cut in cuts if 0 < cut < len(text) and not any(a < cut < b for a, b in uncut)})
+    uncut = _Uncut(text)
+    kept = sorted({cut for cut in cuts if 0 < cut < len(text) and cut not in uncut})
     spans: list[CharSpan] = []
-    start = 0
+    start = piece = 0
     for end in [*kept, len(text)]:
-        if text[start:end].strip():
+        if text[piece:end].strip():
             spans.append((start, end))
             start = end
         elif spans:
             spans[-1] = (spans[-1][0], end)
             start = end
+        piece = end
     return spans
 
 
@@ -126,8 +137,8 @@ class NumberedSplitter:
 
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""
-        uncut = _uncut_spans(text)
-        markers = [m for m in _NUMBERED.finditer(text) if not any(a < m.start() < b for a, b in uncut)]
+        uncut = _Uncut(text)
+        markers = [marker for marker in _NUMBERED.finditer(text) if marker.start() not in uncut]
         least = min((_width(marker) for marker in markers), default=0)
         markers = [marker for marker in markers if _width(marker) == least]
         for kind in ("step", "heading", "bold"):

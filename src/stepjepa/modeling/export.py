@@ -95,12 +95,11 @@ def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = No
                 key = f"{name.removesuffix('.token_adapter')}.weight"
                 weights[key] = module.get_merged_weights(module.active_adapters)
             if isinstance(module, LoraLayer):
-                for adapter in module.active_adapters:
-                    if adapter in module.lora_A:
-                        delta = module.get_delta_weight(adapter)
-                        weights[f"{name}.weight"] = weights[f"{name}.weight"] + delta.to(
-                            weights[f"{name}.weight"].dtype
-                        )
+                layer: Any = module
+                for adapter in layer.active_adapters:
+                    if adapter in layer.lora_A:
+                        key = f"{name}.weight"
+                        weights[key] = weights[key] + layer.get_delta_weight(adapter).to(weights[key].dtype)
     return weights
 
 

@@ -30,6 +30,10 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
     """
     if is_preset(name):
         return train_tokenizer(texts, PRESETS[name].vocabulary)
+    near = difflib.get_close_matches(name, list(PRESETS), n=1, cutoff=0.7)
+    if near and not os.path.isdir(name):
+        # Asked for by a slip of the finger, a Hub that does not answer would take a minute to say so.
+        raise ConfigError(f"--model_name {name}: no such folder or preset; did you mean {near[0]}?")
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -82,10 +86,7 @@ def load_model(
 
 
 def _not_loaded(what: str, name: str, error: Exception) -> str:
-    near = difflib.get_close_matches(name, list(PRESETS), n=1)
-    hint = f"; did you mean the preset {near[0]}?" if near else ""
-    if os.path.isdir(name):
-        hint = "; the folder must hold what save_pretrained writes"
+    hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return f"--model_name {name}: the {what} cannot be loaded ({first}){hint}"
 

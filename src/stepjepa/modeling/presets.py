@@ -27,11 +27,12 @@ class Preset:
     heads: int
     intermediate_size: int
     vocabulary: int
+    initializer_range: float = 0.02
     max_positions: int = 2048
 
 
 PRESETS = {
-    "tiny": Preset(hidden_size=96, layers=3, heads=3, intermediate_size=256, vocabulary=512),
+    "tiny": Preset(hidden_size=96, layers=3, heads=3, intermediate_size=256, vocabulary=512, initializer_range=0.06),
     "mini": Preset(hidden_size=256, layers=6, heads=4, intermediate_size=688, vocabulary=2048),
 }
 
@@ -78,6 +79,7 @@ def preset_config(preset: Preset, tokenizer: Any) -> LlamaConfig:
         num_attention_heads=preset.heads,
         num_key_value_heads=preset.heads,
         max_position_embeddings=preset.max_positions,
+        initializer_range=preset.initializer_range,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import transformers
@@ -41,3 +42,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         self.remove_unused_columns = False
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""
+        return {**super().to_dict(), "last_token": self.last_token}

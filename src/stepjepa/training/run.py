@@ -65,7 +65,7 @@ def run_training(
     config: JEPAConfig,
     save_options: Callable[[Path], None] | None = None,
     scratch_lr: float | None = None,
-) -> dict[str, Any]:
+) -> tuple[JEPATrainer, dict[str, Any]]:
     """Train as the options say and leave the model and its records in `config.output_dir`.
 
     Args:
@@ -75,7 +75,7 @@ def run_training(
         scratch_lr: learning rate for a model that starts from random weights; None keeps the configuration's.
 
     Returns:
-        The final metrics, as in ``metrics.json``.
+        The trainer, and the final metrics as in ``metrics.json``.
 
     Raises:
         ConfigError, DataError: before anything is written.
@@ -138,7 +138,7 @@ def run_training(
     trainer.save_model()
     if trainer.args.should_save:
         write_json(output / "metrics.json", {"metrics": metrics, "log_history": trainer.state.log_history})
-    return metrics
+    return trainer, metrics
 
 
 def last_log(trainer: JEPATrainer) -> dict[str, Any]:

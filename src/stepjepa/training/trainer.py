@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, Trainer
+from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.data.examples import ExampleStore
@@ -21,6 +21,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
 from stepjepa.modeling.load import has_experts, load_model, max_positions
 from stepjepa.training.batches import DrawnExamples, EpochCallback, EpochSampler
+from stepjepa.training.callbacks import display_callback
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.objective import LossMeter, collapse_signs, loss_parts, total_loss
 from stepjepa.training.setup import encode, make_collator, set_up_model
@@ -104,13 +105,16 @@ class JEPATrainer(Trainer):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = True
+        for shown in (ProgressCallback, PrinterCallback):
+            self.remove_callback(shown)
+        self.add_callback(display_callback(bool(args.disable_tqdm)))
         self._meter = LossMeter()
         self._meter_since = time.perf_counter()
 
     # Order of examples
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         drop_last = self.args.dataloader_drop_last
         multiple = 1 if drop_last else self.args.train_batch_size * self.accelerator.num_processes
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -132,7 +136,7 @@ class JEPATrainer(Trainer):
         counts = torch.tensor([labels, pairs], device=device)
         return self.accelerator.reduce(counts, reduction="sum")
 
-    def compute_loss(
+    def compute_loss(  # type: ignore[override]
         self,
         model: Any,
         inputs: dict[str, torch.Tensor],
@@ -187,7 +191,7 @@ class JEPATrainer(Trainer):
 
         Means over all labels and all pairs, whatever the batches and processes are.
         """
-        model = self._wrap_model(self.model, training=False)
+        model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
         if not self.accelerator._models and model is self.model:
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
         model.eval()

@@ -1,0 +1,185 @@
+"""The arms of the benchmark: each a real trainer, driven a few optimizer steps at a time over the same rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from doubled import DoubledCollator, DoubledTrainer, make_examples, predictor_tokenizer
+from transformers import Trainer, TrainingArguments
+from workload import MAX_LENGTH, OBJECTIVES, Workload
+
+from stepjepa import JEPAConfig, JEPATrainer
+from stepjepa.modeling.load import load_model
+
+ARMS = ("regular", "jepa", "two_pass", "doubled", "trl_default", "trl_best")
+
+# A doubled row is so slow that a round of it is one step of this many examples.
+DOUBLED_EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an arm did in some seconds: examples, their chat tokens, and the positions that the model computed."""
+
+    seconds: float
+    steps: int
+    examples: int
+    tokens: int
+    positions: int
+
+
+class Arm:
+    """A trainer whose optimizer steps can be run a few at a time, in turns with other arms.
+
+    A step is what the Trainer's own loop does with accumulation 1: take a batch from the trainer's data loader
+    (collation included), `training_step` (forward, loss, backward), clip, AdamW, zero the gradients. Tokenisation lies
+    before, the log behind.
+
+    Args:
+        name: one of `ARMS`.
+        trainer: its data loader must give the rows in order.
+        lengths: (rows,) chat tokens of each row.
+        steps: optimizer steps of one round.
+    """
+
+    def __init__(self, name: str, trainer: Trainer, lengths: np.ndarray, steps: int):
+        self.name, self.trainer, self.lengths, self.steps = name, trainer, lengths, steps
+        args = trainer.args
+        self.batch_size = args.per_device_train_batch_size
+        if args.gradient_checkpointing:  # `Trainer.train` would do this
+            _checkpoint(trainer.model, args)
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.create_optimizer()
+        self._loader = trainer.get_train_dataloader()
+        self._batches: Iterator[Any] = iter(self._loader)
+        self._row = 0
+
+    def run(self, steps: int | None = None) -> Work:
+        """Run `steps` optimizer steps (a round's if None) and say what was done."""
+        steps = self.steps if steps is None else steps
+        tokens = positions = 0
+        start = time.perf_counter()
+        for _ in range(steps):
+            positions += self._step()
+            tokens += int(self.lengths[self._row : self._row + self.batch_size].sum())
+            self._row = (self._row + self.batch_size) % len(self.lengths)
+        seconds = time.perf_counter() - start
+        return Work(seconds, steps, steps * self.batch_size, tokens, positions)
+
+    def _step(self) -> int:
+        trainer = self.trainer
+        batches, items = trainer.get_batch_samples(self._batches, 1, trainer.args.device)
+        if not batches:
+            self._batches = iter(self._loader)
+            batches, items = trainer.get_batch_samples(self._batches, 1, trainer.args.device)
+        batch = batches[0]
+        positions = sum(value.numel() for key, value in batch.items() if key.endswith("input_ids"))
+        trainer.training_step(trainer.model, batch, items)
+        trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
+        trainer.optimizer.step()
+        trainer.model.zero_grad()
+        return positions
+
+
+def _checkpoint(model: Any, args: TrainingArguments) -> None:
+    if hasattr(model, "activation_checkpointing_enable"):  # the newer name
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+
+
+def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps: int, whole: bool = False) -> Arm:
+    """Build one arm with a model of its own (the same weights for all).
+
+    Args:
+        name: one of `ARMS`.
+        workload: rows and tokenizer.
+        folder: where trainers may write; nothing is written.
+        batch_size: examples of an optimizer step.
+        steps: optimizer steps of a round.
+        whole: give `doubled` whole batches too (for its peak memory).
+    """
+    if name == "doubled" and not whole:
+        batch_size, steps = min(batch_size, DOUBLED_EXAMPLES), 1
+    common = {
+        "output_dir": folder,
+        "per_device_train_batch_size": batch_size,
+        "train_sampling_strategy": "sequential",
+        "learning_rate": 1e-4,
+        "max_grad_norm": 1.0,
+        "max_steps": 10**6,
+        "use_cpu": True,
+        "bf16": False,
+        "dataloader_pin_memory": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "disable_tqdm": True,
+    }
+    model = load_model(workload.model, workload.tokenizer)
+    if name == "doubled":
+        trainer = _doubled(workload, model, common)
+    elif name.startswith("trl_"):
+        trainer = _trl(workload, model, common, best=name == "trl_best")
+    else:
+        trainer = _ours(workload, model, common, name)
+    return Arm(name, trainer, chat_lengths(workload), steps)
+
+
+def chat_lengths(workload: Workload) -> np.ndarray:
+    """Tokens of each chat, (rows,) int64."""
+    texts = [workload.tokenizer.apply_chat_template(chat, tokenize=False) for chat in workload.chats]
+    return np.array([len(ids) for ids in workload.tokenizer(texts, add_special_tokens=False)["input_ids"]])
+
+
+def config_of(name: str, workload: Workload, common: dict[str, Any]) -> JEPAConfig:
+    """The configuration of one of this library's arms."""
+    method: dict[str, Any] = {"objective": "regular"} if name == "regular" else dict(OBJECTIVES[workload.name])
+    method["forward"] = "two_pass" if name == "two_pass" else "packed"
+    return JEPAConfig(max_length=MAX_LENGTH, **method, **common)
+
+
+def _ours(workload: Workload, model: Any, common: dict[str, Any], name: str) -> Trainer:
+    """`JEPATrainer`: `regular` and `jepa` in packed rows, `two_pass` the same objective as `jepa`."""
+    rows = [{"messages": chat} for chat in workload.chats]
+    config = config_of(name, workload, common)
+    return JEPATrainer(model, config, train_dataset=rows, processing_class=workload.tokenizer)
+
+
+def _doubled(workload: Workload, model: Any, common: dict[str, Any]) -> Trainer:
+    """The published doubled row; see `doubled`."""
+    tokenizer, predictors = predictor_tokenizer(workload.tokenizer, OBJECTIVES[workload.name]["predictors"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return DoubledTrainer(
+        model=model,
+        args=TrainingArguments(remove_unused_columns=False, **common),
+        train_dataset=make_examples(workload, tokenizer, predictors),
+        data_collator=DoubledCollator(tokenizer.pad_token_id),
+    )
+
+
+def _trl(workload: Workload, model: Any, common: dict[str, Any], best: bool) -> Trainer:
+    """TRL's `SFTTrainer` on the same chats: plain fine-tuning.
+
+    `trl_default`: its defaults but for float32 (chats of 1,024 tokens at most, padded to the longest of the batch,
+    gradient checkpointing, loss on all tokens). `trl_best`: no checkpointing, and the loss on the answer only.
+    """
+    from datasets import Dataset, disable_progress_bars
+    from trl import SFTConfig, SFTTrainer
+
+    disable_progress_bars()
+    if best:
+        rows = [{"prompt": chat[:-1], "completion": chat[-1:]} for chat in workload.chats]
+        config = SFTConfig(gradient_checkpointing=False, completion_only_loss=True, **common)
+    else:
+        rows = [{"messages": chat} for chat in workload.chats]
+        config = SFTConfig(**common)
+    torch.manual_seed(0)
+    return SFTTrainer(
+        model=model, args=config, train_dataset=Dataset.from_list(rows), processing_class=workload.tokenizer
+    )

@@ -1,0 +1,72 @@
+"""What every arm of a benchmark trains on: rows, the tokenizer trained on them, and the objective of each data set."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepjepa.data.sources import row_to_messages
+from stepjepa.data.synthetic import generate_rows
+from stepjepa.modeling.load import load_tokenizer
+
+Messages = list[dict[str, str]]
+
+# The JEPA objective that each data set is measured with: options of `JEPAConfig`.
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "nl_rx": {"objective": "llm_jepa", "predictors": 2, "lbd": 0.1, "jepa_loss": "cosine"},
+    "gsm8k": {
+        "objective": "step_jepa",
+        "step_pairs": "first",
+        "step_splitter": "lines",
+        "predictors": 2,
+        "lbd": 0.1,
+        "jepa_loss": "cosine",
+    },
+}
+MAX_LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One data set, ready for all arms.
+
+    Attributes:
+        name: key of `OBJECTIVES`.
+        origin: where the rows come from, in words.
+        chats: the rows that are trained on, in the order in which every arm sees them.
+        tokenizer: trained on `chats`; its chat template is the one that all arms use.
+        model: preset name.
+    """
+
+    name: str
+    origin: str
+    chats: list[Messages]
+    tokenizer: Any
+    model: str
+
+
+def read_chats(name: str, path: Path, count: int) -> tuple[list[Messages], str]:
+    """The first `count` chats of a JSONL file, or of the built-in generator where the file is absent.
+
+    Returns:
+        The chats, and where they come from in words.
+    """
+    if path.is_file():
+        with open(path, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in itertools.islice(file, count)]
+        return [row_to_messages(row) for row in rows], path.name
+    chats = [row["messages"] for row in generate_rows(count)]
+    return chats, f"generated rows ({path.name} is absent, so these figures are not those of {name})"
+
+
+def load_workload(name: str, path: Path, rows: int, batch_size: int, model: str = "mini") -> Workload:
+    """Rows and tokenizer of one data set; whole batches only, so that no arm meets a short one."""
+    chats, origin = read_chats(name, path, rows)
+    chats = chats[: len(chats) // batch_size * batch_size]
+    if not chats:
+        raise SystemExit(f"{name}: {rows} rows do not fill one batch of {batch_size}; raise --rows")
+    tokenizer = load_tokenizer(model, [message["content"] for chat in chats for message in chat])
+    return Workload(name, origin, chats, tokenizer, model)

@@ -1,0 +1,1 @@
+"""Looking at what was trained: figures of the training curves."""

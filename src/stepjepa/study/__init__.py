@@ -1,0 +1,1 @@
+"""Runs that are compared with each other."""

@@ -1,0 +1,202 @@
+"""The demo: `regular` and `step_jepa` on built-in arithmetic, the same seed, the same examples, side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stepjepa.analysis.plots import plot_curves
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.examples import ExampleStore
+from stepjepa.data.synthetic import generate_split
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation.answers import answers_match, final_answer
+from stepjepa.evaluation.generate import generate_batch
+from stepjepa.modeling.export import write_json
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.objective import collapse_signs
+from stepjepa.training.options import RunOptions, option
+from stepjepa.training.run import run_training, say
+from stepjepa.training.setup import encode
+from stepjepa.training.trainer import JEPATrainer
+
+# Long enough for the longest solution of the generator's default difficulty.
+MAX_NEW_TOKENS = 160
+_GROUP = "demo"
+
+
+@dataclass
+class DemoOptions:
+    """Options of ``stepjepa demo``. The defaults were chosen on `regular` alone (docs/demo.md)."""
+
+    output_dir: str = option("runs/demo", "Folder for both models, metrics.json and curves.png.", _GROUP)
+    overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", _GROUP)
+    seed: int = option(0, "Seed of the data, the initialisation and the order.", _GROUP)
+    train_rows: int = option(24_000, "Generated problems to train on, once each.", _GROUP)
+    test_rows: int = option(300, "Held-out problems to evaluate on.", _GROUP)
+    batch_size: int = option(16, "Examples an optimizer step.", _GROUP)
+    learning_rate: float = option(3e-3, "Peak learning rate of both arms.", _GROUP)
+    predictors: int = option(2, "K, predictor tokens of the step_jepa arm.", _GROUP)
+    lbd: float = option(0.1, "lambda of the step_jepa arm.", _GROUP)
+
+    def __post_init__(self) -> None:
+        for name in ("train_rows", "test_rows", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclass
+class ArmResult:
+    """What one arm came to on the held-out problems.
+
+    Attributes:
+        accuracy: share of right final answers under greedy decoding.
+        correct: for every problem, whether it was right.
+        stopped: share of answers that ended by themselves.
+        lm_loss: nats per token of the held-out solutions.
+        jepa_loss: held-out JEPA loss, None for `regular`.
+        cosine, shuffled_cosine: mean cosine of source and target views, matched and with targets shuffled. `regular` is
+            read at the last token of step 1, `step_jepa` at its last predictor.
+        target_std, effective_rank: collapse signs of the target states.
+        examples_per_second, train_seconds, eval_seconds: cost.
+    """
+
+    accuracy: float
+    correct: list[bool]
+    stopped: float
+    lm_loss: float
+    jepa_loss: float | None
+    cosine: float
+    shuffled_cosine: float
+    target_std: float
+    effective_rank: float
+    examples_per_second: float
+    train_seconds: float
+    eval_seconds: float
+    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+
+def run_demo(options: DemoOptions) -> dict[str, ArmResult]:
+    """Generate the data, train and evaluate both arms, write everything to `options.output_dir`.
+
+    Raises:
+        ConfigError: the folder holds something.
+    """
+    output = Path(options.output_dir)
+    if output.is_dir() and any(output.iterdir()) and not options.overwrite_output_dir:
+        raise ConfigError(
+            f"--output_dir {output}: the folder is not empty; give another one, or start over with --overwrite_output_dir"
+        )
+    train, test = generate_split(options.train_rows, options.test_rows, seed=options.seed)
+    output.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", train), ("test", test)):
+        write_rows(output / f"{name}.jsonl", rows)
+    results = {}
+    for arm in ("regular", "step_jepa"):
+        say(f"\n{arm}: {len(train)} problems, {len(test)} held out, seed {options.seed}")
+        results[arm] = run_arm(arm, options, output, test)
+    write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in results.items()}})
+    plot_curves({arm: r.history for arm, r in results.items()}, output / "curves.png", "stepjepa demo")
+    return results
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSONL; the file appears whole or not at all."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    os.replace(temporary, path)
+
+
+def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, Any]]) -> ArmResult:
+    """Train and evaluate one arm."""
+    steps = math.ceil(options.train_rows / options.batch_size)
+    config = JEPAConfig(
+        output_dir=str(output / arm),
+        overwrite_output_dir=options.overwrite_output_dir,
+        objective=arm,  # type: ignore[arg-type]
+        predictors=options.predictors if arm != "regular" else None,
+        lbd=options.lbd,
+        per_device_train_batch_size=options.batch_size,
+        num_train_epochs=1,
+        learning_rate=options.learning_rate,
+        adam_beta2=0.95,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, steps // 20),
+        logging_steps=max(1, steps // 50),
+        save_strategy="no",
+        seed=options.seed,
+    )
+    run = RunOptions(train_file=str(output / "train.jsonl"), model_name="tiny")
+    begin = time.perf_counter()
+    trainer, metrics = run_training(run, config)
+    trained = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(output / arm)
+    tokenizer = AutoTokenizer.from_pretrained(output / arm)
+    renderer = ChatRenderer(tokenizer)
+    prompts = [tokenizer(renderer.prompt(row["messages"][:-1]), add_special_tokens=False)["input_ids"] for row in test]
+    answers = generate_batch(model, tokenizer, prompts, MAX_NEW_TOKENS, batch_size=100)
+    correct = [
+        answers_match(final_answer(answer.text), row["ground_truth"]) for answer, row in zip(answers, test, strict=True)
+    ]
+    geometry = held_out(trainer, tokenizer, test, options)
+    return ArmResult(
+        accuracy=sum(correct) / len(correct),
+        correct=correct,
+        stopped=sum(answer.stopped for answer in answers) / len(answers),
+        jepa_loss=1 - geometry["cosine"] if arm != "regular" else None,
+        examples_per_second=options.train_rows / metrics["train_runtime"],
+        train_seconds=trained - begin,
+        eval_seconds=time.perf_counter() - trained,
+        history=trainer.state.log_history,
+        **geometry,
+    )
+
+
+def held_out(
+    trainer: JEPATrainer, tokenizer: Any, test: list[dict[str, Any]], options: DemoOptions
+) -> dict[str, float]:
+    """LM loss, cosines and collapse signs on the held-out problems, with first pairs in both arms."""
+    paired = JEPAConfig(output_dir=options.output_dir, objective="step_jepa", report_to="none")
+    store, _ = encode(test, tokenizer, paired)
+    collator, model = trainer.data_collator, trainer.model
+    assert model is not None
+    model.eval()
+    lm, labels, sources, targets = 0.0, 0, [], []
+    with torch.no_grad():
+        for examples in batches(store, 50):
+            batch = {key: value.to(model.device) for key, value in collator(examples).items()}
+            output = model(**batch)
+            lm, labels = lm + float(output.lm_loss_sum), labels + batch["label_ids"].numel()
+            sources.append(output.source_states.float())
+            targets.append(output.target_states.float())
+    source, target = torch.cat(sources), torch.cat(targets)
+    signs = collapse_signs([target])
+    return {
+        "lm_loss": lm / max(labels, 1),
+        "cosine": float(F.cosine_similarity(source, target, dim=-1).mean()),
+        "shuffled_cosine": float(F.cosine_similarity(source, target.roll(1, dims=0), dim=-1).mean()),
+        "target_std": signs.get("target_std", float("nan")),
+        "effective_rank": signs.get("effective_rank", float("nan")),
+    }
+
+
+def batches(store: ExampleStore, size: int) -> list[list[Any]]:
+    """The examples of a store in batches."""
+    return [[store[i] for i in range(start, min(start + size, len(store)))] for start in range(0, len(store), size)]
+
+
+def paired_difference(first: list[bool], second: list[bool]) -> tuple[float, float]:
+    """Difference of two accuracies on the same problems and the half width of its 95 % interval (normal, paired)."""
+    differences = torch.tensor([float(b) - float(a) for a, b in zip(first, second, strict=True)], dtype=torch.float64)
+    spread = differences.std().item() if len(differences) > 1 else float("nan")
+    return differences.mean().item(), 1.96 * spread / math.sqrt(len(differences))

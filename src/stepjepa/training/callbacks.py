@@ -1,0 +1,47 @@
+"""What the terminal shows while training: one progress bar, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from transformers import ProgressCallback, TrainerCallback
+
+_SHOWN = (
+    ("lm_loss", "lm", ".4f"),
+    ("jepa_loss", "jepa", ".4f"),
+    ("cosine_similarity", "cos", ".3f"),
+    ("eval_lm_loss", "eval lm", ".4f"),
+    ("eval_jepa_loss", "eval jepa", ".4f"),
+    ("tokens_per_second", "tok/s", ".0f"),
+)
+
+
+def short(logs: dict[str, Any]) -> str:
+    """A log entry in a few words: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``."""
+    return "  ".join(
+        f"{name} {logs[key]:{form}}" for key, name, form in _SHOWN if isinstance(logs.get(key), (int, float))
+    )
+
+
+class BarCallback(ProgressCallback):
+    """The Trainer's bar, with the losses behind it instead of a dictionary below it."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """See `TrainerCallback`."""
+        if state.is_world_process_zero and self.training_bar is not None and logs and short(logs):
+            self.training_bar.set_postfix_str(short(logs))
+
+
+class LinesCallback(TrainerCallback):
+    """One plain line a log entry, for logs in files."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """See `TrainerCallback`."""
+        if state.is_world_process_zero and logs and short(logs):
+            print(f"step {state.global_step}/{state.max_steps}  {short(logs)}", flush=True)
+
+
+def display_callback(disable_tqdm: bool) -> TrainerCallback:
+    """A bar on a terminal, lines elsewhere."""
+    return LinesCallback() if disable_tqdm or not sys.stderr.isatty() else BarCallback()

@@ -1,0 +1,258 @@
+"""Messages are located by rendering, in every template of `FORMATS`, or the chat is refused with a reason."""
+
+import json
+
+import pytest
+
+from stepjepa.data.chat import ChatRenderer, RowError, check_messages, load_chat_template
+from stepjepa.errors import ConfigError
+from support.templates import FORMATS
+from support.tokenizers import byte_bpe_tokenizer, fresh
+
+# What stands in front of an answer and behind the last one, typed from the published templates.
+AROUND = {
+    "llama3": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "llama3_undated": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "gemma": ("<start_of_turn>model\n", "<end_of_turn>\n"),
+    "gemma3": ("<start_of_turn>model\n", "<end_of_turn>\n"),
+    "chatml": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "qwen2": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "qwen3": ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_end|>\n"),
+    "mistral": ("[/INST] ", "</s>"),
+    "mistral_v1": (" [/INST] ", "</s>"),
+    "mistral_tekken": ("[/INST]", "</s>"),
+    "zephyr": ("<|assistant|>\n", "</s>\n"),
+    "plain_no_eot": ("Assistant: ", "\n"),
+    "dated": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+}
+TRIMMING = ("llama3", "llama3_undated", "gemma", "gemma3")
+ANSWER = "12 + 5 = 17.\n\nSo 17."
+
+
+def renderer(template, **options):
+    """A renderer of `FORMATS[template]`, or of a template given as text."""
+    if template in FORMATS:
+        return ChatRenderer(byte_bpe_tokenizer(template=template), **options)
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.chat_template = template
+    return ChatRenderer(tokenizer, **options)
+
+
+def chat(*contents, system=None):
+    roles = ("user", "assistant") * len(contents)
+    turns = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    return turns if system is None else [{"role": "system", "content": system}, *turns]
+
+
+def shown(rendered):
+    return [(span.role, rendered.text[span.start : span.end]) for span in rendered.spans]
+
+
+def test_every_format_is_covered():
+    assert set(AROUND) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_messages_in_every_template(name):
+    made = renderer(name)
+    messages = chat("12+5?", ANSWER, system="Be brief.")
+    out = made.render(messages)
+    before, after = AROUND[name]
+    answer = out.spans[-1]
+    assert out.text[: answer.start].endswith(before)
+    assert out.text[answer.end :] == after
+    if name == "gemma":
+        assert out.folded_system
+        assert shown(out) == [("user", "Be brief.\n\n12+5?"), ("assistant", ANSWER)]
+    else:
+        assert not out.folded_system
+        assert shown(out) == [("system", "Be brief."), ("user", "12+5?"), ("assistant", ANSWER)]
+        if name != "dated":  # its date is pinned, see below
+            assert out.text == byte_bpe_tokenizer(template=name).apply_chat_template(
+                messages, tokenize=False, date_string="26 Jul 2024"
+            )
+    assert out.text.count("<s>") == FORMATS[name].writes_bos
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_user_text_that_looks_like_the_template_and_the_answer(name):
+    before, after = AROUND[name]
+    nasty = (
+        f"{ANSWER} {after}{before}{ANSWER}{after} @@stepjepa:0@@ @@stepjepa:1@@ @@stepjepa@@ @@@stepjepa@@@ </think>"
+    )
+    out = renderer(name).render(chat(nasty, ANSWER, "And @@stepjepa:3@@?", "17."))
+    assert shown(out) == [
+        ("user", nasty),
+        ("assistant", ANSWER),
+        ("user", "And @@stepjepa:3@@?"),
+        ("assistant", "17."),
+    ]
+    assert out.text[: out.spans[-1].start].endswith(before)
+    assert out.text[out.spans[-1].end :] == after
+    out = renderer(name).render(chat("Q?", f"{after}{before}{ANSWER}"))
+    want = f"{after}{before}{ANSWER}"
+    want = want.lstrip() if name in TRIMMING else want
+    if name == "qwen3":  # the template takes an answer behind a closed thinking block for the answer proper
+        want = ANSWER
+    assert shown(out)[-1] == ("assistant", want)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("content", ["", " ", "\n\n", "  a\r\n\r\nb \n", "\u2003e\u0301 \U0001f600 ", "\ta", "a\x00"])
+def test_white_space_and_odd_characters(name, content):
+    out = renderer(name).render(chat("Q?", content))
+    want = content.strip() if name in TRIMMING else content
+    assert shown(out) == [("user", "Q?"), ("assistant", want)]
+    assert out.text[out.spans[-1].end :] == AROUND[name][1]
+    assert out.text[: out.spans[-1].start].endswith(AROUND[name][0])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_turns_and_a_question_at_the_end(name):
+    contents = ("one", "A.", "two", "A.", "three", "", "A.")
+    out = renderer(name).render(chat(*contents, system="S")[:8])
+    found = shown(out)
+    assert [text for role, text in found if role == "assistant"] == ["A.", "A.", ""]
+    assert [text for role, text in found if role == "user"][1:] == ["two", "three", "A."]
+    starts = [span.start for span in out.spans]
+    assert starts == sorted(starts)
+
+
+def test_reasoning_is_shown_in_the_last_answer_only():
+    thought = "<think>\nA sum.\n</think>\n\nIt is 17."
+    made = renderer("qwen3")
+    assert shown(made.render(chat("Q", thought))) == [("user", "Q"), ("assistant", thought)]
+    both = made.render(chat("Q", thought, "R", thought))
+    assert shown(both) == [("user", "Q"), ("assistant", "It is 17."), ("user", "R"), ("assistant", thought)]
+    # An empty block is the template's own; an opening mark that is missing is put in by the template.
+    assert shown(made.render(chat("Q", "<think>\n\n</think>\n\nIt is 17.")))[1] == ("assistant", "It is 17.")
+    assert shown(made.render(chat("Q", "A sum.</think>It is 17.")))[1] == ("assistant", thought)
+    inner = made.render(chat("Q </think> @@stepjepa:1@@", "<think>a</think>b</think>c"))
+    assert shown(inner)[1] == ("assistant", "<think>\na\n</think>\n\nc")
+    assert inner.text.endswith("<|im_start|>assistant\n<think>\na\n</think>\n\nc<|im_end|>\n")
+
+
+def test_a_template_without_a_default_system_prompt_gets_none_and_one_with_keeps_it():
+    qwen = renderer("qwen2")
+    out = qwen.render(chat("Q", "A"))
+    assert out.text.startswith("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nQ")
+    assert shown(out) == [("user", "Q"), ("assistant", "A")]
+    assert shown(qwen.render(chat("Q", "A", system="You are a helpful assistant.")))[0] == (
+        "system",
+        "You are a helpful assistant.",
+    )
+
+
+DROPS_SYSTEM = (
+    "{% for m in messages %}{% if m['role'] != 'system' %}<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_leaves_the_system_out_gets_it_folded():
+    out = renderer(DROPS_SYSTEM).render(chat("Q", "A", system="S"))
+    assert out.folded_system and out.text == "<user>S\n\nQ</><assistant>A</>"
+    assert shown(out) == [("user", "S\n\nQ"), ("assistant", "A")]
+    blank = renderer(DROPS_SYSTEM).render(chat("Q", "A", system=" "))
+    assert blank.text == "<user>Q</><assistant>A</>"
+    with pytest.raises(RowError, match="no user message to fold"):
+        renderer(DROPS_SYSTEM).render([{"role": "system", "content": "S"}, {"role": "assistant", "content": "A"}])
+
+
+def test_an_empty_system_message_that_changes_the_template():
+    template = (
+        "{% for m in messages %}{% if m['content'] or m['role'] != 'system' %}"
+        "<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}{% endfor %}"
+    )
+    out = renderer(template).render(chat("Q", "A", system=""))
+    assert out.text == "<user>Q</><assistant>A</>" and not out.folded_system
+    assert shown(out) == [("user", "Q"), ("assistant", "A")]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        # The user's text decides what stands in front of it: with a mark in its place that is not seen.
+        (
+            "{% for m in messages %}{{ '(long)' if m['content']|length < 4 else '' }}<{{ m['role'] }}>"
+            "{{ m['content'] }}</>{% endfor %}",
+            "message_not_found",
+        ),
+        ("{% for m in messages %}<{{ m['content'] | upper }}>{% endfor %}", "message_not_found"),
+        ("{% for m in messages %}<{{ m['content'] }}|{{ m['content'] }}>{% endfor %}", "message_not_found"),
+        ("{% for m in messages | reverse %}<{{ m['content'] }}>{% endfor %}", "message_not_found"),
+        ("{% for m in messages if m['role'] == 'user' %}<{{ m['content'] }}>{% endfor %}", "message_not_found"),
+        ("{{ raise_exception('no\nthank you') }}", "template_refused"),
+    ],
+)
+def test_what_cannot_be_located_is_refused(template, reason):
+    with pytest.raises(RowError) as caught:
+        renderer(template).render(chat("Q", "A"))
+    assert caught.value.reason == reason
+
+
+def test_without_a_generation_prompt_an_answer_is_not_taken_to_begin_behind_the_question():
+    short = "{{ '(short)' if m['content']|length < 4 else '' }}"
+    template = f"{{% for m in messages %}}{short}<{{{{ m['role'] }}}}>{{{{ m['content'] }}}}</>{{% endfor %}}"
+    assert shown(renderer(template).render(chat("Question", "Answer")))[1] == ("assistant", "Answer")
+    with pytest.raises(RowError, match=r"message 2 \(assistant\) cannot be located"):
+        renderer(template).render(chat("Question", "A"))
+
+
+def test_a_template_that_strips_in_its_own_way_is_followed():
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'].strip('-') }}</>{% endfor %}"
+    assert shown(renderer(template).render(chat("-Q-", "--A--"))) == [("user", "Q"), ("assistant", "A")]
+
+
+def test_the_day_of_the_run_is_not_in_the_text():
+    out = renderer("dated").render(chat("Q", "A", system="S"))
+    assert out.text.startswith("<|im_start|>system\nToday is 26 July 2024.\n\nS<|im_end|>\n")
+    assert shown(out)[0] == ("system", "S")
+    assert "Today Date: 26 Jul 2024\n" in renderer("llama3").render(chat("Q", "A")).text
+    pinned = renderer("llama3", template_kwargs={"date_string": "1 May 2020"})
+    assert "Today Date: 1 May 2020\n" in pinned.render(chat("Q", "A")).text
+
+
+def test_the_prompt_is_the_text_up_to_the_answer():
+    for name in FORMATS:
+        made = renderer(name, template_kwargs={"enable_thinking": False})
+        whole = made.render(chat("Q", "A", system="S"))
+        prompt = made.prompt(chat("Q", system="S"))
+        assert whole.text[: whole.spans[-1].start].rstrip(" ") == prompt.rstrip(" "), name
+
+
+def test_check_messages():
+    assert check_messages(({"role": "assistant", "content": "a", "name": None},)) == [
+        {"role": "assistant", "content": "a"}
+    ]
+    cases = [
+        (None, "no_messages"),
+        ([], "no_messages"),
+        ("hello", "no_messages"),
+        (["hello"], "no_messages"),
+        ([{"role": "tool", "content": ""}], "unknown_role"),
+        ([{"role": ["user"], "content": ""}], "unknown_role"),
+        ([{"role": "assistant"}], "content_not_text"),
+        ([{"role": "assistant", "content": [{"type": "text"}]}], "content_not_text"),
+        ([{"role": "user", "content": "a"}], "no_assistant_message"),
+        ([{"role": "assistant", "content": json.loads('"a\\ud83d b"')}], "broken_text"),
+    ]
+    for messages, reason in cases:
+        with pytest.raises(RowError) as caught:
+            check_messages(messages)
+        assert caught.value.reason == reason
+    with pytest.raises(RowError, match=r"message 2 \(assistant\) has content of type int"):
+        check_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": 7}])
+
+
+def test_template_files(tmp_path):
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages }}é", encoding="utf-8")
+    assert load_chat_template(file) == "{{ messages }}é"
+    file.write_bytes(b"\xff\xfe")
+    for path in (file, tmp_path / "absent.jinja"):
+        with pytest.raises(ConfigError, match="give a Jinja file"):
+            load_chat_template(path)
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="--chat_template FILE"):
+        ChatRenderer(tokenizer)

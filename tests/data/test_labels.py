@@ -1,0 +1,218 @@
+"""Labels are exactly the answers as the template shows them, each with its end-of-turn token."""
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.examples import EncodeOptions, encode_dataset
+from stepjepa.data.steps import make_splitter
+from support import tokenizers as made
+from support.templates import FORMATS
+
+QUESTION = "What is 12 + 5?"
+# Answers that every template shows as they are, the `>` in front keeps a template's space from merging.
+ANSWERS = {
+    "merged separator": ">12 + 5 = 17.\n\nSo it is 17.",
+    "ends in a full stop": ">It is 17.",
+    "repeats the question": "What is 12 + 5? It is What is 12 + 5?",
+    "empty": "",
+    "one letter": "x",
+    "emoji": "\U0001f468\u200d\U0001f469\u200d\U0001f467 17 \u2764\ufe0f\U0001f44d\U0001f3fd",
+    "combining marks": "o\u0302\u0323 e\u0301 n\u0303\u0303",
+    "windows lines": ">a = 17\r\n\r\nb = 17.\r\nc",
+    "look-alikes": ">a<|eot_id|>b<|predictor_1|>c</s>d<|im_end|>e[INST]<s>f<end_of_turn>g",
+    "ends in a look-alike": ">17<|eot_id|>",
+    "starts with one": "</s>17<|im_end|>",
+    "numbers": "1234567 1,234.50",
+    "chinese": "\u4f60\u597d\uff0c\u4e16\u754c\u3002",
+}
+SPACED = {
+    "spaces": "  It is 17. \n ",
+    "line breaks": "\n\nIt is 17.\n\n",
+    "only spaces": " \n ",
+    "odd spaces": "\u2003It is 17\u00a0",
+}
+TRIMMING = ("llama3", "llama3_undated", "gemma", "gemma3")
+
+
+def make(kind, template):
+    if kind == "bpe":
+        return made.byte_bpe_tokenizer(template=template)
+    return {
+        "llama3": made.llama3_tokenizer,
+        "v1": lambda: made.mistral_sentencepiece_tokenizer("v1"),
+        "v3": made.mistral_sentencepiece_tokenizer,
+        "tekken": made.tekken_tokenizer,
+    }[kind]()
+
+
+CASES = [("bpe", name) for name in FORMATS]
+CASES += [("llama3", "llama3"), ("v1", "mistral_v1"), ("v3", "mistral"), ("tekken", "mistral_tekken")]
+
+
+def encode(tokenizer, chats, **options):
+    settings = EncodeOptions("regular", make_splitter("separator"), **options)
+    rows = [{"messages": messages} for messages in chats]
+    return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings)
+
+
+def chat(answer, question=QUESTION):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def labelled(tokenizer, example):
+    """The text of each label span."""
+    return [tokenizer.decode(example.input_ids[start:stop].tolist()) for start, stop in example.label_spans]
+
+
+def end_of(kind, template):
+    """The end-of-turn token; where the template writes none, the tokenizer's EOS, and None without one."""
+    return FORMATS[template].end_of_turn or make(kind, template).eos_token or ""
+
+
+@pytest.mark.parametrize(("kind", "template"), CASES)
+def test_labels_decode_to_the_answer_and_its_end(kind, template):
+    tokenizer, end = make(kind, template), end_of(kind, template)
+    answers = [a for a in ANSWERS.values() if a or end]
+    store, report = encode(tokenizer, [chat(answer) for answer in answers])
+    assert report.rows_kept == len(answers)
+    count = 0
+    for answer, example in zip(answers, store, strict=True):
+        ((start, stop),) = example.label_spans
+        text = tokenizer.decode(example.input_ids[start:stop].tolist())
+        # A byte-level token may hold the space that these templates write in front of an answer.
+        if template in ("plain_no_eot", "mistral", "mistral_v1"):
+            text = text.removeprefix(" ")
+        if kind == "v1":  # this tokenizer writes a space behind every special token
+            answer = answer.replace("<s>", "<s> ").replace("</s>", "</s> ")
+        assert text == answer + end, ascii(answer)
+        tail = tokenizer.decode(example.input_ids[stop:].tolist())
+        closes_with_a_line = end in ("", "<end_of_turn>", "<|im_end|>") or template == "zephyr"
+        assert tail == ("\n" if closes_with_a_line else "")
+        if end:
+            last = example.input_ids[stop - 1]
+            assert tokenizer.convert_ids_to_tokens(int(last)) == end
+        count += stop - start
+    assert report.labelled_tokens == count
+    assert report.tokens == sum(len(example.input_ids) for example in store)
+
+
+@pytest.mark.parametrize(("kind", "template"), CASES)
+def test_labels_of_answers_in_white_space(kind, template):
+    tokenizer, end = make(kind, template), end_of(kind, template)
+    store, _ = encode(tokenizer, [chat(answer) for answer in SPACED.values()])
+    for answer, example in zip(SPACED.values(), store, strict=True):
+        (text,) = labelled(tokenizer, example)
+        if template in TRIMMING:
+            assert text == answer.strip() + end, ascii(answer)
+        else:
+            # White space in front may merge with the white space or the line break of the header.
+            assert text.lstrip() == (answer + end).lstrip(), ascii(answer)
+            lead = text[: len(text) - len(text.lstrip())]
+            assert lead.removeprefix("\n").removeprefix(" ") in answer and len(lead) <= len(answer) + 1
+
+
+@pytest.mark.parametrize(("kind", "template"), CASES)
+def test_the_trunk_is_what_the_template_gives_and_begins_with_one_bos(kind, template):
+    tokenizer = make(kind, template)
+    chats = [chat("It is 17."), [*chat("A!"), *chat("It is 17.")]]
+    store, _ = encode(tokenizer, chats)
+    for messages, example in zip(chats, store, strict=True):
+        if template not in ("plain_no_eot", "dated"):
+            want = tokenizer.apply_chat_template(messages, date_string="26 Jul 2024", return_dict=False)
+            assert example.input_ids.tolist() == want
+        bos = example.input_ids == tokenizer.bos_token_id
+        assert bos.sum() == FORMATS[template].writes_bos and bos[0] == FORMATS[template].writes_bos
+
+
+def test_the_number_of_labels_by_hand(llama3_tokenizer, tekken_tokenizer):
+    # ">", "12", ".\n\n", "So", end of turn; Tekken writes each digit as a token.
+    for tokenizer, count in ((llama3_tokenizer, 5), (tekken_tokenizer, 6)):
+        store, report = encode(tokenizer, [chat(">12.\n\nSo"), chat("")])
+        assert [stop - start for ((start, stop),) in (e.label_spans for e in store)] == [count, 1]
+        assert report.labelled_tokens == count + 1
+    store, report = encode(llama3_tokenizer, [chat("So")])
+    (example,) = store
+    assert example.input_ids[slice(*example.label_spans[0])].tolist() == [4516, 128009]
+    assert report.end_of_turn == "<|eot_id|>"
+
+
+@pytest.mark.parametrize(("kind", "template"), CASES)
+def test_every_answer_of_a_chat_is_labelled(kind, template):
+    tokenizer, end = make(kind, template), end_of(kind, template)
+    turns = [*chat(">First."), *chat(">Second.\n\nDone.", "And?"), *chat(">First.", ">First.")]
+    store, _ = encode(tokenizer, [turns, turns[:3], turns[:5]])
+    middle = "" if template == "plain_no_eot" else end
+    want = [f">First.{middle}", f">Second.\n\nDone.{middle}", f">First.{end}"]
+    spaced = template in ("plain_no_eot", "mistral", "mistral_v1")
+    for example, texts in zip(store, (want, [f">First.{middle}"], want[:2]), strict=True):
+        found = [text.removeprefix(" ") if spaced else text for text in labelled(tokenizer, example)]
+        assert found == texts
+    # A chat that ends with a question is closed by nothing.
+    assert (tokenizer.decode(store[1].input_ids.tolist()).rstrip("\n").endswith(("And?", f"And?{end}"))) or (
+        template.startswith("mistral")
+    )
+
+
+def with_eos(template_text, *special):
+    tokenizer = made.fresh(made.byte_bpe_tokenizer())
+    tokenizer.chat_template = template_text
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in special], special_tokens=True)
+    return tokenizer
+
+
+def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
+    plain = FORMATS["plain_no_eot"].template
+    tokenizer = with_eos(plain)
+    store, report = encode(tokenizer, [chat("It is 17."), [*chat("A 17."), *chat("B 17.", "R")], chat("")])
+    assert tokenizer.decode(store[0].input_ids.tolist()) == ("User: What is 12 + 5?\nAssistant: It is 17.<|im_end|>")
+    assert labelled(tokenizer, store[0]) == [" It is 17.<|im_end|>"]
+    assert labelled(tokenizer, store[1]) == [" A 17.", "B 17.<|im_end|>"]  # " A" is one token, " B" is two
+    assert labelled(tokenizer, store[2]) == ["<|im_end|>"]
+    assert report.end_of_turn == "<|im_end|> (the tokenizer's EOS, appended: the template writes none)"
+    # The trap itself: these tokenizers write the full stop and the line break as one token.
+    for real in (made.llama3_tokenizer("plain_no_eot"), made.with_template(made.tekken_tokenizer(), "plain_no_eot")):
+        assert len(real(".\n", add_special_tokens=False)["input_ids"]) == 1
+        store, _ = encode(real, [[*chat("A 17."), *chat("B 17.", "R")]])
+        assert labelled(real, store[0]) == [" A 17.", f" B 17.{real.eos_token}"]
+    store, report = encode(made.byte_bpe_tokenizer(template="plain_no_eot"), [chat("It is 17.")])
+    assert labelled(tokenizer, store[0]) == [" It is 17."] and report.end_of_turn.startswith("none: ")
+
+
+def test_a_marker_that_opens_the_next_turn_ends_none():
+    template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+    tokenizer = with_eos(template, "<|user|>", "<|assistant|>")
+    store, _ = encode(tokenizer, [[*chat("A."), *chat("B.", "R")]])
+    assert labelled(tokenizer, store[0]) == ["A.", "B.<|im_end|>"]
+    between = "{% for m in messages %}{{ m['content'] }}{{ '' if loop.last else eos_token }}{% endfor %}"
+    store, _ = encode(with_eos(between), [[*chat("A."), *chat("B.", "R")]])
+    assert labelled(tokenizer, store[0]) == ["A.<|im_end|>", "B.<|im_end|>"]
+
+
+def test_an_end_of_turn_that_is_not_called_special():
+    tokenizer = made.fresh(made.byte_bpe_tokenizer(template="plain_no_eot"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<end>\n{% endfor %}"
+    tokenizer.add_tokens([AddedToken("<end>", special=False, normalized=False)])
+    store, report = encode(tokenizer, [chat("So.")])
+    assert labelled(tokenizer, store[0]) == ["So.<end>"] and report.end_of_turn == "<end>"
+
+
+def test_a_header_that_swallows_white_space_is_not_labelled():
+    tokenizer = made.fresh(made.byte_bpe_tokenizer())
+    tokenizer.add_tokens(
+        [AddedToken(t, special=True, rstrip=True, normalized=False) for t in ("<|a|>", "<|u|>", "<|end|>")],
+        special_tokens=True,
+    )
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'][0] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    store, _ = encode(tokenizer, [chat("\n\nSo. \n"), chat(""), chat(" ")])
+    assert [labelled(tokenizer, example) for example in store] == [["So. \n<|end|>"], ["<|end|>"], ["<|end|>"]]
+
+
+def test_the_padding_side_does_not_matter():
+    left = made.fresh(made.byte_bpe_tokenizer())
+    left.padding_side = left.truncation_side = "left"
+    left.model_max_length = 4
+    chats = [chat("It is 17."), chat("So.")]
+    for example, want in zip(encode(left, chats)[0], encode(made.byte_bpe_tokenizer(), chats)[0], strict=True):
+        assert np.array_equal(example.input_ids, want.input_ids) and example.label_spans == want.label_spans

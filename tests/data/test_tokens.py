@@ -1,0 +1,123 @@
+"""Character spans become token spans by one rule: a token belongs to the span that holds its last character."""
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, processors
+
+from stepjepa.data.tokens import TurnEnds, check_tokenizer, encode_apart, encode_texts, last_characters, token_span
+from stepjepa.errors import ConfigError
+from support.tokenizers import byte_bpe_tokenizer, fresh, mistral_sentencepiece_tokenizer
+
+
+def tokens(tokenizer, text):
+    """[(token, index of its last character), ...]"""
+    ids, last = encode_texts(tokenizer, [text])[0]
+    assert ids.dtype == np.int32 and last.dtype == np.int64
+    return list(zip(tokenizer.convert_ids_to_tokens(ids.tolist()), last.tolist(), strict=True))
+
+
+def test_spans_by_the_last_character():
+    last = np.array([2, 2, 2, 5, 8, 8])
+    assert token_span(last, 0, 3) == (0, 3)
+    assert token_span(last, 0, 2) == (0, 0)
+    assert token_span(last, 3, 6) == (3, 4)
+    assert token_span(last, 3, 5) == (3, 3)
+    assert token_span(last, 5, 9) == (3, 6)
+    assert token_span(last, 9, 20) == (6, 6)
+    assert token_span(last, 8, 3) == (4, 4)
+    assert token_span(np.zeros(0, np.int64), 0, 5) == (0, 0)
+
+
+def test_last_characters():
+    assert last_characters([(0, 1), (0, 1), (1, 4)], 4).tolist() == [0, 0, 3]
+    assert last_characters([(0, 0), (0, 2), (2, 2)], 2).tolist() == [0, 1, 1]  # added marks
+    assert last_characters([(0, 3), (4, 4), (5, 5), (6, 7)], 7).tolist() == [2, 3, 4, 6]  # trimmed spaces
+    assert last_characters([], 0).tolist() == []
+
+
+def test_a_merged_separator_belongs_to_the_step_that_it_ends(llama3_tokenizer):
+    text = "So 17.\n\nThen 3"
+    assert tokens(llama3_tokenizer, text) == [
+        ("So", 1), ("\u0120", 2), ("17", 4), (".\u010a\u010a", 7), ("Then", 11), ("\u0120", 12), ("3", 13)
+    ]  # fmt: skip
+    last = encode_texts(llama3_tokenizer, [text])[0][1]
+    assert token_span(last, 0, 8) == (0, 4)
+    assert token_span(last, 8, 14) == (4, 7)
+    assert token_span(last, 0, 6) == (0, 3)  # without its separator the step loses the merged full stop
+
+
+def test_several_tokens_share_a_character(bpe_tokenizer, llama3_tokenizer):
+    found = tokens(bpe_tokenizer, "a\U0001f600b")
+    assert [at for _, at in found] == [0, 1, 1, 1, 1, 2]
+    _, last = encode_texts(bpe_tokenizer, ["a\U0001f600b"])[0]
+    assert token_span(last, 1, 2) == (1, 5)
+    assert token_span(last, 0, 1) == (0, 1)
+    ids, last = encode_texts(llama3_tokenizer, ["\U0001f600\n\n\U0001f468\u200d\U0001f469"])[0]
+    start, stop = token_span(last, 0, 3)
+    assert llama3_tokenizer.decode(ids[start:stop]) == "\U0001f600\n\n"
+
+
+def test_a_sentencepiece_mark_counts_with_the_first_character():
+    for version in ("v1", "v3"):
+        tokenizer = mistral_sentencepiece_tokenizer(version)
+        assert tokens(tokenizer, "\n\na") == [("\u2581", 0), ("<0x0A>", 0), ("<0x0A>", 1), ("a", 2)]
+    assert tokens(mistral_sentencepiece_tokenizer("v1"), "a</s>b") == [("\u2581a", 0), ("</s>", 4), ("\u2581b", 5)]
+
+
+def test_no_special_token_is_added(llama3_tokenizer, mistral_tokenizer, tekken_tokenizer):
+    for tokenizer in (llama3_tokenizer, mistral_tokenizer, tekken_tokenizer):
+        assert tokenizer.bos_token_id not in encode_texts(tokenizer, ["hello"])[0][0]
+        ids = encode_texts(tokenizer, [f"{tokenizer.bos_token}hello"])[0][0].tolist()
+        assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
+
+
+def test_padding_and_truncation_settings_do_not_matter():
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.padding_side = tokenizer.truncation_side = "left"
+    tokenizer.model_max_length = 2
+    texts = ["a", "It is 17.\n\nSo"]
+    found, want = encode_texts(tokenizer, texts), encode_texts(byte_bpe_tokenizer(), texts)
+    for left, right in zip(found, want, strict=True):
+        assert left[0].tolist() == right[0].tolist() and left[1].tolist() == right[1].tolist()
+
+
+def test_offsets_that_are_trimmed_of_spaces():
+    tokenizer = fresh(byte_bpe_tokenizer())
+    want = tokens(tokenizer, " foo   bar.  \n\n  So it  ")
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    assert tokens(tokenizer, " foo   bar.  \n\n  So it  ") == want
+
+
+def test_a_special_token_does_not_own_the_white_space_that_it_swallows():
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.add_tokens([AddedToken("<|a|>", special=True, rstrip=True, normalized=False)], special_tokens=True)
+    assert tokens(tokenizer, "<|a|>\n  x<|a|>  ") == [("<|a|>", 4), ("x", 8), ("<|a|>", 13)]
+
+
+def test_encode_apart(bpe_tokenizer):
+    text = "It is 17.\n\nSo"
+    whole = encode_texts(bpe_tokenizer, [text])[0]
+    assert encode_apart(bpe_tokenizer, text, [])[0].tolist() == whole[0].tolist()
+    ids, last = encode_apart(bpe_tokenizer, text, [9, 11])
+    assert bpe_tokenizer.decode(ids) == text
+    names = bpe_tokenizer.convert_ids_to_tokens(ids.tolist())
+    assert names[-4:] == [".", "\u010a", "\u010a", "So"] and last.tolist()[-4:] == [8, 9, 10, 12]
+    assert ".\u010a\u010a" in bpe_tokenizer.convert_ids_to_tokens(whole[0].tolist())
+
+
+def test_turn_ends(llama3_tokenizer):
+    ends = TurnEnds(llama3_tokenizer)
+    ids = np.array([5, 128009, 6, 128006, 128009])
+    assert [ends.find(ids, start, stop) for start, stop in ((0, 5), (2, 5), (2, 3), (4, 5), (5, 5))] == [
+        1, 3, None, 4, None,
+    ]  # fmt: skip
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.add_tokens(["\n\n\n", "\u2581\u2581", "<end>"])
+    blank, marks, end = (tokenizer.convert_tokens_to_ids(t) for t in ("\n\n\n", "\u2581\u2581", "<end>"))
+    assert TurnEnds(tokenizer).find(np.array([blank, marks, 300, end]), 0, 4) == 3  # white space ends nothing
+
+
+def test_slow_tokenizers_are_refused(bpe_tokenizer):
+    check_tokenizer(bpe_tokenizer)
+    with pytest.raises(ConfigError, match="fast tokenizer"):
+        check_tokenizer(object())

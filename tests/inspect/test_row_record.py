@@ -1,0 +1,205 @@
+"""The record of a row: layout, names and kinds of its tokens, readouts, and the visibility matrix."""
+
+import numpy as np
+import pytest
+
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.examples import EncodeOptions, Example, ExampleStore, encode_dataset
+from stepjepa.data.steps import LineSplitter, SeparatorSplitter
+from stepjepa.data.views import Pair
+from stepjepa.inspect.model import KINDS, Readout, TrunkSpan, row_record, token_text, trunk_spans
+from stepjepa.modeling.presets import train_tokenizer
+
+WORDS = "q a b c d e".split()
+
+
+def ids(*numbers):
+    return np.array(numbers, dtype=np.int32)
+
+
+def matrix(drawing):
+    """A drawing of ones and dots as a boolean matrix."""
+    lines = [line.split() for line in drawing.strip().splitlines()]
+    return np.array([[cell == "1" for cell in line] for line in lines])
+
+
+# Prompt q; step 1 is a b, step 2 is c d; e ends the turn.
+FIRST = Example(ids(0, 1, 2, 3, 4, 5), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
+# Prompt q; steps a, b, c; e ends the turn.
+ALL = Example(ids(0, 1, 2, 3, 5), ((1, 5),), (Pair(1, 1, 2, 3, 2), Pair(2, 2, 3, 4, 3)))
+
+
+def record(*examples, predictors=2, **options):
+    return row_record(ExampleStore(examples), predictors, WORDS.__getitem__, vocabulary=6, **options)
+
+
+def test_one_pair_with_two_predictors():
+    row = record(FIRST)
+    assert row.texts == ("q", "a", "b", "c", "d", "e", "<|predictor_1|>", "<|predictor_2|>", "c", "d")
+    assert row.ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 3, 4]
+    assert row.positions.tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6]
+    assert row.orders.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 0, 1]
+    assert row.segments.tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 2, 2]
+    assert row.attaches.tolist() == [-1] * 6 + [2, 2, -1, -1]
+    assert row.labelled.tolist() == [False] + [True] * 5 + [False] * 4
+    assert row.names == ("trunk: prompt", *["trunk: answer"] * 5, *["branch 1"] * 2, *["target 1"] * 2)
+    expected = "prompt answer source_end original original answer predictor predictor target target"
+    assert row.kinds == tuple(expected.split())
+    assert set(row.kinds) == set(KINDS)
+    assert row.sections() == [(0, 1), (1, 6), (6, 8), (8, 10)]
+    (pair,) = row.pairs
+    assert (pair.example, pair.number) == (0, 1)
+    assert pair.source_end == Readout(2, "b")
+    assert pair.source == Readout(7, "<|predictor_2|>")
+    assert pair.target == Readout(9, "d")
+    assert (pair.original, pair.copy) == ((3, 5), (8, 10))
+    expected = matrix("""
+        1 . . . . .  . .  . .
+        1 1 . . . .  . .  . .
+        1 1 1 . . .  . .  . .
+        1 1 1 1 . .  . .  . .
+        1 1 1 1 1 .  . .  . .
+        1 1 1 1 1 1  . .  . .
+        1 1 1 . . .  1 .  . .
+        1 1 1 . . .  1 1  . .
+        . . . . . .  . .  1 .
+        . . . . . .  . .  1 1
+    """)
+    assert row.visible.dtype == bool
+    np.testing.assert_array_equal(row.visible, expected)
+
+
+def test_all_pairs():
+    row = record(ALL)
+    assert row.texts[5:] == (
+        *("<|predictor_1|>", "<|predictor_2|>", "b"),
+        *("<|predictor_1|>", "<|predictor_2|>", "c"),
+    )
+    assert row.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 3, 4, 5]
+    assert row.names[5:] == ("branch 1", "branch 1", "target 1", "branch 2", "branch 2", "target 2")
+    # b is the first pair's target and ends the second pair's source.
+    assert row.kinds[:5] == ("prompt", "source_end", "source_end", "original", "answer")
+    assert [pair.source.index for pair in row.pairs] == [6, 9]
+    assert [pair.target.index for pair in row.pairs] == [7, 10]
+    assert [pair.source_end.text for pair in row.pairs] == ["a", "b"]
+    expected = matrix("""
+        1 . . . .  . . .  . . .
+        1 1 . . .  . . .  . . .
+        1 1 1 . .  . . .  . . .
+        1 1 1 1 .  . . .  . . .
+        1 1 1 1 1  . . .  . . .
+        1 1 . . .  1 . .  . . .
+        1 1 . . .  1 1 .  . . .
+        . . . . .  . . 1  . . .
+        1 1 1 . .  . . .  1 . .
+        1 1 1 . .  . . .  1 1 .
+        . . . . .  . . .  . . 1
+    """)
+    np.testing.assert_array_equal(row.visible, expected)
+
+
+def test_two_examples_see_nothing_of_each_other():
+    alone, other, both = record(FIRST), record(ALL), record(FIRST, ALL)
+    first = len(alone)
+    np.testing.assert_array_equal(both.visible[:first, :first], alone.visible)
+    np.testing.assert_array_equal(both.visible[first:, first:], other.visible)
+    assert not both.visible[:first, first:].any()
+    assert not both.visible[first:, :first].any()
+    assert both.texts == alone.texts + other.texts
+    assert both.examples.tolist() == [0] * first + [1] * len(other)
+    assert [pair.source.index for pair in both.pairs] == [7, first + 6, first + 9]
+    assert both.pairs[1].original == (first + 2, first + 3)
+    assert both.pairs[2].copy == (first + 10, first + 11)
+    assert [(pair.example, pair.number) for pair in both.pairs] == [(0, 1), (1, 1), (1, 2)]
+
+
+def test_without_predictors_the_source_is_read_on_the_trunk():
+    late = FIRST._replace(pairs=(Pair(2, 3, 3, 5, 4),))
+    row = record(late, predictors=0)
+    assert row.texts[6:] == ("c", "d")
+    assert row.pairs[0].source_end == Readout(2, "b")
+    assert row.pairs[0].source == Readout(3, "c")
+    assert row.pairs[0].copy == (6, 8)
+    assert row.visible.sum() == 21 + 3
+
+
+def test_descending_predictors():
+    row = record(FIRST, predictor_order="descending")
+    assert row.texts[6:8] == ("<|predictor_2|>", "<|predictor_1|>")
+    assert row.ids[6:8].tolist() == [7, 6]
+    assert row.pairs[0].source == Readout(7, "<|predictor_1|>")
+
+
+def test_an_example_without_pairs():
+    row = record(FIRST._replace(pairs=()))
+    assert row.pairs == ()
+    assert set(row.kinds) == {"prompt", "answer"}
+    np.testing.assert_array_equal(row.visible, np.tri(6, dtype=bool))
+
+
+def test_spans_name_the_trunk_and_are_cut_with_it():
+    spans = [TrunkSpan("user", 0, 1), TrunkSpan("step 1", 1, 3), TrunkSpan("step 2", 3, 5), TrunkSpan("step 3", 6, 9)]
+    names = record(FIRST, spans=[spans]).names[:6]
+    assert [name.removeprefix("trunk: ") for name in names] == [
+        *("user", "step 1", "step 1", "step 2", "step 2", "end of turn")
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["First we add 2 and 3.\n\nThen we double it.\n\nSo 10. What is it?"], 320)
+
+
+def encoded(tokenizer, messages, splitter):
+    renderer = ChatRenderer(tokenizer)
+    options = EncodeOptions("step_jepa", splitter, step_pairs="all")
+    store, _ = encode_dataset([{"messages": messages}], tokenizer, renderer, options)
+    return store[0], trunk_spans(tokenizer, renderer, messages, splitter)
+
+
+@pytest.mark.parametrize("splitter", [SeparatorSplitter(), LineSplitter()])
+def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer, splitter):
+    messages = [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "What is it?\n\nSo?"},
+        {"role": "assistant", "content": "First we add 2 and 3.\n\nThen we double it \U0001f600.\r\n\r\nSo 10."},
+    ]
+    example, spans = encoded(tokenizer, messages, splitter)
+    assert [span.name for span in spans] == ["system", "user", "step 1", "step 2", "step 3"]
+    steps = spans[2:]
+    assert [pair.source_end + 1 for pair in example.pairs] == [step.stop for step in steps[:-1]]
+    assert [(pair.target_start, pair.target_end) for pair in example.pairs] == [step[1:] for step in steps[1:]]
+    row = row_record([example], 2, token_text(tokenizer), vocabulary=len(tokenizer), spans=[spans])
+    start, stop = spans[1][1:]
+    assert "".join(row.texts[start:stop]) == messages[1]["content"]
+    start, stop = row.pairs[0].original
+    assert row.texts[start:stop] == row.texts[slice(*row.pairs[0].copy)]
+    assert row.texts[row.pairs[1].target.index] == "."
+
+
+def test_several_answers_have_their_own_steps(tokenizer):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b\n\nc"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    _, spans = encoded(tokenizer, messages, SeparatorSplitter())
+    names = [span.name for span in spans]
+    assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
+    plain = trunk_spans(tokenizer, ChatRenderer(tokenizer), messages)
+    assert [span.name for span in plain] == ["user", "answer 1", "user", "answer 2"]
+
+
+def test_texts_of_tokens_that_are_no_whole_character(tokenizer):
+    text = token_text(tokenizer)
+    pieces = [text(index) for index in tokenizer(" \U0001f600", add_special_tokens=False)["input_ids"]]
+    assert "".join(pieces) in (r" \xf0\x9f\x98\x80", " \U0001f600")
+    assert text(tokenizer.eos_token_id) == "<|end|>"
+    assert text(10**6) == f"<id {10**6}>"
+
+
+def test_texts_of_sentencepiece_tokens(mistral_tokenizer):
+    text = token_text(mistral_tokenizer)
+    numbers = mistral_tokenizer("two words", add_special_tokens=False)["input_ids"]
+    assert "".join(map(text, numbers)) == " two words"

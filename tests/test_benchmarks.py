@@ -1,0 +1,50 @@
+"""The benchmark script runs on generated rows and prints what it promises. Its figures are not tested."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+ARMS = ["regular", "jepa", "two_pass", "doubled"]
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments: object) -> str:
+    command = [sys.executable, str(BENCHMARKS / "step_cost.py"), "--model", "tiny", "--threads", "1", "--rows", "8"]
+    command += ["--batch_size", "2", "--nl_rx", "absent.jsonl", "--gsm8k", "absent.jsonl", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_arm_is_in_the_table_and_in_the_json(tmp_path):
+    file = tmp_path / "result.json"
+    arguments = ["--arms", *ARMS, "--rounds", 1, "--steps", 1, "--prepare_rows", 8, "--skip_memory", "--json", file]
+    printed = run(*arguments)
+    assert printed.count("absent.jsonl is absent") == 2
+    assert "packed JEPA / doubled row: " in printed
+    assert "packed JEPA cost / regular: " in printed
+    assert "data preparation, 8 rows: " in printed
+
+    results = json.loads(file.read_text())
+    assert set(results["data"]) == {"nl_rx", "gsm8k"}
+    for result in results["data"].values():
+        arms = result["arms"]
+        assert list(arms) == ARMS
+        for name in ARMS:
+            assert any(line.startswith(f"{name} ") for line in printed.splitlines())
+            assert arms[name]["examples_per_second"]["median"] > 0
+        # Positions are counted, not timed: two rows of 512, and a forest between its chat and its two-pass form.
+        positions = {name: arms[name]["positions_per_example"] for name in ARMS}
+        assert positions["doubled"] == 1024
+        assert positions["regular"] < positions["jepa"] < positions["two_pass"] < positions["doubled"]
+
+
+def test_peak_memory_of_one_arm():
+    printed = run("--arms", "regular", "--data", "nl_rx", "--memory", "regular")
+    assert json.loads(printed.splitlines()[-1])["peak_mib"] > 0
