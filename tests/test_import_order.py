@@ -95,7 +95,7 @@ def test_the_library_keeps_the_order():
         ("data/deep/er.py", "from ...forest import layout"),
         ("forest/layout.py", "from stepjepa.modeling.load import load_model"),
         ("forest/layout.py", "from stepjepa import JEPATrainer"),
-        ("modeling/load.py", "import stepjepa.losses.lm"),
+        ("modeling/load.py", "import stepjepa.training.trainer"),
         ("modeling/load.py", "from stepjepa.evaluation import runner"),
         ("training/trainer.py", "from stepjepa.cli import parser"),
         ("training/trainer.py", "import_module('stepjepa.study.run')"),

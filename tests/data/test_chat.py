@@ -127,7 +127,7 @@ def test_reasoning_is_shown_in_the_last_answer_only():
     # An empty block is the template's own; an opening mark that is missing is put in by the template.
     assert shown(made.render(chat("Q", "<think>\n\n</think>\n\nIt is 17.")))[1] == ("assistant", "It is 17.")
     assert shown(made.render(chat("Q", "A sum.</think>It is 17.")))[1] == ("assistant", thought)
-    inner = made.render(chat("Q </think> @@stepjepa:1@@", "<think>a</think>b</think>c"))
+    inner = made.render(chat("Q </think> @@stepjepa@@ @@@stepjepa@@@", "<think>a</think>b</think>c"))
     assert shown(inner)[1] == ("assistant", "<think>\na\n</think>\n\nc")
     assert inner.text.endswith("<|im_start|>assistant\n<think>\na\n</think>\n\nc<|im_end|>\n")
 
@@ -208,6 +208,8 @@ def test_the_day_of_the_run_is_not_in_the_text():
     assert out.text.startswith("<|im_start|>system\nToday is 26 July 2024.\n\nS<|im_end|>\n")
     assert shown(out)[0] == ("system", "S")
     assert "Today Date: 26 Jul 2024\n" in renderer("llama3").render(chat("Q", "A")).text
+    bare = "{{ date_string }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    assert renderer(bare).render(chat("Q", "A")).text == "26 Jul 2024<Q><A>"
     pinned = renderer("llama3", template_kwargs={"date_string": "1 May 2020"})
     assert "Today Date: 1 May 2020\n" in pinned.render(chat("Q", "A")).text
 

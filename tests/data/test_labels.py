@@ -176,8 +176,9 @@ def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
         assert len(real(".\n", add_special_tokens=False)["input_ids"]) == 1
         store, _ = encode(real, [[*chat("A 17."), *chat("B 17.", "R")]])
         assert labelled(real, store[0]) == [" A 17.", f" B 17.{real.eos_token}"]
-    store, report = encode(made.byte_bpe_tokenizer(template="plain_no_eot"), [chat("It is 17.")])
-    assert labelled(tokenizer, store[0]) == [" It is 17."] and report.end_of_turn.startswith("none: ")
+    bare = made.byte_bpe_tokenizer(template="plain_no_eot")  # has no EOS
+    store, report = encode(bare, [chat("It is 17.")])
+    assert labelled(bare, store[0]) == [" It is 17."] and report.end_of_turn.startswith("none: ")
 
 
 def test_a_marker_that_opens_the_next_turn_ends_none():

@@ -64,6 +64,7 @@ def test_a_blank_text_has_no_steps(name, text):
         ("---", ["---\n\n---\nOne\n---\n\n", "Two---"]),
         ("  ", ["One  ", "Two   ", "Three four"]),
         (".*", ["a.b.*", "c"]),
+        ("</think>", ["<think>a</think>", "b"]),
         ("; ", ["a; ", "b;c"]),
     ],
 )
@@ -144,6 +145,7 @@ def test_lines():
         ["1. There are\n3.5 apples\n12.\n2020. a year\n", "2. b\n3:30 is late\n3, too"],
         ["1. a\nStep 2 gives 5 and\nStep 2.5 nothing\n", "2. b"],
         ["1. a\n```\n2. no\n```\n", "2. b\n$$\n3. x\n$$\n"],
+        ["1. a\n```\nStep 1: x\nStep 2: y\n```\n", "2. b"],
         ["Only 1. one"],
         ["3. alone\n\nand more"],
     ],

@@ -14,11 +14,14 @@ def run(argv: list[str]) -> int:
     """Parse, run, print the table. Exit status 0."""
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.study.demo import DemoOptions, run_demo
+    from stepjepa.study.demo import DemoOptions, run_demo, run_one_arm
 
     parser = StrictParser(DemoOptions, prog="stepjepa demo", description=__doc__)
     (options,) = parser.parse(argv)
     disable_progress_bar()
+    if options.arm is not None:
+        run_one_arm(options)
+        return 0
     results = run_demo(options)
     show(results, options)
     return 0

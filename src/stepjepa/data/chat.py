@@ -220,7 +220,7 @@ class ChatRenderer:
             marked = [*chat[:index], {**message, "content": mark}, *chat[index + 1 :]]
             before, *after = self._try(marked).split(mark)
             found = len(after) == 1 and text.endswith(after[0])
-            if found and not text.startswith(before) and message["role"] == "assistant" and index:
+            if found and not text.startswith(before) and message["role"] == "assistant":
                 # The template wrote something of its own in front of the mark (an empty thinking block) that it does
                 # not write in front of this answer; then the answer begins where the model is asked for it.
                 before = self._try(chat[:index], add_generation_prompt=True)

@@ -156,6 +156,7 @@ class _Encoder:
 
     def refuse(self, reason: str, place: str, message: str) -> None:
         """Skip a row, or with ``strict`` stop at it."""
+        message = " ".join(message.split())  # names of columns and a template's own words may hold line breaks
         if self.options.strict:
             raise DataError(f"{place}: {message} (--strict_data stops at the first such row)")
         self.report.skip(reason, place, message)

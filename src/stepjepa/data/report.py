@@ -66,7 +66,7 @@ class DataReport:
     def skip(self, reason: str, place: str, message: str) -> None:
         """Count a skipped row."""
         self.rows_skipped[reason] += 1
-        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
+        self.first_skipped.setdefault(reason, f"{place}: {message}")
 
     def set_lengths(self, lengths: np.ndarray) -> None:
         """Token-length percentiles of the kept rows; `lengths` is (rows,) int."""

@@ -64,6 +64,8 @@ def _from_columns(row: Row) -> list[dict[str, str]]:
         if isinstance(left, list) and isinstance(right, list):
             return check_messages([*left, *right])
         return check_messages([{"role": "user", "content": left}, {"role": "assistant", "content": right}])
+    if "messages" in row:
+        return check_messages(row["messages"])
     found = ", ".join(map(str, row)) or "none"
     raise RowError(
         "no_known_columns", f"columns found: {found}; expected messages, question/answer or prompt/completion"

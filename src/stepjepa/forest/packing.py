@@ -14,6 +14,9 @@ from collections.abc import Sequence
 # (docs/performance.md); larger models favour longer rows, and then more padding is saved by them.
 DEFAULT_ATTENTION_LENGTH = 1024
 
+# Room beyond an even split that is tried, as shares of the longest forest.
+_SLACKS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.25)
+
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Best-fit decreasing bin packing.
@@ -63,17 +66,19 @@ def plan_rows(
     """
     longest, total = max(lengths), sum(lengths)
     limit = max(longest, min(total, max_row_length or total))
-    best: tuple[float, list[list[int]]] | None = None
+    capacities = set()
     for count in range(1, len(lengths) + 1):
-        capacity = min(max(longest, -(-total // count)), limit)
-        # A perfect split is rarely to be had; a little more room often saves a whole row.
-        for room in {capacity, min(limit, capacity + longest // 4)}:
-            rows = best_fit(lengths, room)
-            width = max(row_lengths(rows, lengths))
-            cost = len(rows) * width * (1 + width / attention_length)
-            if best is None or cost < best[0]:
-                best = (cost, rows)
-        if capacity == longest:
+        even = min(max(longest, -(-total // count)), limit)
+        # A perfect split is rarely to be had, and a little more room often saves a whole row.
+        capacities.update(min(limit, even + int(slack * longest)) for slack in _SLACKS)
+        if even == longest:
             break
+    best: tuple[float, list[list[int]]] | None = None
+    for capacity in sorted(capacities):
+        rows = best_fit(lengths, capacity)
+        width = max(row_lengths(rows, lengths))
+        cost = len(rows) * width * (1 + width / attention_length)
+        if best is None or cost < best[0]:
+            best = (cost, rows)
     assert best is not None
     return best[1]

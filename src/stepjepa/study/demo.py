@@ -1,12 +1,18 @@
-"""The demo: `regular` and `step_jepa` on built-in arithmetic, the same seed, the same examples, side by side."""
+"""The demo: `regular` and `step_jepa` on built-in arithmetic, the same seed, the same examples, side by side.
+
+The steps of so small a model gain nothing from a second thread, so each arm is a process of its own with half the cores.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import subprocess
+import sys
+import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ from stepjepa.analysis.plots import plot_curves
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.synthetic import generate_split
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.modeling.export import write_json
@@ -31,6 +37,8 @@ from stepjepa.training.trainer import JEPATrainer
 
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
+ARMS = ("regular", "step_jepa")
+RESULT = "demo_result.json"
 _GROUP = "demo"
 
 
@@ -41,14 +49,18 @@ class DemoOptions:
     output_dir: str = option("runs/demo", "Folder for both models, metrics.json and curves.png.", _GROUP)
     overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", _GROUP)
     seed: int = option(0, "Seed of the data, the initialisation and the order.", _GROUP)
-    train_rows: int = option(24_000, "Generated problems to train on, once each.", _GROUP)
+    train_rows: int = option(20_000, "Generated problems to train on, once each.", _GROUP)
     test_rows: int = option(300, "Held-out problems to evaluate on.", _GROUP)
-    batch_size: int = option(16, "Examples an optimizer step.", _GROUP)
-    learning_rate: float = option(3e-3, "Peak learning rate of both arms.", _GROUP)
+    batch_size: int = option(8, "Examples an optimizer step.", _GROUP)
+    learning_rate: float = option(2e-3, "Peak learning rate of both arms.", _GROUP)
     predictors: int = option(2, "K, predictor tokens of the step_jepa arm.", _GROUP)
     lbd: float = option(0.1, "lambda of the step_jepa arm.", _GROUP)
 
+    arm: str | None = option(None, "Train and evaluate one arm only (the demo starts itself so).", _GROUP)
+
     def __post_init__(self) -> None:
+        if self.arm is not None and self.arm not in ARMS:
+            raise ConfigError(f"arm is {self.arm!r}; known: {', '.join(ARMS)}")
         for name in ("train_rows", "test_rows", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -100,13 +112,67 @@ def run_demo(options: DemoOptions) -> dict[str, ArmResult]:
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
         write_rows(output / f"{name}.jsonl", rows)
-    results = {}
-    for arm in ("regular", "step_jepa"):
-        say(f"\n{arm}: {len(train)} problems, {len(test)} held out, seed {options.seed}")
-        results[arm] = run_arm(arm, options, output, test)
+    say(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; both arms at once\n")
+    run_arms(options)
+    results = {arm: read_result(output / arm / RESULT) for arm in ARMS}
     write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in results.items()}})
     plot_curves({arm: r.history for arm, r in results.items()}, output / "curves.png", "stepjepa demo")
     return results
+
+
+def run_arms(options: DemoOptions) -> None:
+    """Start a process for each arm and pass its lines on, with the arm's name in front.
+
+    Raises:
+        StepJepaError: an arm failed; its own message stands above.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2))}
+    processes = {}
+    for arm in ARMS:
+        values = {name: getattr(options, name) for name in (f.name for f in fields(options)) if name != "arm"}
+        flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "stepjepa", "demo", "--arm", arm, *flags]
+        processes[arm] = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+    readers = [threading.Thread(target=pass_on, args=(arm, process)) for arm, process in processes.items()]
+    try:
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+    failed = [arm for arm, process in processes.items() if process.returncode != 0]
+    if failed:
+        raise StepJepaError(f"the arm {failed[0]} failed; its last lines stand above")
+
+
+def pass_on(arm: str, process: subprocess.Popen[str]) -> None:
+    """Print what a process prints, line by line."""
+    assert process.stdout is not None
+    width = max(map(len, ARMS))
+    for line in process.stdout:
+        print(f"{arm:<{width}}  {line.rstrip()}", flush=True)
+
+
+def run_one_arm(options: DemoOptions) -> None:
+    """One arm on the data that the demo has written; leaves its result beside the model."""
+    output = Path(options.output_dir)
+    assert options.arm is not None
+    with open(output / "test.jsonl", encoding="utf-8") as file:
+        test = [json.loads(line) for line in file]
+    result = run_arm(options.arm, options, output, test)
+    write_json(output / options.arm / RESULT, asdict(result))
+
+
+def read_result(path: Path) -> ArmResult:
+    """What `run_one_arm` wrote."""
+    with open(path, encoding="utf-8") as file:
+        return ArmResult(**json.load(file))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -134,6 +200,7 @@ def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, A
         warmup_steps=max(1, steps // 20),
         logging_steps=max(1, steps // 50),
         save_strategy="no",
+        disable_tqdm=True,
         seed=options.seed,
     )
     run = RunOptions(train_file=str(output / "train.jsonl"), model_name="tiny")

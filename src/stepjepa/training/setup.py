@@ -17,7 +17,7 @@ from stepjepa.data.steps import make_splitter
 from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import Batch, ForestCollator, TwoPassCollator
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.load import add_lora, masks_unsupported
 from stepjepa.modeling.predictors import add_predictors, vocabulary_size
 from stepjepa.training.options import JEPAOptions
@@ -152,17 +152,12 @@ def trial(model: Any, vocabulary: int, tolerance: float = 1e-2) -> str | None:
     return None
 
 
-def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str) -> Collator:
-    """The collator of a run."""
+def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:
+    """The collator of a run. Rows are padded to what the kernels like: nothing on CPU, 8 on a GPU, 128 for flex."""
     ids = list(setup.predictor_ids)
     if options.predictor_order == "descending":
         ids.reverse()
     if setup.forward == "two_pass":
         return TwoPassCollator(tuple(ids), pad_id)
-    multiple = 128 if attention == "flex_attention" else 8
+    multiple = 128 if attention == "flex_attention" else 1 if device == "cpu" else 8
     return ForestCollator(tuple(ids), pad_id, multiple, max_row_length=options.max_row_length)
-
-
-def release_model(model: Any) -> None:
-    """Give the model its own forward back."""
-    detach_forest_forward(model)

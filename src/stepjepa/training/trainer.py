@@ -94,7 +94,7 @@ class JEPATrainer(Trainer):
         train = examples(train_dataset, "train", args.jepa_ratio)
         evaluation = examples(eval_dataset, "eval", 1.0)
         model, self.setup = set_up_model(model, args, args.seed, peft_config)
-        collator = make_collator(self.setup, args, pad_id, model.config._attn_implementation)
+        collator = make_collator(self.setup, args, pad_id, model.config._attn_implementation, args.device.type)
         super().__init__(
             model=model,
             args=args,

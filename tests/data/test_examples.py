@@ -1,0 +1,293 @@
+"""Whole data sets: examples, pairs, truncation, strictness, and a report in which every row is counted once."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.examples import EncodeOptions, Example, ExampleStore, encode_dataset
+from stepjepa.data.report import REASONS
+from stepjepa.data.steps import make_splitter
+from stepjepa.data.views import Pair
+from stepjepa.errors import ConfigError, DataError
+from support.templates import FORMATS
+from support.tokenizers import byte_bpe_tokenizer, fresh
+
+SPLITTER = make_splitter("separator")
+
+
+def chat(answer, question="Q?"):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def encode(tokenizer, chats, objective="regular", splitter=SPLITTER, **options):
+    rows = [{"messages": row} if isinstance(row, list) else row for row in chats]
+    return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), EncodeOptions(objective, splitter, **options))
+
+
+def texts(tokenizer, example):
+    return [tokenizer.decode([index]) for index in example.input_ids.tolist()]
+
+
+def views(tokenizer, example, pair):
+    """(source up to its end, readout token, target, readout token) in words."""
+    words = texts(tokenizer, example)
+    return (
+        "".join(words[: pair.source_end + 1]),
+        words[pair.source_readout],
+        "".join(words[pair.target_start : pair.target_end]),
+        words[pair.target_readout],
+    )
+
+
+HEAD = "<|im_start|>user\nQ?"
+MIDDLE = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_question_to_answer(bpe_tokenizer):
+    store, report = encode(bpe_tokenizer, [chat("So 17.")], "llm_jepa")
+    (pair,) = store[0].pairs
+    assert views(bpe_tokenizer, store[0], pair) == (HEAD, "?", "So 17.", ".")
+    assert report.pairs == store.num_pairs == 1
+    assert report.target_tokens == pair.target_end - pair.target_start
+    for last_token, source, target in ((-1, "<|im_end|>", "<|im_end|>"), (-2, "?", "."), (-3, "Q", "7")):
+        example = encode(bpe_tokenizer, [chat("So 1 7.")], "llm_jepa", last_token=last_token)[0][0]
+        found = views(bpe_tokenizer, example, example.pairs[0])
+        assert (found[0], found[1], found[2], found[3].strip()) == (HEAD, source, "So 1 7.<|im_end|>", target)
+
+
+def test_step_to_step(bpe_tokenizer):
+    answer = "a.\n\nb.\n\n\nc."
+    first, _ = encode(bpe_tokenizer, [chat(answer)], "step_jepa")
+    head = HEAD + MIDDLE
+    assert [views(bpe_tokenizer, first[0], pair)[::2] for pair in first[0].pairs] == [(f"{head}a.\n\n", "b.\n\n\n")]
+    whole, report = encode(bpe_tokenizer, [chat(answer)], "step_jepa", step_pairs="all")
+    assert [views(bpe_tokenizer, whole[0], pair)[::2] for pair in whole[0].pairs] == [
+        (f"{head}a.\n\n", "b.\n\n\n"),
+        (f"{head}a.\n\nb.\n\n\n", "c."),
+    ]
+    for pair in whole[0].pairs:
+        assert pair.source_readout == pair.source_end and pair.target_readout == pair.target_end - 1
+    assert report.pairs == 2 and report.target_tokens == sum(p.target_end - p.target_start for p in whole[0].pairs)
+    back, _ = encode(bpe_tokenizer, [chat(answer)], "step_jepa", last_token=-2)
+    assert back[0].pairs[0].target_readout == back[0].pairs[0].target_end - 2
+    assert back[0].pairs[0].source_readout == back[0].pairs[0].source_end - 1
+
+
+def test_the_template_changes_nothing_about_the_steps():
+    for name in FORMATS:
+        tokenizer = byte_bpe_tokenizer(template=name)
+        question = "Look:\n\na.\n\nb.\n\nc."
+        store, report = encode(tokenizer, [chat("a.\n\nb.\n\nc.", question)], "step_jepa")
+        (pair,) = store[0].pairs
+        source, _, target, _ = views(tokenizer, store[0], pair)
+        assert source.endswith("a.\n\n") and target == "b.\n\n", name
+        assert source.count("a.\n\n") == 2 and source.count("b.\n\n") == 1, name
+
+
+def test_steps_that_share_a_token_make_no_pair(bpe_tokenizer):
+    class Halves:
+        def spans(self, text):
+            return [(0, 1), (1, 2), (2, len(text))]
+
+    # "So" is one token: step "S" has none of its own, and "o" must not take its place.
+    store, report = encode(bpe_tokenizer, [chat("So 17.")], "step_jepa", splitter=Halves())
+    assert store[0].pairs == () and report.examples_without_pairs == {"empty_view": 1}
+
+
+def test_truncation(bpe_tokenizer):
+    messages = chat("a.\n\nb.\n\nc.")
+    whole, _ = encode(bpe_tokenizer, [messages], "step_jepa", step_pairs="all")
+    first, second = whole[0].pairs
+    ((start, stop),) = whole[0].label_spans
+    assert len(whole[0].input_ids) == stop + 1  # the line break behind the end of turn
+
+    def at(limit, **options):
+        store, report = encode(bpe_tokenizer, [messages], "step_jepa", step_pairs="all", max_length=limit, **options)
+        return store[0], report
+
+    example, report = at(stop)  # only the template's line break is lost, no part of the answer
+    assert report.answers_truncated == 0 and len(example.input_ids) == stop
+    at(stop, strict=True)
+    example, report = at(stop - 1)
+    assert report.answers_truncated == 1 and example.label_spans == ((start, stop - 1),)
+    assert example.pairs == (first, second) and report.pairs_dropped == {}
+    example, report = at(second.target_end - 1)
+    assert example.pairs == (first,) and report.pairs_dropped == {"pair_truncated": 1}
+    assert report.pairs == 1 and report.examples_without_pairs == {}
+    example, report = at(first.target_end - 1)
+    assert example.pairs == () and report.pairs_dropped == {"pair_truncated": 2}
+    assert report.examples_without_pairs == {"pair_truncated": 1} and report.rows_kept == 1
+    example, report = at(start + 1)
+    assert example.label_spans == ((start, start + 1),) and report.labelled_tokens == 1
+    with pytest.raises(
+        DataError, match=rf"the prompt has {start} tokens and max_length is {start}; raise --max_length"
+    ):
+        at(start)
+    with pytest.raises(
+        DataError, match="list row 0: the chat has .* tokens .* raise --max_length or drop --strict_data"
+    ):
+        at(stop - 1, strict=True)
+    store, report = encode(bpe_tokenizer, [messages, chat("a", "")], "regular", max_length=start)
+    assert report.rows_kept == 1 and report.rows_skipped == {"no_room_for_answer": 1}
+    # A later answer that is lost as a whole is an answer that was cut.
+    store, report = encode(bpe_tokenizer, [messages + chat("d.")], "regular", max_length=stop + 2)
+    assert report.answers_truncated == 1 and store[0].label_spans == ((start, stop),)
+
+
+def test_positions(bpe_tokenizer):
+    messages = chat("a.\n\nb.\n\nc.")
+    (pair,) = encode(bpe_tokenizer, [messages], "step_jepa")[0][0].pairs
+    for predictors in (0, 3):
+        need = pair.source_end + 1 + predictors + pair.target_end - pair.target_start
+        for positions, kept in ((need, 1), (need - 1, 0)):
+            store, report = encode(
+                bpe_tokenizer, [messages], "step_jepa", predictors=predictors, max_positions=positions
+            )
+            assert len(store[0].pairs) == kept == report.pairs
+            assert report.examples_without_pairs == ({} if kept else {"beyond_positions": 1})
+            assert report.pairs_dropped == ({} if kept else {"beyond_positions": 1})
+
+
+ROWS = [
+    {"messages": chat("a.\n\nb.")},
+    {"text": "x"},
+    {"messages": chat("c.")},
+    "no object",
+    {"messages": [{"role": "human", "content": "x"}]},
+    {"messages": chat("d", 7)},
+    {"messages": chat("d")[:1]},
+    {"messages": chat("a.\n\nb.", "long " * 60)},
+    {"messages": chat("\ud800")},
+    {"text": "y"},
+    {"messages": []},
+    {"question": "Q?", "answer": "e.\n\nf.\n\ng."},
+]
+
+
+def test_every_row_is_counted_once(bpe_tokenizer):
+    store, report = encode(bpe_tokenizer, ROWS, "step_jepa", max_length=60)
+    assert (report.rows_read, report.rows_kept, len(store)) == (12, 3, 3)
+    assert report.rows_skipped == {
+        "no_known_columns": 2,
+        "not_an_object": 1,
+        "unknown_role": 1,
+        "content_not_text": 1,
+        "no_assistant_message": 1,
+        "no_room_for_answer": 1,
+        "broken_text": 1,
+        "no_messages": 1,
+    }
+    assert sum(report.rows_skipped.values()) + report.rows_kept == report.rows_read
+    assert report.first_skipped["no_known_columns"].startswith("list row 1: columns found: text; expected")
+    assert report.first_skipped["no_room_for_answer"].startswith("list row 7: the prompt has ")
+    assert report.examples_without_pairs == {"fewer_than_two_steps": 1} and report.pairs == 2
+    assert report.tokens == sum(len(e.input_ids) for e in store) == int(store.lengths.sum())
+    assert report.labelled_tokens == sum(b - a for e in store for a, b in e.label_spans)
+    assert report.token_length["max"] == max(len(e.input_ids) for e in store)
+    assert report.token_length["min"] == min(len(e.input_ids) for e in store)
+    record = json.loads(json.dumps(report.to_dict()))
+    assert record["rows_skipped"]["no_known_columns"] == 2 and record["pairs"] == 2
+    assert record["end_of_turn"] == "<|im_end|>" and record["pairs_dropped"] == {}
+    lines = report.lines()
+    assert lines[0] == "list: 12 rows read, 3 kept, 9 skipped, 2 pairs"
+    assert "  1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
+    assert all("\n" not in line for line in lines)
+    assert set(report.rows_skipped) | set(report.examples_without_pairs) <= set(REASONS)
+
+
+def test_strict_stops_at_the_first_bad_row(bpe_tokenizer, tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]) + "\n", encoding="utf-8")
+    options = EncodeOptions("regular", SPLITTER, strict=True)
+    with pytest.raises(DataError) as caught:
+        encode_dataset(file, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options)
+    assert str(caught.value) == (
+        f"{file} line 3: columns found: text; expected messages, question/answer or prompt/completion "
+        "(--strict_data stops at the first such row)"
+    )
+    for row in ROWS[3:7] + ROWS[8:9]:
+        with pytest.raises(DataError, match="^list row 0: .* stops at the first such row"):
+            encode(bpe_tokenizer, [row], strict=True)
+
+
+def test_nothing_to_train_on(bpe_tokenizer, tmp_path):
+    with pytest.raises(DataError, match="list: the file or data set is empty; it needs at least one row"):
+        encode(bpe_tokenizer, [])
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match="a.jsonl: the file or data set is empty"):
+        encode_dataset(
+            tmp_path / "a.jsonl", bpe_tokenizer, ChatRenderer(bpe_tokenizer), EncodeOptions("regular", SPLITTER)
+        )
+    with pytest.raises(DataError, match="no row can be trained on: 2 read, all skipped; first: list row 0: columns"):
+        encode(bpe_tokenizer, [{"text": "a"}, {"text": "b"}])
+    bare = byte_bpe_tokenizer(template="plain_no_eot")
+    with pytest.raises(DataError, match="the answer is empty, and nothing ends its turn"):
+        encode(bare, [chat("")])
+
+
+def test_templates_that_refuse_and_fold():
+    tokenizer = byte_bpe_tokenizer(template="gemma")
+    chats = [chat("a"), [{"role": "system", "content": "S"}, *chat("a")], chat("a")[::-1]]
+    store, report = encode(tokenizer, chats)
+    assert report.system_folded == 1 and report.rows_skipped == {"template_refused": 1}
+    assert "Turns must alternate" in report.first_skipped["template_refused"]
+    assert "\n" not in report.first_skipped["template_refused"]
+    assert tokenizer.decode(store[1].input_ids.tolist()).startswith("<s><start_of_turn>user\nS\n\nQ?<end_of_turn>")
+    store, report = encode(tokenizer, [chat("a")], system_prompt="P")
+    assert report.system_folded == 1 and "P\n\nQ?" in tokenizer.decode(store[0].input_ids.tolist())
+
+
+def test_what_is_said_about_a_row_is_one_line():
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if 'bad' in m['content'] %}{{ raise_exception('no\nthank you') }}{% endif %}"
+        "<{{ m['content'] }}>{% endfor %}"
+    )
+    _, report = encode(tokenizer, [chat("a"), chat("bad"), {"a\nb": 1}])
+    assert report.first_skipped["template_refused"] == "list row 1: the chat template refuses this chat: no thank you"
+    assert report.first_skipped["no_known_columns"].startswith("list row 2: columns found: a b; expected")
+
+
+def test_chunks_change_nothing(bpe_tokenizer, monkeypatch):
+    chats = [chat(f"{i}.\n\nb.") for i in range(25)]
+    whole, report = encode(bpe_tokenizer, chats, "step_jepa")
+    monkeypatch.setattr("stepjepa.data.examples._CHUNK_ROWS", 4)
+    parts, other = encode(bpe_tokenizer, chats, "step_jepa")
+    assert len(whole) == len(parts) == 25 and report == other
+    for left, right in zip(whole, parts, strict=True):
+        assert np.array_equal(left.input_ids, right.input_ids) and left[1:] == right[1:]
+    assert encode(bpe_tokenizer, chats[::-1])[1].fingerprint != report.fingerprint
+
+
+def test_store_round_trip():
+    examples = [
+        Example(np.array([5, 6, 7], np.int32), ((1, 3),), (Pair(0, 0, 1, 2, 1), Pair(1, 1, 2, 3, 2))),
+        Example(np.array([8], np.int32), ()),
+        Example(np.array([9, 10], np.int32), ((0, 1), (1, 2)), ()),
+    ]
+    for store in (ExampleStore(examples), pickle.loads(pickle.dumps(ExampleStore(examples)))):
+        assert len(store) == 3 and store.lengths.tolist() == [3, 1, 2] and store.num_pairs == 2
+        for found, want in zip(store, examples, strict=True):
+            assert found.input_ids.tolist() == want.input_ids.tolist() and found.input_ids.dtype == np.int32
+            assert found.label_spans == want.label_spans and found.pairs == want.pairs
+            assert all(isinstance(pair, Pair) for pair in found.pairs)
+        assert store[-1].input_ids.tolist() == [9, 10]
+        for index in (3, -4):
+            with pytest.raises(IndexError):
+                store[index]
+    empty = ExampleStore([])
+    assert len(empty) == 0 and empty.num_pairs == 0 and list(empty) == []
+
+
+def test_a_slow_tokenizer_is_refused(bpe_tokenizer):
+    slow = fresh(bpe_tokenizer)
+    renderer = ChatRenderer(slow)
+
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ConfigError, match="slow one and gives no character offsets"):
+        encode_dataset([{"messages": chat("a")}], Slow(), renderer, EncodeOptions("regular", SPLITTER))

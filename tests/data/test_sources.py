@@ -1,0 +1,222 @@
+"""Rows from files, data sets and lists; what cannot be read is an error that names the place and the remedy."""
+
+import json
+
+import datasets
+import pytest
+
+from stepjepa.data.chat import RowError
+from stepjepa.data.sources import RowSource, row_to_messages
+from stepjepa.errors import DataError
+
+MESSAGES = [{"role": "user", "content": "12+5?"}, {"role": "assistant", "content": "17"}]
+LINE = json.dumps({"messages": MESSAGES})
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def rows_of(source, split="train"):
+    return [row for _, row in RowSource(source, split)]
+
+
+def chats_of(source, split="train"):
+    return [row_to_messages(row) for row in rows_of(source, split)]
+
+
+def error_of(source, split="train"):
+    with pytest.raises(DataError) as caught:
+        rows_of(source, split)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{LINE}\n{LINE}\n",
+        f"{LINE}\n{LINE}",
+        f"\ufeff{LINE}\n{LINE}\n",
+        f"\n  \n{LINE}\r\n\r\n{LINE}\r\n \t\n",
+        f"\ufeff\n{LINE}\n{LINE}",
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "ndjson", "JSONL"])
+def test_jsonl(tmp_path, content, suffix):
+    assert chats_of(write(tmp_path / f"a.{suffix}", content)) == [MESSAGES, MESSAGES]
+
+
+def test_jsonl_places_are_line_numbers(tmp_path):
+    file = write(tmp_path / "a.jsonl", f"\n{LINE}\n\n{LINE}\n")
+    source = RowSource(str(file))
+    assert [source.place(number) for number, _ in source] == [f"{file} line 2", f"{file} line 4"]
+    assert len(list(source)) == len(list(source)) == 2  # can be read again
+    source = RowSource([{}, {}])
+    assert [source.place(number) for number, _ in source] == ["list row 0", "list row 1"]
+
+
+def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
+    text = "a\u2028b\u2029c\x85d\x0be"
+    row = {"question": text, "answer": text}
+    file = write(tmp_path / "a.jsonl", json.dumps(row, ensure_ascii=False) + "\n")
+    assert chats_of(file)[0][1]["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "what"),
+    [
+        (f"{LINE}\n\n{{broken\n", 3, "broken JSON"),
+        (f'{LINE}\n{LINE}\n{{"messages": ', 3, "one JSON object per line is expected"),
+        (json.dumps([{"messages": MESSAGES}]), 1, "looks like one JSON array; write one object per line"),
+        (json.dumps([{"messages": MESSAGES}], indent=1), 1, "looks like one JSON array"),
+        (f"\n\n[\n{LINE}\n]", 3, "looks like one JSON array"),
+        (json.dumps({"messages": MESSAGES}, indent=1), 1, "one JSON object per line is expected"),
+        (f"{LINE}\n".encode() * 500 + b'{"question": "\xe9", "answer": ""}\n' + f"{LINE}\n".encode(), 501, "not UTF-8"),
+        (f"{LINE}\n".encode("utf-16"), 1, "not UTF-8 text (invalid start byte); save the file as UTF-8"),
+        ("[" * 100_000, 1, "JSON array"),
+        ('{"a": ' * 100_000, 1, "broken JSON"),
+    ],
+)
+def test_broken_files_name_the_line(tmp_path, content, line, what):
+    file = write(tmp_path / "a.jsonl", content)
+    message = error_of(file)
+    assert message.startswith(f"{file} line {line}: ") and what in message
+
+
+def test_a_missing_file_names_the_nearest(tmp_path):
+    write(tmp_path / "train.jsonl", LINE)
+    assert error_of(tmp_path / "trian.jsonl") == (
+        f"{tmp_path}/trian.jsonl: no such file; did you mean {tmp_path}/train.jsonl?"
+    )
+    assert error_of(tmp_path / "zzz.csv") == f"{tmp_path}/zzz.csv: no such file"
+    assert error_of(tmp_path / "no" / "such.jsonl") == f"{tmp_path}/no/such.jsonl: no such file"
+    assert error_of("./nothing") == "./nothing: no such file"
+    assert error_of("some/folder/of/mine").endswith("no such file")
+
+
+def test_a_name_that_is_no_file_and_no_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "my_train_set", "")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: [][1])
+    message = error_of("my_train_sets")
+    assert message == (
+        "my_train_sets: neither a file here nor a data set that could be loaded (list index out of range); "
+        "did you mean my_train_set?"
+    )
+
+
+def test_other_things_that_are_no_data(tmp_path):
+    assert "unknown kind of file; known: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
+    (tmp_path / "empty").mkdir()
+    assert "the folder is empty" in error_of(tmp_path / "empty")
+    assert "data of type int cannot be read" in error_of(7)
+    assert "no split 'train' (found: messages); name one of them, or give a list of rows" in error_of(
+        {"messages": [MESSAGES]}
+    )
+    assert "cannot be read" in error_of(write(tmp_path / "a.parquet", "no parquet"))
+
+
+def test_home_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.jsonl", LINE)
+    assert chats_of("~/a.jsonl") == [MESSAGES]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path
+
+
+def test_data_sets_in_memory():
+    data = datasets.Dataset.from_list([{"messages": MESSAGES, "id": 1}] * 2)
+    assert chats_of(data) == [MESSAGES, MESSAGES]
+    both = datasets.DatasetDict(train=data, test=data.select([0]))
+    assert len(chats_of(both)) == 2 and len(chats_of(both, "test")) == 1
+    assert "no split 'validation' (found: train, test)" in error_of(both, "validation")
+    mixed = datasets.Dataset.from_dict(
+        {
+            "messages": [MESSAGES, None, None],
+            "question": [None, "12+5?", None],
+            "answer": [None, "17", None],
+            "prompt": [None, None, "12+5?"],
+            "completion": [None, None, "17"],
+        }
+    )
+    assert chats_of(mixed) == [MESSAGES] * 3  # the columns that a row does not have are None
+    assert chats_of(data.to_iterable_dataset()) == [MESSAGES, MESSAGES]
+
+
+def test_parquet_and_folders(cache):
+    data = datasets.Dataset.from_list([{"messages": MESSAGES}] * 3)
+    data.to_parquet(cache / "a.parquet")
+    assert chats_of(cache / "a.parquet") == [MESSAGES] * 3
+    data.save_to_disk(cache / "one")
+    assert chats_of(cache / "one") == [MESSAGES] * 3
+    datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(cache / "two")
+    assert chats_of(cache / "two", "test") == [MESSAGES]
+    assert "no split 'dev' (found: train, test)" in error_of(cache / "two", "dev")
+
+
+def test_csv(cache):
+    text = '\ufeffquestion,answer,id\r\n12+5?,17,1\r\n"a, ""b""\nc",NA,2\r\n"",,3\r\n'
+    assert chats_of(write(cache / "a.csv", text)) == [
+        MESSAGES,
+        [{"role": "user", "content": 'a, "b"\nc'}, {"role": "assistant", "content": "NA"}],
+        [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}],
+    ]
+    cell = json.dumps(MESSAGES).replace('"', '""')
+    assert chats_of(write(cache / "b.csv", f'messages\n"{cell}"\n')) == [MESSAGES]
+    assert "the file is empty" in error_of(write(cache / "c.csv", ""))
+    assert "not UTF-8" in error_of(write(cache / "d.csv", b"question,answer\n\xe9,b\n"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": MESSAGES},
+        {"messages": tuple(MESSAGES), "question": 1, "answer": 2},
+        {"messages": json.dumps(MESSAGES)},
+        {"messages": {"role": ["user", "assistant"], "content": ["12+5?", "17"]}},
+        {"question": "12+5?", "answer": "17"},
+        {"prompt": "12+5?", "completion": "17"},
+        {"messages": None, "question": None, "answer": None, "prompt": "12+5?", "completion": "17"},
+        {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
+    ],
+)
+def test_columns(row):
+    assert row_to_messages(row) == MESSAGES
+    assert row_to_messages(row, "Be brief.") == [{"role": "system", "content": "Be brief."}, *MESSAGES]
+
+
+def test_a_system_message_of_its_own_stays():
+    chat = [{"role": "system", "content": "Mine."}, *MESSAGES]
+    assert row_to_messages({"messages": chat}, "Be brief.") == chat
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "words"),
+    [
+        (["a"], "not_an_object", "the row is a list"),
+        ("a", "not_an_object", "the row is a str"),
+        ({"text": "a", "id": 1}, "no_known_columns", "columns found: text, id; expected messages, question/answer"),
+        ({}, "no_known_columns", "columns found: none"),
+        ({"messages": None}, "no_messages", "not a non-empty list"),
+        ({"messages": "hello"}, "no_messages", "not a non-empty list"),
+        ({"messages": "[broken"}, "no_messages", "not a non-empty list"),
+        ({"messages": []}, "no_messages", "not a non-empty list"),
+        ({"messages": {"role": ["user"], "content": []}}, "no_messages", "not a non-empty list"),
+        ({"messages": MESSAGES[:1]}, "no_assistant_message", "no answer to learn"),
+        ({"messages": [{"role": "human", "content": ""}]}, "unknown_role", "message 1 has role 'human'"),
+        ({"question": "a", "answer": 17}, "content_not_text", "message 2 (assistant) has content of type int"),
+        ({"question": None, "answer": "a"}, "content_not_text", "message 1 (user) has content of type NoneType"),
+        ({"prompt": MESSAGES[:1], "completion": "17"}, "content_not_text", "message 1 (user) has content of type list"),
+    ],
+)
+def test_rows_that_are_refused(row, reason, words):
+    with pytest.raises(RowError) as caught:
+        row_to_messages(row)
+    assert caught.value.reason == reason and words in str(caught.value)
