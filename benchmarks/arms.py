@@ -16,7 +16,7 @@ from workload import MAX_LENGTH, OBJECTIVES, Workload
 from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.modeling.load import load_model
 
-ARMS = ("regular", "jepa", "two_pass", "doubled", "trl_default", "trl_best")
+ARMS = ("regular", "jepa", "jepa_checkpointed", "two_pass", "doubled", "trl_default", "trl_best")
 
 # A doubled row is so slow that a round of it is one step of this many examples.
 DOUBLED_EXAMPLES = 4
@@ -141,11 +141,12 @@ def config_of(name: str, workload: Workload, common: dict[str, Any]) -> JEPAConf
     """The configuration of one of this library's arms."""
     method: dict[str, Any] = {"objective": "regular"} if name == "regular" else dict(OBJECTIVES[workload.name])
     method["forward"] = "two_pass" if name == "two_pass" else "packed"
+    method["gradient_checkpointing"] = name == "jepa_checkpointed"
     return JEPAConfig(max_length=MAX_LENGTH, **method, **common)
 
 
 def _ours(workload: Workload, model: Any, common: dict[str, Any], name: str) -> Trainer:
-    """`JEPATrainer`: `regular` and `jepa` in packed rows, `two_pass` the same objective as `jepa`."""
+    """`JEPATrainer`: `regular` and `jepa` in packed rows (also with checkpointing); `two_pass`: `jepa` unpacked."""
     rows = [{"messages": chat} for chat in workload.chats]
     config = config_of(name, workload, common)
     return JEPATrainer(model, config, train_dataset=rows, processing_class=workload.tokenizer)

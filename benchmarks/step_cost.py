@@ -28,7 +28,7 @@ import torch
 import transformers
 from arms import ARMS, Arm, Work, build_arm, config_of
 from measure import peak_mib, ratio, spread, table
-from workload import OBJECTIVES, Workload, load_workload, read_chats
+from workload import OBJECTIVES, TEMPLATES, Workload, load_workload, make_tokenizer, read_chats
 
 from stepjepa.forest.layout import forest_length
 from stepjepa.forest.packing import plan_rows
@@ -53,8 +53,8 @@ _SPEED_LINES = (
 _MEMORY_LINES = (
     ("peak memory, doubled row / packed JEPA", "doubled", "jepa"),
     ("peak memory, packed JEPA / regular", "jepa", "regular"),
-    ("peak memory, trl_best / regular", "trl_best", "regular"),
-    ("peak memory, trl_default / packed JEPA", "trl_default", "jepa"),
+    ("peak memory, trl_best / packed JEPA", "trl_best", "jepa"),
+    ("peak memory, trl_default / packed JEPA, both with checkpointing", "trl_default", "jepa_checkpointed"),
 )
 
 
@@ -71,6 +71,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", nargs="+", choices=sorted(OBJECTIVES), default=["nl_rx", "gsm8k"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--model", choices=["mini", "tiny"], default="mini", help="built-in model")
+    parser.add_argument("--template", choices=sorted(TEMPLATES), default="llama3", help="chat template of all arms")
     parser.add_argument("--rows", type=int, default=512, help="rows of each data set that are trained on")
     parser.add_argument("--batch_size", type=int, default=16, help="examples of an optimizer step")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds behind the warm-up round")
@@ -107,6 +108,7 @@ def measure_memory(data: str, args: argparse.Namespace) -> dict[str, float]:
 
     def measure(arm: str) -> float:
         command = [sys.executable, __file__, "--memory", arm, "--data", data, "--model", args.model]
+        command += ["--template", args.template]
         for name in ("nl_rx", "gsm8k", "rows", "batch_size"):
             command += [f"--{name}", str(getattr(args, name))]
         command += ["--threads", str(max(1, args.threads // 2))]
@@ -211,7 +213,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
         trl = version("trl")
     except PackageNotFoundError:
         trl = None
-    names = ("model", "batch_size", "rounds", "threads")
+    names = ("model", "template", "batch_size", "rounds", "threads")
     return {
         **{name: getattr(args, name) for name in names},
         "torch": torch.__version__,
@@ -230,10 +232,12 @@ def main(argv: list[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
     results: dict[str, Any] = {"settings": settings(args), "data": {}}
+    paths = {name: getattr(args, name) for name in OBJECTIVES}
+    tokenizer = make_tokenizer(paths, args.rows, args.model, args.template)
     with tempfile.TemporaryDirectory() as folder:
         for data in args.data:
             path = getattr(args, data)
-            workload = load_workload(data, path, args.rows, args.batch_size, args.model)
+            workload = load_workload(data, path, args.rows, args.batch_size, args.model, tokenizer)
 
             steps = args.steps or STEPS[data]
 

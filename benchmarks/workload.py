@@ -10,7 +10,7 @@ from typing import Any
 
 from stepjepa.data.sources import row_to_messages
 from stepjepa.data.synthetic import generate_rows
-from stepjepa.modeling.load import load_tokenizer
+from stepjepa.modeling.presets import CHAT_TEMPLATE, PRESETS, ROLE_MARKERS, train_tokenizer
 
 Messages = list[dict[str, str]]
 
@@ -28,6 +28,18 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 MAX_LENGTH = 1024
 
+# Chat templates: markers, and Jinja. `llama3` writes as many tokens around a message as the models do that are
+# fine-tuned most (start of header, role, end of header, blank line, end of turn); `compact` is the presets' own.
+TEMPLATES = {
+    "llama3": (
+        ("<|start_header_id|>", "<|end_header_id|>"),
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] + '<|end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+    ),
+    "compact": (ROLE_MARKERS, CHAT_TEMPLATE),
+}
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -37,7 +49,7 @@ class Workload:
         name: key of `OBJECTIVES`.
         origin: where the rows come from, in words.
         chats: the rows that are trained on, in the order in which every arm sees them.
-        tokenizer: trained on `chats`; its chat template is the one that all arms use.
+        tokenizer: trained on the rows of all data sets; its chat template is the one that all arms use.
         model: preset name.
     """
 
@@ -62,11 +74,19 @@ def read_chats(name: str, path: Path, count: int) -> tuple[list[Messages], str]:
     return chats, f"generated rows ({path.name} is absent, so these figures are not those of {name})"
 
 
-def load_workload(name: str, path: Path, rows: int, batch_size: int, model: str = "mini") -> Workload:
-    """Rows and tokenizer of one data set; whole batches only, so that no arm meets a short one."""
+def make_tokenizer(paths: dict[str, Path], rows: int, model: str, template: str) -> Any:
+    """One tokenizer for all data sets, trained on the rows of each."""
+    markers, jinja = TEMPLATES[template]
+    chats = [chat for name, path in paths.items() for chat in read_chats(name, path, rows)[0]]
+    texts = [message["content"] for chat in chats for message in chat]
+    roles = [f"{message['role']}\n\n" for chat in chats for message in chat]
+    return train_tokenizer([*texts, *roles], PRESETS[model].vocabulary, markers, jinja)
+
+
+def load_workload(name: str, path: Path, rows: int, batch_size: int, model: str, tokenizer: Any) -> Workload:
+    """Rows of one data set; whole batches only, so that no arm meets a short one."""
     chats, origin = read_chats(name, path, rows)
     chats = chats[: len(chats) // batch_size * batch_size]
     if not chats:
         raise SystemExit(f"{name}: {rows} rows do not fill one batch of {batch_size}; raise --rows")
-    tokenizer = load_tokenizer(model, [message["content"] for chat in chats for message in chat])
     return Workload(name, origin, chats, tokenizer, model)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-BOS, END, PAD, UNUSED_ROLES = "<|bos|>", "<|end|>", "<|pad|>", ("<|system|>", "<|user|>", "<|assistant|>")
+BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
+ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -37,19 +38,26 @@ PRESETS = {
 }
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str],
+    vocabulary: int,
+    markers: Sequence[str] = ROLE_MARKERS,
+    chat_template: str = CHAT_TEMPLATE,
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with single digits and a chat template, trained on `texts`.
 
     Args:
         texts: message contents.
         vocabulary: entries at most, special tokens included.
+        markers: special tokens that the template writes, beside the BOS and the end of turn.
+        chat_template: Jinja.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    special = [PAD, BOS, END, *UNUSED_ROLES]
+    special = [PAD, BOS, END, *markers]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=special,
@@ -62,8 +70,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         bos_token=BOS,
         eos_token=END,
         pad_token=PAD,
-        extra_special_tokens=list(UNUSED_ROLES),
-        chat_template=CHAT_TEMPLATE,
+        extra_special_tokens=list(markers),
+        chat_template=chat_template,
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )
