@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.rows import step_rows
 
 from stepjepa.cli.main import main
+from support.rows import step_rows
 
 GOOD = {"messages": [{"role": "user", "content": "Add 2 and 3."}, {"role": "assistant", "content": "a\n\n5"}]}
 

@@ -175,3 +175,16 @@ def test_bloom_falls_back_to_two_pass(tmp_path, tokenizer, caplog):
     assert trainer.state.global_step == 4
     with pytest.raises(ConfigError, match="use --forward two_pass"):
         trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), forward="packed")
+
+
+def test_resuming_from_python_passes_over_a_half_written_checkpoint(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, save_strategy="steps", save_steps=2)
+    trainer.train()
+    (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").write_text('{"half')
+    again = trainer_for(tmp_path, tokenizer, save_strategy="no")
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4
+    for name, value in weights(trainer.model).items():
+        assert torch.equal(weights(again.model)[name], value), name
+    with pytest.raises(ConfigError, match="no whole checkpoint"):
+        trainer_for(tmp_path / "empty", tokenizer).train(resume_from_checkpoint=True)

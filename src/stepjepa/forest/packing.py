@@ -66,7 +66,7 @@ def plan_rows(
     """
     longest, total = max(lengths), sum(lengths)
     limit = max(longest, min(total, max_row_length or total))
-    capacities = set()
+    capacities: set[int] = set()
     for count in range(1, len(lengths) + 1):
         even = min(max(longest, -(-total // count)), limit)
         # A perfect split is rarely to be had, and a little more room often saves a whole row.

@@ -49,7 +49,7 @@ class DemoOptions:
     output_dir: str = option("runs/demo", "Folder for both models, metrics.json and curves.png.", _GROUP)
     overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", _GROUP)
     seed: int = option(0, "Seed of the data, the initialisation and the order.", _GROUP)
-    train_rows: int = option(20_000, "Generated problems to train on, once each.", _GROUP)
+    train_rows: int = option(16_000, "Generated problems to train on, once each.", _GROUP)
     test_rows: int = option(300, "Held-out problems to evaluate on.", _GROUP)
     batch_size: int = option(8, "Examples an optimizer step.", _GROUP)
     learning_rate: float = option(2e-3, "Peak learning rate of both arms.", _GROUP)

@@ -22,6 +22,7 @@ from stepjepa.modeling.export import export_model
 from stepjepa.modeling.load import has_experts, load_model, max_positions
 from stepjepa.training.batches import DrawnExamples, EpochCallback, EpochSampler
 from stepjepa.training.callbacks import display_callback
+from stepjepa.training.checkpoints import last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.objective import LossMeter, collapse_signs, loss_parts, total_loss
 from stepjepa.training.setup import encode, make_collator, set_up_model
@@ -147,8 +148,9 @@ class JEPATrainer(Trainer):
 
         Times the number of processes, because DDP and FSDP average the gradients.
         """
-        counts = self._get_num_items_in_batch([inputs], self.args.device)
-        counts = counts if num_items_in_batch is None else num_items_in_batch
+        counts = num_items_in_batch
+        if counts is None:
+            counts = self._get_num_items_in_batch([inputs], self.args.device)
         output = model(**inputs)
         parts = loss_parts(self.args, output)
         if model.training:
@@ -196,14 +198,12 @@ class JEPATrainer(Trainer):
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
         model.eval()
         meter = LossMeter()
-        for step, batch in enumerate(dataloader):
+        for batch in dataloader:
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
                 output = model(**inputs)
                 meter.add(loss_parts(self.args, output), output, inputs)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-            if step == 0 and meter.sums is None:
-                break
         metrics, _ = self._pop_metrics(meter)
         loss = self.args.gamma * metrics["lm_loss"] + self.args.lbd * metrics.get("jepa_loss", 0.0)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in {"loss": loss, **metrics}.items()}
@@ -211,7 +211,16 @@ class JEPATrainer(Trainer):
             predictions=np.zeros(0), label_ids=None, metrics=metrics, num_samples=self.num_examples(dataloader)
         )
 
-    # What is written
+    # What is read and written
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As `Trainer.train`; ``resume_from_checkpoint=True`` passes over checkpoints that a kill cut short."""
+        if resume_from_checkpoint is True:
+            found = last_complete_checkpoint(self.args.output_dir or "")
+            if found is None:
+                raise ConfigError(f"resume_from_checkpoint: no whole checkpoint in {self.args.output_dir}")
+            resume_from_checkpoint = str(found)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
