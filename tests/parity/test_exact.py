@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.layout import build_forest
 from stepjepa.modeling.forward import attach_forest_forward
+from stepjepa.modeling.segments import use_segments
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 CASES = [(name, attention) for name, (_, _, kinds) in ARCHITECTURES.items() for attention in kinds]
@@ -52,8 +54,12 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
     labels = sum(stop - start for example in examples for start, stop in example.label_spans)
     with torch.no_grad():
         plain = plain_lm_loss(model, examples) / labels
-    for max_row_length in (None, 40):
-        batch = ForestCollator(predictor_ids(count), 0, max_row_length=max_row_length)(examples)
+    batches = [ForestCollator(predictor_ids(count), 0, max_row_length=length)(examples) for length in (None, 40)]
+    if attention == "sdpa":
+        use_segments(model)
+        forests = [build_forest(example, predictor_ids(count)) for example in examples]
+        batches.append(ForestCollator(predictor_ids(count), 0).pack_one_row(forests))
+    for batch in batches:
         packed, gradient = run(model, batch)
         assert packed.source_states.shape == (4, 32)
         assert packed.source_states.abs().mean() > 0.1

@@ -7,8 +7,10 @@ import torch
 
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.dense import dense_mask
+from stepjepa.forest.layout import build_forest
 from stepjepa.modeling.forward import attach_forest_forward, last_states
 from stepjepa.modeling.masks import attention_masks
+from stepjepa.modeling.segments import use_segments
 from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 
@@ -28,12 +30,25 @@ def reaches(batch):
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [("llama", "sdpa"), ("llama", "eager"), ("mistral_sliding", "sdpa"), ("gemma3_sliding", "sdpa"), ("gpt2", "eager")],
+    [
+        ("llama", "sdpa"),
+        ("llama", "eager"),
+        ("mistral_sliding", "sdpa"),
+        ("gemma3_sliding", "sdpa"),
+        ("gpt2", "eager"),
+        ("llama", "segments"),
+        ("gemma3_sliding", "segments"),
+    ],
 )
 def test_changing_a_token_changes_only_what_sees_it(name, attention):
-    model = tiny_model(name, attention)
+    model = tiny_model(name, "sdpa" if attention == "segments" else attention)
     attach_forest_forward(model, TRAINED_VOCABULARY)
-    batch = ForestCollator((96, 97), 0)(made_up_examples())
+    if attention == "segments":
+        use_segments(model)
+        forests = [build_forest(example, (96, 97)) for example in made_up_examples()]
+        batch = ForestCollator((96, 97), 0).pack_one_row(forests)
+    else:
+        batch = ForestCollator((96, 97), 0)(made_up_examples())
     assert batch["input_ids"].shape[0] == 1
     before = states(model, batch)
     reached = reaches(batch)

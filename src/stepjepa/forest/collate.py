@@ -8,18 +8,22 @@ Shapes: B examples, R rows, T tokens a row, N labelled positions, P pairs, S vie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from stepjepa.data.examples import Example
 from stepjepa.forest.layout import Forest, build_forest, label_indices
-from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows
+from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, row_lengths
 from stepjepa.forest.visibility import ISOLATED
 
 Batch = dict[str, torch.Tensor]
 PADDING = -1
+
+# What a segment costs beyond its tokens and its attention, in tokens: two calls of the attention kernel in every layer.
+# Measured on CPU with a model of width 256 (docs/performance.md).
+SEGMENT_OVERHEAD = 6
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class ForestCollator:
         predictor_ids: ids of the K predictor tokens in the order in which they stand behind a source.
         pad_token_id: fills the rows; padding sees itself only and nothing sees it.
         pad_to_multiple_of: row lengths are rounded up to this.
+        segmented: the model can attend by segments (`forest.segments`), so a batch for which that is cheaper comes as
+            one row without padding, with `forests`.
         attention_length, max_row_length: see `packing.plan_rows`.
 
     Called with a list of examples it returns
@@ -45,6 +51,7 @@ class ForestCollator:
     label_ids          (N,)      int64, the token that each of these must predict
     source_readouts    (P,)      int64, indices into the flattened states
     target_readouts    (P,)      int64
+    forests            (B, 2)    int64, start and end in the one row; only for attention by segments
     ================== ========= ==============================================================
     """
 
@@ -53,12 +60,26 @@ class ForestCollator:
     pad_to_multiple_of: int = 8
     attention_length: float = DEFAULT_ATTENTION_LENGTH
     max_row_length: int | None = None
+    segmented: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
         forests = [build_forest(example, self.predictor_ids) for example in examples]
         lengths = [len(forest) for forest in forests]
-        return self.pack(forests, plan_rows(lengths, self.attention_length, self.max_row_length))
+        rows = plan_rows(lengths, self.attention_length, self.max_row_length)
+        if self.segmented:
+            width = max(row_lengths(rows, lengths))
+            padded = len(rows) * width * (1 + width / self.attention_length)
+            if sum(segmented_cost(forest, self.attention_length) for forest in forests) < padded:
+                return self.pack_one_row(forests)
+        return self.pack(forests, rows)
+
+    def pack_one_row(self, forests: Sequence[Forest]) -> Batch:
+        """The whole batch in one row without padding, with the places of its forests for attention by segments."""
+        batch = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
+        ends = np.cumsum([len(forest) for forest in forests])
+        batch["forests"] = torch.from_numpy(np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
+        return batch
 
     def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> Batch:
         """Lay the forests into the given rows; `rows` holds indices into `forests`, each once."""
@@ -169,6 +190,15 @@ class TwoPassCollator:
             mask[row, : len(ids)] = 1
             positions[row, : len(ids)] = np.arange(first, first + len(ids))
         return torch.from_numpy(input_ids), torch.from_numpy(mask), torch.from_numpy(positions)
+
+
+def segmented_cost(forest: Forest, attention_length: float) -> float:
+    """Cost of a forest under attention by segments, in tokens, comparable to that of `packing.plan_rows`."""
+    edges = np.flatnonzero(np.diff(forest.segment, prepend=-1, append=-1))
+    sizes = np.diff(edges)
+    attached = forest.attach[edges[:-1]]
+    seen = np.where(attached == ISOLATED, sizes / 2, attached + 1 + sizes)
+    return len(forest) + float((sizes * seen).sum()) / attention_length + SEGMENT_OVERHEAD * len(sizes)
 
 
 def _flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.predictors import predictor_names
+from stepjepa.modeling.segments import SEGMENTS
 
 
 def export_model(
@@ -108,6 +109,8 @@ def skeleton(inner: Any, vocabulary: int, weights: dict[str, torch.Tensor]) -> A
     config = copy.deepcopy(inner.config)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     text.vocab_size = vocabulary
+    if text._attn_implementation == SEGMENTS:
+        text._attn_implementation = "sdpa"
     with torch.device("meta"):
         bare = type(inner)(config)
     bare.load_state_dict(weights, strict=False, assign=True)

@@ -9,6 +9,8 @@ import torch
 
 from stepjepa.forest.dense import additive_mask, dense_mask
 from stepjepa.forest.flex import block_mask
+from stepjepa.forest.segments import segment_plan
+from stepjepa.modeling.segments import plan_mask
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -30,7 +32,8 @@ def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch
     * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
     * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
 
-    ``sdpa`` gets booleans (True = visible), ``eager`` an additive mask in `dtype`, ``flex_attention`` a block mask.
+    ``sdpa`` gets booleans (True = visible), ``eager`` an additive mask in `dtype`, ``flex_attention`` a block mask,
+    and a batch laid out for attention by segments its plan.
 
     Args:
         batch: as `ForestCollator` gives it, on the device of the model.
@@ -41,6 +44,8 @@ def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch
     window = getattr(config, "sliding_window", None)
 
     def build(length: int | None) -> Any:
+        if "forests" in batch:
+            return plan_mask(segment_plan(batch, length))
         if implementation == "flex_attention":
             return block_mask(batch, length)
         mask = dense_mask(batch, length)

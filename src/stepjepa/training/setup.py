@@ -17,9 +17,11 @@ from stepjepa.data.steps import make_splitter
 from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import Batch, ForestCollator, TwoPassCollator
+from stepjepa.forest.layout import build_forest
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.load import add_lora, masks_unsupported
 from stepjepa.modeling.predictors import add_predictors, vocabulary_size
+from stepjepa.modeling.segments import SEGMENTS, use_sdpa, use_segments
 from stepjepa.training.options import JEPAOptions
 
 logger = logging.getLogger("stepjepa")
@@ -109,18 +111,25 @@ def choose_forward(model: Any, options: JEPAOptions, vocabulary: int) -> str:
     """``packed`` where the model takes the forest's mask, found out by a trial of a few tokens; else ``two_pass``."""
     if options.forward == "two_pass":
         return "two_pass"
-    reason = masks_unsupported(causal_lm(model)) or trial(model, vocabulary)
+    inner: Any = causal_lm(model)
+    reason = masks_unsupported(inner)
+    if reason is None and inner.config._attn_implementation == "sdpa" and inner.device.type == "cpu":
+        use_segments(inner)
+        if trial(model, vocabulary, segmented=True) is None:
+            return "packed"
+        use_sdpa(inner)
+    reason = reason or trial(model, vocabulary)
     if reason is None:
         return "packed"
-    name = type(causal_lm(model)).__name__
+    name = type(inner).__name__
     if options.forward == "packed":
         raise ConfigError(f"forward=packed cannot serve {name}: {reason}; use --forward two_pass")
     logger.warning("%s: forward two_pass, because %s", name, reason)
     return "two_pass"
 
 
-def trial(model: Any, vocabulary: int, tolerance: float = 1e-2) -> str | None:
-    """Run two tiny made-up examples through both forwards; None if they agree, else what went wrong.
+def trial(model: Any, vocabulary: int, segmented: bool = False, tolerance: float = 1e-2) -> str | None:
+    """Run two tiny made-up examples through the forwards; None if they agree, else what went wrong.
 
     The tolerance is relative to the size of the states and leaves room for bfloat16 weights.
     """
@@ -137,18 +146,20 @@ def trial(model: Any, vocabulary: int, tolerance: float = 1e-2) -> str | None:
     model.eval()
     try:
         with torch.no_grad():
-            packed, reference = (
-                model(**{key: value.to(device) for key, value in collator(examples).items()})
-                for collator in (ForestCollator((), 0), TwoPassCollator((), 0))
-            )
+            collator = ForestCollator((), 0)
+            batches = [TwoPassCollator((), 0)(examples), collator(examples)]
+            if segmented:
+                batches.append(collator.pack_one_row([build_forest(example, ()) for example in examples]))
+            reference, *others = (model(**{key: value.to(device) for key, value in b.items()}) for b in batches)
     except Exception as error:
         return f"it does not take the mask ({(str(error).splitlines() or [type(error).__name__])[0]})"
     finally:
         model.train(was_training)
     for name in ("source_states", "target_states", "lm_loss_sum"):
-        difference = (packed[name] - reference[name]).abs().max()
-        if not difference <= tolerance * reference[name].abs().max().clamp(min=1e-3):
-            return "its attention does not follow the mask"
+        for packed in others:
+            difference = (packed[name] - reference[name]).abs().max()
+            if not difference <= tolerance * reference[name].abs().max().clamp(min=1e-3):
+                return "its attention does not follow the mask"
     return None
 
 
@@ -160,4 +171,5 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
     if setup.forward == "two_pass":
         return TwoPassCollator(tuple(ids), pad_id)
     multiple = 128 if attention == "flex_attention" else 1 if device == "cpu" else 8
-    return ForestCollator(tuple(ids), pad_id, multiple, max_row_length=options.max_row_length)
+    segmented = attention == SEGMENTS and options.max_row_length is None
+    return ForestCollator(tuple(ids), pad_id, multiple, max_row_length=options.max_row_length, segmented=segmented)
