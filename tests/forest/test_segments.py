@@ -9,22 +9,29 @@ import torch.nn.functional as F
 
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
-from stepjepa.forest.collate import ForestCollator, segmented_cost
+from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.dense import dense_mask
 from stepjepa.forest.layout import build_forest
-from stepjepa.forest.segments import segment_plan, segmented_attention
+from stepjepa.forest.segments import attention_costs, segment_plan, segmented_attention
 from support.models import made_up_examples
 
 
-def one_row(predictors):
-    collator = ForestCollator(predictors, 0)
-    return collator.pack_one_row([build_forest(example, predictors) for example in made_up_examples()])
+def long_examples():
+    """Two examples of 300 and 200 tokens, long enough to attend segment by segment."""
+    pairs = [Pair(99, 99, 100, 130, 129), Pair(129, 129, 130, 160, 159)]
+    return [
+        Example(np.full(300, 5, np.int32), ((99, 300),), tuple(pairs)),
+        Example(np.full(200, 6, np.int32), ((9, 200),)),
+    ]
 
 
+@pytest.mark.parametrize("examples", [made_up_examples(), long_examples()], ids=["short", "long"])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("predictors", [(), (96,), (96, 97)])
-def test_equals_dense_attention_in_value_and_gradient(window, predictors):
-    batch = one_row(predictors)
+def test_equals_dense_attention_in_value_and_gradient(examples, window, predictors):
+    batch = ForestCollator(predictors, 0).pack_one_row([build_forest(example, predictors) for example in examples])
+    apart = [len(forest) > 1 for forest in segment_plan(batch, window).forests]
+    assert any(apart) is (examples[0].input_ids.size == 300)
     tokens = batch["input_ids"].shape[1]
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, 3, tokens, 8, generator=generator).requires_grad_() for _ in range(3)]
@@ -42,34 +49,47 @@ def test_equals_dense_attention_in_value_and_gradient(window, predictors):
         torch.testing.assert_close(segmented, dense, atol=1e-5, rtol=1e-4)
 
 
-def test_plan_by_hand():
-    """A trunk of four, a branch of two behind its second token, a target of two; then a trunk of two."""
-    first = Example(np.array([10, 11, 12, 13], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
-    second = Example(np.array([20, 21], np.int32), ((1, 2),))
-    forests = [build_forest(example, (90, 91)) for example in (first, second)]
+def plan_of(*examples):
+    forests = [build_forest(example, (90, 91)) for example in examples]
     batch = ForestCollator((90, 91), 0).pack_one_row(forests)
-    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 90, 91, 12, 13, 20, 21]]
-    assert batch["forests"].tolist() == [[0, 8], [8, 10]]
-    plan = segment_plan(batch)
-    assert plan.sizes == (0, 8, 0, 2, 0)
+    return batch, segment_plan(batch)
+
+
+def test_a_long_forest_attends_segment_by_segment():
+    """A trunk of 400, a branch of two behind token 9, a target of 30; then a trunk of two."""
+    long = Example(np.full(400, 5, np.int32), ((10, 400),), (Pair(9, 9, 10, 40, 39),))
+    short = Example(np.array([20, 21], np.int32), ((1, 2),))
+    batch, plan = plan_of(long, short)
+    assert batch["input_ids"].shape == (1, 434)
+    assert batch["forests"].tolist() == [[0, 432], [432, 434]]
+    assert plan.sizes == (0, 432, 0, 2, 0)
     trunk, branch, target = plan.forests[0]
-    assert (trunk.length, trunk.keys, trunk.mask) == (4, (0, 4), None)
-    assert (branch.length, branch.keys) == (2, (0, 6))
-    assert branch.mask.int().tolist() == [[1, 1, 0, 0, 1, 0], [1, 1, 0, 0, 1, 1]]
-    assert (target.length, target.keys, target.mask) == (2, (6, 8), None)
+    assert (trunk.length, trunk.branch, trunk.mask) == (400, False, None)
+    assert (branch.length, branch.branch) == (2, True)
+    assert branch.mask[:, :10].all() and not branch.mask[:, 10:400].any()
+    assert branch.mask[:, 400:].int().tolist() == [[1, 0], [1, 1]]
+    assert (target.length, target.branch, target.mask) == (30, False, None)
+    assert [(only.length, only.mask) for only in plan.forests[1]] == [(2, None)]
 
 
-def test_cost_by_hand():
-    """8 tokens; trunk 4 x 2, branch 2 x (2 + 2), target 2 x 1 keys; three segments."""
-    example = Example(np.array([10, 11, 12, 13], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
-    forest = build_forest(example, (90, 91))
-    assert segmented_cost(forest, attention_length=2.0) == pytest.approx(8 + (8 + 8 + 2) / 2 + 3 * 6)
+def test_a_short_forest_attends_whole():
+    short = Example(np.array([10, 11, 12, 13], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
+    batch, plan = plan_of(short)
+    (only,) = plan.forests[0]
+    assert (only.length, only.branch) == (8, False)
+    assert torch.equal(only.mask, dense_mask(batch)[0, 0])
 
 
-def test_long_examples_come_as_one_row_and_short_ones_packed():
-    def batch(length):
-        examples = [Example(np.full(length, 5, np.int32), ((1, length),)) for _ in range(6)]
+def test_costs_by_hand():
+    """Trunk 100 x 50 keys, branch 2 x 102, target 10 x 5, three calls; or 112 x 112 and one call."""
+    assert attention_costs([100, 2, 10], [-1, 40, -1]) == pytest.approx((5254 / 1280 + 30, 112**2 / 1280 + 10))
+
+
+def test_long_examples_come_as_one_row_and_the_cheaper_form_is_chosen():
+    def batch(length, count=6):
+        examples = [Example(np.full(length, 5, np.int32), ((1, length),)) for _ in range(count)]
         return ForestCollator((), 0, segmented=True)(examples)
 
     assert batch(400)["input_ids"].shape == (1, 2400) and "forests" in batch(400)
-    assert batch(10)["input_ids"].shape[0] >= 1 and "forests" not in batch(10)
+    assert "forests" not in batch(10)
+    assert "forests" not in ForestCollator((), 0)([Example(np.full(400, 5, np.int32), ((1, 400),))] * 6)

@@ -16,14 +16,11 @@ import torch
 from stepjepa.data.examples import Example
 from stepjepa.forest.layout import Forest, build_forest, label_indices
 from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, row_lengths
+from stepjepa.forest.segments import attention_costs
 from stepjepa.forest.visibility import ISOLATED
 
 Batch = dict[str, torch.Tensor]
 PADDING = -1
-
-# What a segment costs beyond its tokens and its attention, in tokens: two calls of the attention kernel in every layer.
-# Measured on CPU with a model of width 256 (docs/performance.md).
-SEGMENT_OVERHEAD = 6
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class ForestCollator:
         if self.segmented:
             width = max(row_lengths(rows, lengths))
             padded = len(rows) * width * (1 + width / self.attention_length)
-            if sum(segmented_cost(forest, self.attention_length) for forest in forests) < padded:
+            if sum(map(segmented_cost, forests)) < padded:
                 return self.pack_one_row(forests)
         return self.pack(forests, rows)
 
@@ -192,13 +189,10 @@ class TwoPassCollator:
         return torch.from_numpy(input_ids), torch.from_numpy(mask), torch.from_numpy(positions)
 
 
-def segmented_cost(forest: Forest, attention_length: float) -> float:
+def segmented_cost(forest: Forest) -> float:
     """Cost of a forest under attention by segments, in tokens, comparable to that of `packing.plan_rows`."""
     edges = np.flatnonzero(np.diff(forest.segment, prepend=-1, append=-1))
-    sizes = np.diff(edges)
-    attached = forest.attach[edges[:-1]]
-    seen = np.where(attached == ISOLATED, sizes / 2, attached + 1 + sizes)
-    return len(forest) + float((sizes * seen).sum()) / attention_length + SEGMENT_OVERHEAD * len(sizes)
+    return len(forest) + min(attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist()))
 
 
 def _flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:

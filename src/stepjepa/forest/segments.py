@@ -1,36 +1,43 @@
 """Attention segment by segment: the visibility rule without a dense mask, for CPU.
 
 A dense mask makes attention over a row of T tokens cost T x T, whoever sees whom. Here every trunk and every isolated target
-attends causally to itself, and a branch to its trunk and itself through the few rows of the rule's mask that it needs. A
-row then costs nothing for its length, so a whole batch can be one row without any padding.
+attends causally to itself, and a branch to its trunk and itself through the few rows of the rule's mask that it needs; a
+short forest attends whole under its own small mask. A row then costs nothing for its length, so a whole batch can be one
+row without any padding.
 
 Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from stepjepa.forest.dense import dense_mask
+from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH
 from stepjepa.forest.visibility import ISOLATED
+
+# What a call of the attention kernel costs beside its scores, forward and backward in every layer, in tokens. Measured
+# on CPU with a model of width 256 (docs/performance.md).
+CALL_COST = 10
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One trunk, branch or target.
+    """One trunk, branch or target; or a whole short forest, where one call under a mask is cheaper than several.
 
     Attributes:
         length: S.
-        keys: (first, stop) of the keys that it may see, counted in its forest.
-        mask: (S, stop - first) bool; None where it is causal over exactly its own tokens.
+        branch: whether it sees its trunk as well as itself.
+        mask: (S, S) bool over its own tokens, or (S, t + S) over those of its trunk and its own for a branch; None where
+            it is causal over its own tokens.
     """
 
     length: int
-    keys: tuple[int, int]
+    branch: bool
     mask: torch.Tensor | None
 
 
@@ -68,19 +75,35 @@ def _segments(fields: Mapping[str, torch.Tensor], window: int | None) -> tuple[S
     """The segments of one forest; `fields` are its own (L,) integers."""
     lengths = fields["segment"].unique_consecutive(return_counts=True)[1].tolist()
     attaches = fields["attach"].tolist()
-    segments, start, mask = [], 0, None
-    for length in lengths:
-        stop = start + length
-        own = attaches[start] == ISOLATED
-        if own and (window is None or length <= window):
-            segments.append(Segment(length, (start, stop), None))
-        else:
-            if mask is None:
-                mask = dense_mask({name: value[None] for name, value in fields.items()}, window)[0, 0]
-            first = start if own else 0
-            segments.append(Segment(length, (first, stop), mask[start:stop, first:stop]))
-        start = stop
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    branches = [attaches[start] != ISOLATED for start in starts]
+    apart, whole = attention_costs(lengths, [attaches[start] for start in starts])
+    uncut = window is None or max(lengths) <= window
+    if uncut and not any(branches) and (apart <= whole or len(lengths) == 1):
+        return tuple(Segment(length, False, None) for length in lengths)
+    seen = dense_mask({name: value[None] for name, value in fields.items()}, window)[0, 0]
+    if whole < apart:
+        return (Segment(sum(lengths), False, seen),)
+    segments = []
+    for start, length, branch in zip(starts, lengths, branches, strict=True):
+        own = seen[start : start + length, start : start + length]
+        if branch:
+            own = torch.cat([seen[start : start + length, : lengths[0]], own], dim=1)
+        segments.append(Segment(length, branch, own if branch or (window is not None and length > window) else None))
     return tuple(segments)
+
+
+def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[float, float]:
+    """What the attention of one forest costs, in tokens (see `packing`): segment by segment, and in one call under a mask.
+
+    Args:
+        lengths: tokens of its segments, the trunk first.
+        attached: of each segment, up to which trunk token it sees (-1: none).
+    """
+    seen = (length / 2 if at == ISOLATED else lengths[0] + length for length, at in zip(lengths, attached, strict=True))
+    apart = sum(length * keys for length, keys in zip(lengths, seen, strict=True)) / DEFAULT_ATTENTION_LENGTH
+    whole = sum(lengths) ** 2 / DEFAULT_ATTENTION_LENGTH
+    return apart + CALL_COST * len(lengths), whole + CALL_COST
 
 
 def segmented_attention(
@@ -108,14 +131,19 @@ def segmented_attention(
                 outputs.append(query.new_zeros(1, heads, size, values[0].shape[-1]))
             continue
         segments = plan.forests[number // 2]
-        parts = queries[number].split([segment.length for segment in segments], dim=2)
-        for part, segment in zip(parts, segments, strict=True):
-            first, stop = segment.keys
+        lengths = [segment.length for segment in segments]
+        parts = zip(*(part[number].split(lengths, dim=2) for part in (queries, keys, values)), strict=True)
+        trunk_k = trunk_v = None
+        for segment, (q, k, v) in zip(segments, parts, strict=True):
+            if trunk_k is None or trunk_v is None:
+                trunk_k, trunk_v = k, v
+            elif segment.branch:
+                k, v = torch.cat([trunk_k, k], dim=2), torch.cat([trunk_v, v], dim=2)
             outputs.append(
                 F.scaled_dot_product_attention(
-                    part,
-                    keys[number][:, :, first:stop],
-                    values[number][:, :, first:stop],
+                    q,
+                    k,
+                    v,
                     attn_mask=segment.mask,
                     dropout_p=dropout,
                     is_causal=segment.mask is None,
