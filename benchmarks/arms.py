@@ -18,9 +18,6 @@ from stepjepa.modeling.load import load_model
 
 ARMS = ("regular", "jepa", "jepa_checkpointed", "two_pass", "doubled", "trl_default", "trl_best")
 
-# A doubled row is so slow that a round of it is one step of this many examples.
-DOUBLED_EXAMPLES = 4
-
 
 @dataclass(frozen=True)
 class Work:
@@ -93,7 +90,7 @@ def _checkpoint(model: Any, args: TrainingArguments) -> None:
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
 
 
-def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps: int, whole: bool = False) -> Arm:
+def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps: int) -> Arm:
     """Build one arm with a model of its own (the same weights for all).
 
     Args:
@@ -102,10 +99,9 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
         folder: where trainers may write; nothing is written.
         batch_size: examples of an optimizer step.
         steps: optimizer steps of a round.
-        whole: give `doubled` whole batches too (for its peak memory).
     """
-    if name == "doubled" and not whole:
-        batch_size, steps = min(batch_size, DOUBLED_EXAMPLES), 1
+    if name == "doubled":
+        steps = 1  # so slow that a round of it is one step
     common = {
         "output_dir": folder,
         "per_device_train_batch_size": batch_size,

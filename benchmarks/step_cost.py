@@ -166,12 +166,11 @@ def print_result(data: str, result: dict[str, Any]) -> None:
     header = ["arm", "examples/s", "tokens/s", "s/step", "positions/example", "peak MiB", "to regular", "to doubled"]
     rows = []
     for name, figures in result["arms"].items():
-        mark = "" if name != "doubled" else f" ({figures['examples_per_step']} a step)"
         peak = figures["peak_mib"]
         ratios = [figures["ratio_to_regular"], figures["ratio_to_doubled"]]
         rows.append(
             [
-                name + mark,
+                name,
                 f"{figures['examples_per_second']['median']:.1f}",
                 f"{figures['tokens_per_second']['median']:.0f}",
                 f"{figures['seconds_per_step']['median']:.3f}",
@@ -241,11 +240,11 @@ def main(argv: list[str] | None = None) -> None:
 
             steps = args.steps or STEPS[data]
 
-            def build(name: str, whole: bool = False, workload: Workload = workload, steps: int = steps) -> Arm:
-                return build_arm(name, workload, folder, args.batch_size, steps, whole)
+            def build(name: str, workload: Workload = workload, steps: int = steps) -> Arm:
+                return build_arm(name, workload, folder, args.batch_size, steps)
 
             if args.memory:
-                arm = build(args.memory, whole=True)
+                arm = build(args.memory)
                 print(json.dumps({"peak_mib": peak_mib(lambda arm=arm: arm.run(_MEMORY_STEPS))}))
                 continue
             if args.profile:

@@ -28,19 +28,14 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 MAX_LENGTH = 1024
 
-# Chat templates: markers, and Jinja. `llama3` writes around the messages what that of Llama 3.2 writes, the published
-# experiments' main model (a header and an end of turn for each, and two dates in the system's, which is always there);
+# Chat templates: markers, and Jinja. `llama3` writes around a message what Llama 3's does: header, blank line, end of turn;
 # `compact` is the presets' own, with two tokens a message.
 TEMPLATES = {
     "llama3": (
         ("<|start_header_id|>", "<|end_header_id|>"),
-        "{% set head = '<|start_header_id|>' %}{% set neck = '<|end_header_id|>\n\n' %}"
-        "{% set given = messages[0]['role'] == 'system' %}"
-        "{{ bos_token + head + 'system' + neck }}Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
-        "{{ (messages[0]['content'] if given else '') + '<|end|>' }}"
-        "{% for message in messages[1 if given else 0:] %}"
-        "{{ head + message['role'] + neck + message['content'] + '<|end|>' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ head + 'assistant' + neck }}{% endif %}",
+        "{% set head = '<|start_header_id|>' %}{% set neck = '<|end_header_id|>\n\n' %}{{ bos_token }}"
+        "{% for message in messages %}{{ head + message['role'] + neck + message['content'] + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ head + 'assistant' + neck }}{% endif %}",
     ),
     "compact": (ROLE_MARKERS, CHAT_TEMPLATE),
 }
@@ -84,9 +79,9 @@ def make_tokenizer(paths: dict[str, Path], rows: int, model: str, template: str)
     markers, jinja = TEMPLATES[template]
     chats = [chat for name, path in paths.items() for chat in read_chats(name, path, rows)[0]]
     texts = [message["content"] for chat in chats for message in chat]
-    # The template's own words are as frequent as the rows, and a tokenizer knows them.
-    own = "system\n\n user\n\n assistant\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
-    return train_tokenizer([*texts, *[own] * len(chats)], PRESETS[model].vocabulary, markers, jinja)
+    # The names of the roles are as frequent as the rows, and a tokenizer knows them.
+    roles = [f"{role}\n\n" for role in ("system", "user", "assistant")] * len(chats)
+    return train_tokenizer([*texts, *roles], PRESETS[model].vocabulary, markers, jinja)
 
 
 def load_workload(name: str, path: Path, rows: int, batch_size: int, model: str, tokenizer: Any) -> Workload:

@@ -33,7 +33,7 @@ def test_every_example_once_in_any_plan():
 def test_a_plan_costs_no_more_than_one_row_or_one_row_each():
     rng = random.Random(1)
 
-    def cost(rows, lengths, tau=1280.0):
+    def cost(rows, lengths, tau=1024.0):
         width = max(row_lengths(rows, lengths))
         return len(rows) * width * (1 + width / tau)
 

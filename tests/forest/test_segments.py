@@ -82,7 +82,7 @@ def test_a_short_forest_attends_whole():
 
 def test_costs_by_hand():
     """Trunk 100 x 50 keys, branch 2 x 102, target 10 x 5, three calls; or 112 x 112 and one call."""
-    assert attention_costs([100, 2, 10], [-1, 40, -1]) == pytest.approx((5254 / 1280 + 30, 112**2 / 1280 + 10))
+    assert attention_costs([100, 2, 10], [-1, 40, -1]) == pytest.approx((5254 / 1024 + 15, 112**2 / 1024 + 5))
 
 
 def test_long_examples_come_as_one_row_and_the_cheaper_form_is_chosen():

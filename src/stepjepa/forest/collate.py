@@ -48,6 +48,7 @@ class ForestCollator:
     label_ids          (N,)      int64, the token that each of these must predict
     source_readouts    (P,)      int64, indices into the flattened states
     target_readouts    (P,)      int64
+    read_positions     (M,)      int64, all of the above, each once
     forests            (B, 2)    int64, start and end in the one row; only for attention by segments
     ================== ========= ==============================================================
     """
@@ -106,7 +107,7 @@ class ForestCollator:
                 start += len(forest)
         # Labels and pairs keep the batch's order, whatever the rows are.
         placed = list(zip(forests, starts, strict=True))
-        return {
+        batch = {
             "input_ids": torch.from_numpy(input_ids),
             "position_ids": torch.from_numpy(position_ids),
             "example": torch.from_numpy(example),
@@ -118,6 +119,8 @@ class ForestCollator:
             "source_readouts": _flat([forest.source_readouts + start for forest, start in placed]),
             "target_readouts": _flat([forest.target_readouts + start for forest, start in placed]),
         }
+        read = [batch[name] for name in ("label_positions", "source_readouts", "target_readouts")]
+        return batch | {"read_positions": torch.cat(read).unique()}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 # Tokens at which a row's attention costs as much as everything else of it. Measured on CPU for widths of 96 to 256
 # (docs/performance.md); larger models favour longer rows, and then more padding is saved by them.
-DEFAULT_ATTENTION_LENGTH = 1280
+DEFAULT_ATTENTION_LENGTH = 1024
 
 # Room beyond an even split that is tried, as shares of the longest forest.
 _SLACKS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.25)

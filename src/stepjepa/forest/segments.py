@@ -22,7 +22,7 @@ from stepjepa.forest.visibility import ISOLATED
 
 # What a call of the attention kernel costs beside its scores, forward and backward in every layer, in tokens. Measured
 # on CPU with a model of width 256 (docs/performance.md).
-CALL_COST = 10
+CALL_COST = 5
 
 
 @dataclass(frozen=True)
@@ -118,36 +118,36 @@ def segmented_attention(
 
     Equal to dense attention with `dense.dense_mask` up to rounding; a token's result depends on its own forest alone.
     """
-    rows, heads, tokens, width = query.shape
-    # One split with one gradient for all forests; slices would each make a gradient of the whole row.
+    rows, heads, tokens, _ = query.shape
+    # Cut along tokens in the layout that the projections wrote, (R * T, H, D): one split, and so one gradient, for all
+    # forests, and no copy into another order of the memory.
     queries, keys, values = (
-        part.transpose(0, 1).reshape(1, heads, rows * tokens, -1).split(plan.sizes, dim=2)
+        part.transpose(1, 2).reshape(1, rows * tokens, heads, -1).split(plan.sizes, dim=1)
         for part in (query, key, value)
     )
     outputs = []
     for number, size in enumerate(plan.sizes):
         if number % 2 == 0:
             if size:
-                outputs.append(query.new_zeros(1, heads, size, values[0].shape[-1]))
+                outputs.append(query.new_zeros(1, size, heads, value.shape[-1]))
             continue
         segments = plan.forests[number // 2]
         lengths = [segment.length for segment in segments]
-        parts = zip(*(part[number].split(lengths, dim=2) for part in (queries, keys, values)), strict=True)
+        parts = zip(*(part[number].split(lengths, dim=1) for part in (queries, keys, values)), strict=True)
         trunk_k = trunk_v = None
         for segment, (q, k, v) in zip(segments, parts, strict=True):
             if trunk_k is None or trunk_v is None:
                 trunk_k, trunk_v = k, v
             elif segment.branch:
-                k, v = torch.cat([trunk_k, k], dim=2), torch.cat([trunk_v, v], dim=2)
-            outputs.append(
-                F.scaled_dot_product_attention(
-                    q,
-                    k,
-                    v,
-                    attn_mask=segment.mask,
-                    dropout_p=dropout,
-                    is_causal=segment.mask is None,
-                    scale=scale,
-                )
+                k, v = torch.cat([trunk_k, k], dim=1), torch.cat([trunk_v, v], dim=1)
+            attended = F.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                attn_mask=segment.mask,
+                dropout_p=dropout,
+                is_causal=segment.mask is None,
+                scale=scale,
             )
-    return torch.cat(outputs, dim=2).reshape(heads, rows, tokens, -1).transpose(0, 1)
+            outputs.append(attended.transpose(1, 2))
+    return torch.cat(outputs, dim=1).reshape(rows, tokens, heads, -1).transpose(1, 2)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from stepjepa.losses.lm import (
     linear_cross_entropy_sum,
 )
 from stepjepa.modeling.masks import attention_masks, text_config
+from stepjepa.modeling.trim import trimmed
 
 
 @dataclass
@@ -140,7 +142,8 @@ def _forest_forward(
         mask = attention_masks(batch, text_config(model), model.dtype)
     else:
         mask = batch["attention_mask"]
-    states = last_states(model, batch["input_ids"], mask, batch["position_ids"])  # (R * T, D)
+    read = batch["read_positions"] if packed else None
+    states = last_states(model, batch["input_ids"], mask, batch["position_ids"], read)  # (R * T, D)
     sources, targets = batch["source_readouts"], batch["target_readouts"]
     if packed or "view_input_ids" not in batch:
         # One gather for everything that is read, so that the backward pass scatters once.
@@ -159,11 +162,17 @@ def _forest_forward(
     )
 
 
-def last_states(model: Any, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor) -> torch.Tensor:
-    """Last hidden states after the final norm, (R * T, D), of the backbone of a causal LM."""
+def last_states(
+    model: Any, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor, read_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Last hidden states after the final norm, (R * T, D), of the backbone of a causal LM.
+
+    With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
+    """
     backbone = getattr(model, model.base_model_prefix)
     extra = {"position_ids": position_ids} if takes_positions(backbone) else {}
-    output = backbone(input_ids=input_ids, attention_mask=mask, use_cache=False, **extra)
+    with nullcontext() if read_N is None else trimmed(backbone, read_N):
+        output = backbone(input_ids=input_ids, attention_mask=mask, use_cache=False, **extra)
     return output[0].flatten(0, 1)
 
 

@@ -1,0 +1,41 @@
+"""The demo at a size that learns nothing: both arms, the table, the files, and no overwriting."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from stepjepa.cli.main import main
+from stepjepa.study.demo import paired_difference
+
+
+def test_demo(tmp_path, capsys):
+    out = tmp_path / "demo"
+    argv = ["demo", "--output_dir", str(out), "--train_rows", "48", "--test_rows", "6"]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    for words in ("accuracy", "LM loss", "JEPA loss", "cosine", "examples/s", "effective rank", "does not say whether"):
+        assert words in printed
+    record = json.loads((out / "metrics.json").read_text())
+    assert set(record) == {"options", "regular", "step_jepa"}
+    for arm in ("regular", "step_jepa"):
+        assert len(record[arm]["correct"]) == 6
+        assert record[arm]["lm_loss"] > 0 and record[arm]["examples_per_second"] > 0
+        assert AutoModelForCausalLM.from_pretrained(out / arm).config.model_type == "llama"
+    assert record["regular"]["jepa_loss"] is None
+    assert record["step_jepa"]["jepa_loss"] == pytest.approx(1 - record["step_jepa"]["cosine"])
+    settings = [json.loads((out / arm / "run.json").read_text())["settings"] for arm in ("regular", "step_jepa")]
+    differing = {key for key in settings[0] if settings[0][key] != settings[1][key]}
+    assert differing == {"objective", "predictors"}
+    assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(argv) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_paired_difference_by_hand():
+    """Two of four problems change, one each way and one more: mean 1/4, variance 11/12 - ..., normal interval."""
+    mean, half = paired_difference([True, False, False, False], [False, True, True, False])
+    assert mean == pytest.approx(0.25)
+    assert half == pytest.approx(1.96 * (((1.25**2 + 2 * 0.75**2 + 0.25**2) / 3) ** 0.5) / 2)

@@ -1,0 +1,63 @@
+"""Every `stepjepa` command of the README runs, on made-up data and with a local model for the one from the Hub."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from stepjepa.cli.main import main
+from support.rows import step_rows
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+HUB_MODEL = "meta-llama/Llama-3.2-1B-Instruct"
+
+
+def readme_commands() -> list[str]:
+    """The lines of code blocks that begin with ``stepjepa``, continued lines joined."""
+    blocks = README.read_text(encoding="utf-8").split("```")[1::2]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [" ".join(line.split()) for line in lines if line.startswith("stepjepa ")]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    from stepjepa.modeling.load import load_model, load_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    rows = step_rows(12)
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = load_tokenizer("tiny", (message["content"] for row in rows for message in row["messages"]))
+    load_model("tiny", tokenizer, seed=1).save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    return tmp_path
+
+
+def test_there_are_commands():
+    names = {command.split()[1] for command in readme_commands()}
+    assert names == {"check", "inspect", "train"}
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_command(command, workplace, capsys):
+    words = shlex.split(command.replace(HUB_MODEL, "model").replace("--model_name mini", "--model_name tiny"))[1:]
+    if words[0] == "train":
+        words += ["--max_steps", "1"]
+    assert main(words) == 0, capsys.readouterr().err
+    if words[0] == "train":
+        output = words[words.index("--output_dir") + 1]
+        for name in ("resolved.yaml", "run.json", "metrics.json", "data_report.json"):
+            assert (workplace / output / name).is_file()
+        model = AutoModelForCausalLM.from_pretrained(output)
+        assert model.generate(model.dummy_inputs["input_ids"] % 50, max_new_tokens=2).shape[1] > 2
+
+
+@pytest.mark.parametrize("makefile_target", ["demo", "test"])
+def test_the_two_commands_exist(makefile_target):
+    text = README.read_text(encoding="utf-8")
+    assert f"make {makefile_target} " in text
+    makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
+    assert f"\n{makefile_target}: setup" in makefile
