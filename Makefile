@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev,analysis]' -c constraints.txt
 	@touch $@
 
-demo: setup ## train a small model three ways on built-in data and compare (minutes, no network)
+demo: setup ## train a small model with and without JEPA on built-in data and compare (3 minutes)
 	$(BIN)/stepjepa demo --output_dir runs/demo $(ARGS)
 
 test: setup ## run the tests

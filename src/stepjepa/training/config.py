@@ -36,7 +36,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
             self.use_cpu = True  # several processes without an accelerator are found (and use gloo) only if told so
         try:
             super().__post_init__()
-        except (ValueError, NotImplementedError, ImportError) as error:
+        except (ValueError, ImportError) as error:
             raise ConfigError(" ".join(str(error).split())) from None
         # Rows are chats or packed forests; there are no model inputs to select among their columns.
         self.remove_unused_columns = False
