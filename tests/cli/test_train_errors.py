@@ -75,8 +75,13 @@ STEP = ("--step_jepa",)
         (lines(GOOD), ("--step_jepa", "--regular"), ["--step_jepa", "--regular"]),
         (lines(GOOD), ("--step_separator", ""), ["step_separator"]),
         (lines(GOOD), ("--chat_template", "nowhere.jinja"), ["nowhere.jinja", "cannot be read"]),
-        (lines(GOOD), ("--resume_from_checkpoint", "nowhere"), ["nowhere", "no checkpoint"]),
+        (lines(GOOD), ("--resume_from_checkpoint", "nowhere"), ["nowhere", "no whole checkpoint"]),
         (lines(GOOD), ("--model_name", "minii"), ["minii", "mini"]),
+        (lines(GOOD), ("--eval_strategy", "steps"), ["--eval_strategy steps", "--eval_file"]),
+        (lines(GOOD), ("--label_smoothing_factor", "0.1"), ["label_smoothing_factor", "does not do"]),
+        (lines(GOOD), ("--lora", "--lora_target_modules", "nope"), ["LoRA", "nope"]),
+        (lines(GOOD), ("--lora", "--lora_target_modules", "embed_tokens"), ["embed_tokens", "embedding"]),
+        (lines(GOOD), ("--attn_implementation", "flex_attention"), ["flex_attention", "no backward on CPU"]),
     ],
 )
 def test_one_clear_line(refused, text, flags, expected):
@@ -159,6 +164,45 @@ def test_resuming_with_other_settings_or_data_is_refused(tmp_path, capsys):
     rows.write_text(lines(*step_rows(8, seed=9)))
     assert train(tmp_path, "--resume_from_checkpoint", "true", "--train_file", str(rows)) == 2
     assert "the training data is not that of the run" in capsys.readouterr().err
+
+
+def test_resuming_never_starts_over_on_top_of_something(tmp_path, capsys):
+    assert train(tmp_path, "--save_strategy", "no") == 0
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert train(tmp_path, "--save_strategy", "no", "--resume_from_checkpoint", "true", "--seed", "7") == 2
+    assert "not empty" in capsys.readouterr().err
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_may_start_again(tmp_path, capsys):
+    out = tmp_path / "out"
+    (out / "checkpoint-1").mkdir(parents=True)
+    for name in ("resolved.yaml", "run.json", "data_report.json"):
+        (out / name).write_text("{}")
+    assert train(tmp_path, "--resume_from_checkpoint", "true") == 0
+    assert "no whole checkpoint" in capsys.readouterr().out
+
+
+def test_overwriting_the_folder_of_the_model_is_refused(tmp_path, capsys):
+    assert train(tmp_path) == 0
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert train(tmp_path, "--model_name", str(tmp_path / "out"), "--overwrite_output_dir") == 2
+    assert "which would be cleared" in capsys.readouterr().err
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+
+
+def test_training_on_an_adapter_is_refused(tmp_path, capsys):
+    assert train(tmp_path, "--lora", "--merge_lora", "false") == 0
+    assert (tmp_path / "out" / "adapter_config.json").exists()
+    assert train(tmp_path, "--model_name", str(tmp_path / "out"), "--output_dir", str(tmp_path / "next")) == 2
+    assert "is a LoRA adapter" in capsys.readouterr().err
+    assert not (tmp_path / "next").exists()
+
+
+def test_short_runs_report_their_losses(tmp_path, capsys):
+    assert train(tmp_path) == 0
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
+    assert metrics["lm_loss"] > 1 and 0 < metrics["jepa_loss"] < 2
 
 
 def test_skipped_rows_are_counted(tmp_path, capsys):

@@ -69,6 +69,7 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"x")
+        (folder / "rng_state.pth").write_bytes(b"x")
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
     (tmp_path / "checkpoint-best").mkdir()

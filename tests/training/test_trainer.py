@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.objective import collapse_signs
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows
 
@@ -188,3 +189,32 @@ def test_resuming_from_python_passes_over_a_half_written_checkpoint(tmp_path, to
         assert torch.equal(weights(again.model)[name], value), name
     with pytest.raises(ConfigError, match="no whole checkpoint"):
         trainer_for(tmp_path / "empty", tokenizer).train(resume_from_checkpoint=True)
+
+
+def test_evaluate_takes_rows(tmp_path, tokenizer):
+    rows = step_rows(7, seed=1)
+    trainer = trainer_for(tmp_path, tokenizer, eval_rows=rows)
+    assert trainer.evaluate(rows)["eval_loss"] == trainer.evaluate()["eval_loss"]
+
+
+def test_a_model_is_set_up_once(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer)
+    with pytest.raises(ConfigError, match="load it anew"):
+        trainer_for(tmp_path, tokenizer, model=trainer.model)
+
+
+def test_gpt_neo_falls_back_to_two_pass(tmp_path, tokenizer):
+    """Its local attention goes by the place in the row, where a branch is not beside its source."""
+    from transformers import GPTNeoConfig
+
+    types = [[["global", "local"], 1]]
+    config = GPTNeoConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_layers=2, num_heads=4, attention_types=types, window_size=16
+    )
+    trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config))
+    assert trainer.setup.forward == "two_pass"
+
+
+def test_states_that_are_not_finite_do_not_stop_the_log():
+    signs = collapse_signs([torch.full((4, 8), float("nan"))])
+    assert signs.keys() == {"target_std", "effective_rank"} and signs["target_std"] != signs["target_std"]

@@ -60,11 +60,12 @@ def export_model(
         rows, taken = vocabulary, list(range(vocabulary))
         if keep_predictors and predictor_ids:
             tokenizer = copy.deepcopy(tokenizer)
-            tokenizer.add_tokens(predictor_names(len(predictor_ids)), special_tokens=True)
-            first = len(tokenizer) - len(predictor_ids)
+            names = predictor_names(len(predictor_ids))
+            tokenizer.add_tokens(names, special_tokens=True)
             rows = max(vocabulary, len(tokenizer))
             taken = [min(row, vocabulary - 1) for row in range(rows)]
-            taken[first : first + len(predictor_ids)] = predictor_ids
+            for kept, row in zip(tokenizer.convert_tokens_to_ids(names), predictor_ids, strict=True):
+                taken[kept] = row
         index = torch.tensor(taken)
         for name in _embedding_keys(inner):
             if name in weights and weights[name].shape[0] != rows:

@@ -126,6 +126,11 @@ def attach_forest_forward(model: torch.nn.Module, vocabulary: int) -> None:
     inner.forward = types.MethodType(forward, inner)
 
 
+def has_forest_forward(model: torch.nn.Module) -> bool:
+    """Whether `attach_forest_forward` was called on the model."""
+    return "_own_forward" in vars(causal_lm(model))
+
+
 def detach_forest_forward(model: torch.nn.Module) -> None:
     """Give the model its own forward back."""
     inner: Any = causal_lm(model)

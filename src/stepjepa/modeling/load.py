@@ -79,6 +79,11 @@ def load_model(
         eos = tokenizer.eos_token_id
         model.generation_config.eos_token_id = eos if eos is not None else model.generation_config.eos_token_id
         return model
+    if os.path.isfile(os.path.join(name, "adapter_config.json")):
+        raise ConfigError(
+            f"--model_name {name}: is a LoRA adapter, and training on it would start from its base; write it with "
+            "--merge_lora true and give that folder"
+        )
     try:
         return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
     except Exception as error:
@@ -118,6 +123,8 @@ def masks_unsupported(model: Any) -> str | None:
         return f"it has layers of kind {', '.join(sorted(kinds))}"
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
         return f"{config._attn_implementation} takes no mask (use --attn_implementation sdpa)"
+    if getattr(config, "attention_types", None):
+        return "its local attention counts places in the row instead of positions"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         return "its ALiBi attention takes no positions"
     return None
@@ -127,9 +134,18 @@ def add_lora(model: Any, peft_config: Any, predictor_ids: list[int]) -> Any:
     """Wrap the model with PEFT; the predictor tokens' rows are trained along with the adapter."""
     from peft import get_peft_model
 
+    for name in ("use_dora", "lora_bias", "modules_to_save"):
+        if getattr(peft_config, name, None):
+            raise ConfigError(f"LoRA with {name} cannot be exported; leave it out")
+    embedding, targets = embedding_name(model), peft_config.target_modules
+    if not isinstance(targets, str) and embedding in (targets or ()):
+        raise ConfigError(f"--lora_target_modules: {embedding} is the embedding; LoRA is for linear layers")
     if predictor_ids:
-        peft_config.trainable_token_indices = {embedding_name(model): list(predictor_ids)}
-    return get_peft_model(model, peft_config)
+        peft_config.trainable_token_indices = {embedding: list(predictor_ids)}
+    try:
+        return get_peft_model(model, peft_config)
+    except ValueError as error:
+        raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
 
 
 def lora_config(rank: int, alpha: int | None = None, dropout: float = 0.1, targets: list[str] | None = None) -> Any:

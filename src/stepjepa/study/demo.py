@@ -5,6 +5,7 @@ The steps of so small a model gain nothing from a second thread, so each arm is 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from stepjepa.modeling.export import write_json
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.objective import collapse_signs
 from stepjepa.training.options import RunOptions, option
-from stepjepa.training.run import run_training, say
+from stepjepa.training.run import check_output_dir, run_training, say
 from stepjepa.training.setup import encode
 from stepjepa.training.trainer import JEPATrainer
 
@@ -104,9 +105,10 @@ def run_demo(options: DemoOptions) -> dict[str, ArmResult]:
         ConfigError: the folder holds something.
     """
     output = Path(options.output_dir)
-    if output.is_dir() and any(output.iterdir()) and not options.overwrite_output_dir:
+    check_output_dir(output, options.overwrite_output_dir)
+    if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
-            f"--output_dir {output}: the folder is not empty; give another one, or start over with --overwrite_output_dir"
+            "the demo draws its curves with matplotlib; install it with: pip install 'stepjepa[analysis]'"
         )
     train, test = generate_split(options.train_rows, options.test_rows, seed=options.seed)
     output.mkdir(parents=True, exist_ok=True)
@@ -133,7 +135,12 @@ def run_arms(options: DemoOptions) -> None:
         flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, "-m", "stepjepa", "demo", "--arm", arm, *flags]
         processes[arm] = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # A plain process takes one GPU at most; so small a model is as fast without.
+            env={**environment, "CUDA_VISIBLE_DEVICES": ""},
         )
     readers = [threading.Thread(target=pass_on, args=(arm, process)) for arm, process in processes.items()]
     try:

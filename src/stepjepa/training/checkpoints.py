@@ -13,13 +13,14 @@ _LAST_FILE = "trainer_state.json"
 
 
 def is_complete(folder: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint was written to its end."""
+    """Whether a checkpoint was written to its end and holds all that a run needs to go on."""
     try:
         with open(Path(folder) / _LAST_FILE, encoding="utf-8") as file:
             json.load(file)
     except (OSError, ValueError):
         return False
-    return True
+    # Without these (save_only_model, or a kill between files) a run cannot go on exactly.
+    return any(Path(folder).glob("rng_state*.pth"))
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:

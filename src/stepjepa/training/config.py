@@ -32,8 +32,9 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         self.check()
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
-            self.use_cpu = True  # several processes without an accelerator are found (and use gloo) only if told so
+        self.check_inherited()
+        if not torch.accelerator.is_available() and (self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1):
+            self.use_cpu = True  # without an accelerator, several processes (gloo) and bf16 are had only if told so
         try:
             super().__post_init__()
         except (ValueError, ImportError) as error:
@@ -42,6 +43,23 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         self.remove_unused_columns = False
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False
+
+    def check_inherited(self) -> None:
+        """Refuse options of `TrainingArguments` that would be ignored.
+
+        Raises:
+            ConfigError: such an option is set.
+        """
+        ignored = {
+            "label_smoothing_factor": self.label_smoothing_factor != 0,
+            "bf16_full_eval": self.bf16_full_eval,
+            "fp16_full_eval": self.fp16_full_eval,
+            "train_sampling_strategy": getattr(self, "train_sampling_strategy", "random")
+            not in ("random", "sequential"),
+        }
+        for name, is_set in ignored.items():
+            if is_set:
+                raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""

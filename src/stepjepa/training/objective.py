@@ -54,6 +54,11 @@ def total_loss(options: JEPAOptions, parts: LossParts, labels: torch.Tensor, pai
     return loss
 
 
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @dataclass
 class LossMeter:
     """Sums between two logs, kept on the device until they are asked for."""
@@ -67,8 +72,9 @@ class LossMeter:
         source, target = output.source_states.detach(), output.target_states.detach()  # type: ignore[union-attr]
         cosine = F.cosine_similarity(source.float(), target.float(), dim=-1).sum()
         labels, pairs = batch["label_ids"].numel(), source.shape[0]
-        row = [parts.lm.detach().double(), labels, parts.jepa.detach().double(), pairs, cosine.double()]
-        new = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=source.device) for value in row])
+        precise = precise_dtype(source.device)
+        row = [parts.lm.detach(), labels, parts.jepa.detach(), pairs, cosine]
+        new = torch.stack([torch.as_tensor(value, device=source.device).to(precise) for value in row])
         self.sums = new if self.sums is None else self.sums + new
         tokens = count_tokens(batch)
         self.tokens = tokens if self.tokens is None else self.tokens + tokens
@@ -78,8 +84,8 @@ class LossMeter:
     def totals(self, device: torch.device) -> torch.Tensor:
         """(6,) float64: lm, labels, jepa, pairs, cosine, tokens of this process."""
         if self.sums is None or self.tokens is None:
-            return torch.zeros(6, dtype=torch.float64, device=device)
-        return torch.cat([self.sums, self.tokens.double().reshape(1)])
+            return torch.zeros(6, dtype=precise_dtype(device), device=device)
+        return torch.cat([self.sums, self.tokens.to(self.sums.dtype).reshape(1)])
 
 
 def count_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -102,7 +108,9 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
     """
     if sum(len(kept) for kept in targets) < 2:
         return {}
-    states = F.normalize(torch.cat(targets)[:KEPT_TARGETS].double(), dim=-1)
+    states = F.normalize(torch.cat(targets)[:KEPT_TARGETS].cpu().double(), dim=-1)
+    if not states.isfinite().all():
+        return {"target_std": float("nan"), "effective_rank": float("nan")}
     singular = torch.linalg.svdvals(states)
     share = singular / singular.sum().clamp(min=1e-12) + 1e-12
     spread = states.std(dim=0).square().mean().sqrt() * states.shape[1] ** 0.5

@@ -126,6 +126,7 @@ class RunOptions:
     train_file: str | None = option(None, "JSONL file (or Parquet, CSV, Hub data set) to train on.", "run")
     eval_file: str | None = option(None, "File or data set for the evaluation losses.", "run")
     dataset_split: str = option("train", "Split of a Hub data set given as train_file.", "run")
+    eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "run")
     model_name: str = option("mini", "Hub id, local folder, or a built-in preset (tiny, mini).", "run")
     pretrain: bool = option(False, "Start from random weights of the model's configuration.", "run")
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(

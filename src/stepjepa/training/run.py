@@ -21,7 +21,7 @@ from stepjepa.data.sources import RowSource, row_to_messages
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import write_json
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
-from stepjepa.training.checkpoints import last_complete_checkpoint
+from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.training.trainer import JEPATrainer
@@ -85,9 +85,13 @@ def run_training(
     output = Path(config.output_dir or "")
     checkpoint = find_checkpoint(config, output)
     if is_main_process():
-        check_output_dir(output, config, checkpoint)
-    if run.eval_file and not config.eval_strategy == "no" and not config.do_eval:
-        config.do_eval = True
+        check_output_dir(output, config.overwrite_output_dir, wants_resume(config), checkpoint)
+        if config.overwrite_output_dir:
+            check_not_inside(output, run)
+    if config.eval_strategy != "no" and not run.eval_file:
+        raise ConfigError(
+            f"--eval_strategy {getattr(config.eval_strategy, 'value', config.eval_strategy)} needs --eval_file"
+        )
     tokenizer_name = str(checkpoint) if checkpoint and is_preset(run.model_name) else run.model_name
     tokenizer = load_tokenizer(tokenizer_name, contents(run.train_file, run.dataset_split), run.trust_remote_code)
     from_scratch = is_preset(run.model_name) or run.pretrain
@@ -115,7 +119,7 @@ def run_training(
         model,
         config,
         RowSource(run.train_file, run.dataset_split),
-        RowSource(run.eval_file, run.dataset_split) if run.eval_file else None,
+        RowSource(run.eval_file, run.eval_split) if run.eval_file else None,
         tokenizer,
         peft,
     )
@@ -132,7 +136,7 @@ def run_training(
         write_json(output / "run.json", record)
         write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
     result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    metrics = {**last_log(trainer), **result.metrics}
+    metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
         metrics |= trainer.evaluate()
     trainer.save_model()
@@ -141,20 +145,9 @@ def run_training(
     return trainer, metrics
 
 
-def last_log(trainer: JEPATrainer) -> dict[str, Any]:
-    """The parts of the loss as last logged."""
-    for entry in reversed(trainer.state.log_history):
-        if "lm_loss" in entry:
-            names = (
-                "lm_loss",
-                "jepa_loss",
-                "cosine_similarity",
-                "target_std",
-                "effective_rank",
-                "tokens_per_second",
-            )
-            return {name: entry[name] for name in names if name in entry}
-    return {}
+def wants_resume(config: JEPAConfig) -> bool:
+    """Whether the run is to go on from a checkpoint, if there is one."""
+    return str(config.resume_from_checkpoint or "").lower() not in ("", "false", "none")
 
 
 def find_checkpoint(config: JEPAConfig, output: Path) -> Path | None:
@@ -163,36 +156,57 @@ def find_checkpoint(config: JEPAConfig, output: Path) -> Path | None:
     Raises:
         ConfigError: a checkpoint was named that is none.
     """
-    wanted = config.resume_from_checkpoint
-    if wanted is None or str(wanted).lower() in ("false", "none", ""):
+    if not wants_resume(config):
         return None
-    if str(wanted).lower() == "true":
+    wanted = str(config.resume_from_checkpoint)
+    if wanted.lower() == "true":
         found = last_complete_checkpoint(output)
         if found is None:
             say(f"{output}: no whole checkpoint to go on from; starting at step 0")
         return found
-    if not (Path(wanted) / "trainer_state.json").is_file():
-        raise ConfigError(f"--resume_from_checkpoint {wanted}: no checkpoint there (trainer_state.json is missing)")
+    if not is_complete(wanted):
+        raise ConfigError(f"--resume_from_checkpoint {wanted}: no whole checkpoint there")
     return Path(wanted)
 
 
-def check_output_dir(output: Path, config: JEPAConfig, checkpoint: Path | None) -> None:
+def check_output_dir(output: Path, overwrite: bool, resuming: bool = False, checkpoint: Path | None = None) -> None:
     """Refuse to write over anything.
+
+    A run that was killed before its first whole checkpoint may start again in its folder, as long as that holds nothing
+    but what such a run leaves.
 
     Raises:
         ConfigError: the folder holds something and neither overwriting nor resuming was asked for.
     """
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output_dir {output}: is a file; give a folder")
-    resuming = config.resume_from_checkpoint and str(config.resume_from_checkpoint).lower() not in (
-        "false",
-        "none",
-    )
-    if output.is_dir() and any(output.iterdir()) and not config.overwrite_output_dir and not resuming:
+    if not output.is_dir() or overwrite or checkpoint is not None:
+        return
+    entries = [entry for entry in output.iterdir() if not (resuming and _left_by_a_killed_run(entry))]
+    if entries:
         raise ConfigError(
-            f"--output_dir {output}: the folder is not empty; give another one, go on with "
-            "--resume_from_checkpoint true, or start over with --overwrite_output_dir"
+            f"--output_dir {output}: the folder is not empty ({entries[0].name}); give another one, go on from a checkpoint "
+            "with --resume_from_checkpoint true, or start over with --overwrite_output_dir"
         )
+
+
+def _left_by_a_killed_run(entry: Path) -> bool:
+    begun = ("resolved.yaml", "run.json", "data_report.json", "runs")
+    return entry.name in begun or (entry.name.startswith("checkpoint-") and not is_complete(entry))
+
+
+def check_not_inside(output: Path, run: RunOptions) -> None:
+    """Refuse to overwrite a folder that the run reads from.
+
+    Raises:
+        ConfigError: the model or the data lies in the output folder.
+    """
+    for name in ("model_name", "train_file", "eval_file"):
+        path = getattr(run, name)
+        if path and Path(path).exists() and output.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
+            raise ConfigError(
+                f"--overwrite_output_dir: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
+            )
 
 
 def clear(output: Path) -> None:
@@ -209,7 +223,14 @@ def clear(output: Path) -> None:
 def run_record(run: RunOptions, config: JEPAConfig, trainer: JEPATrainer) -> dict[str, Any]:
     """What is needed to tell one run from another: versions, settings, seed, data."""
     options = {name: getattr(config, name) for name in JEPAOptions.__dataclass_fields__}
-    training = ("seed", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16")
+    training = (
+        "seed",
+        "data_seed",
+        "learning_rate",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "bf16",
+    )
     return {
         "stepjepa": stepjepa.__version__,
         "torch": torch.__version__,
@@ -240,6 +261,11 @@ def check_same_run(output: Path, record: dict[str, Any]) -> None:
                 f"--resume_from_checkpoint: the run in {output} has {name}={old}, not {new}; resume with the same "
                 "settings, or give another --output_dir"
             )
+    if before.get("processes", record["processes"]) != record["processes"]:
+        raise ConfigError(
+            f"--resume_from_checkpoint: the run in {output} has {before['processes']} processes, not {record['processes']}; "
+            "resume with as many, or give another --output_dir"
+        )
     if before.get("data", {}).get("train") != record["data"].get("train"):
         raise ConfigError(
             f"--resume_from_checkpoint: the training data is not that of the run in {output}; resume with the same file, "

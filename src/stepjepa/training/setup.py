@@ -18,7 +18,7 @@ from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import Batch, ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import build_forest
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, has_forest_forward
 from stepjepa.modeling.load import add_lora, masks_unsupported
 from stepjepa.modeling.predictors import add_predictors, vocabulary_size
 from stepjepa.modeling.segments import SEGMENTS, use_sdpa, use_segments
@@ -86,7 +86,9 @@ def encode(
     return store, report
 
 
-def set_up_model(model: Any, options: JEPAOptions, seed: int, peft_config: Any = None) -> tuple[Any, ModelSetup]:
+def set_up_model(
+    model: Any, options: JEPAOptions, seed: int, device: str, peft_config: Any = None
+) -> tuple[Any, ModelSetup]:
     """Add predictor tokens and LoRA, choose the forward, and teach the model to take batches.
 
     Returns:
@@ -95,6 +97,8 @@ def set_up_model(model: Any, options: JEPAOptions, seed: int, peft_config: Any =
     Raises:
         ConfigError: the forward that was asked for cannot be had.
     """
+    if has_forest_forward(model):
+        raise ConfigError("this model was already set up by a trainer; load it anew for another one")
     vocabulary = vocabulary_size(causal_lm(model))
     predictor_ids: list[int] = []
     if options.uses_pairs and options.predictors:
@@ -104,16 +108,18 @@ def set_up_model(model: Any, options: JEPAOptions, seed: int, peft_config: Any =
     if peft_config is not None:
         model = add_lora(model, peft_config, predictor_ids)
     attach_forest_forward(model, vocabulary)
-    return model, ModelSetup(vocabulary, predictor_ids, choose_forward(model, options, vocabulary))
+    return model, ModelSetup(vocabulary, predictor_ids, choose_forward(model, options, vocabulary, device))
 
 
-def choose_forward(model: Any, options: JEPAOptions, vocabulary: int) -> str:
+def choose_forward(model: Any, options: JEPAOptions, vocabulary: int, device: str) -> str:
     """``packed`` where the model takes the forest's mask, found out by a trial of a few tokens; else ``two_pass``."""
     if options.forward == "two_pass":
         return "two_pass"
     inner: Any = causal_lm(model)
+    if inner.config._attn_implementation == "flex_attention" and device == "cpu":
+        raise ConfigError("--attn_implementation flex_attention has no backward on CPU; use sdpa")
     reason = masks_unsupported(inner)
-    if reason is None and inner.config._attn_implementation == "sdpa" and inner.device.type == "cpu":
+    if reason is None and inner.config._attn_implementation == "sdpa" and device == "cpu":
         use_segments(inner)
         if trial(model, vocabulary, segmented=True) is None:
             return "packed"

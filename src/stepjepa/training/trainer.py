@@ -85,26 +85,32 @@ class JEPATrainer(Trainer):
             pad_id = processing_class.eos_token_id or 0
 
         def examples(source: Any, name: str, ratio: float) -> DrawnExamples | None:
-            if source is None:
-                return None
+            if source is None or isinstance(source, DrawnExamples):
+                return source
             store = source
             if not isinstance(source, ExampleStore):
                 store, self.data_reports[name] = encode(source, processing_class, args, positions)
             return DrawnExamples(store, args.seed, ratio, pad_id)
 
+        self._examples = examples
         train = examples(train_dataset, "train", args.jepa_ratio)
         evaluation = examples(eval_dataset, "eval", 1.0)
-        model, self.setup = set_up_model(model, args, args.seed, peft_config)
+        model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config)
         collator = make_collator(self.setup, args, pad_id, model.config._attn_implementation, args.device.type)
-        super().__init__(
-            model=model,
-            args=args,
-            data_collator=collator,
-            train_dataset=train,
-            eval_dataset=evaluation,
-            processing_class=processing_class,
-            **kwargs,
-        )
+        try:
+            super().__init__(
+                model=model,
+                args=args,
+                data_collator=collator,
+                train_dataset=train,
+                eval_dataset=evaluation,
+                processing_class=processing_class,
+                **kwargs,
+            )
+        except (ValueError, ImportError, RuntimeError) as error:
+            raise ConfigError(" ".join(str(error).split())) from error
+        if self.is_fsdp_enabled and peft_config is not None:
+            raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
         self.model_accepts_loss_kwargs = True
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
@@ -181,6 +187,23 @@ class JEPATrainer(Trainer):
             metrics |= collapse_signs(meter.targets)
         return metrics, tokens
 
+    def recent_losses(self) -> dict[str, float]:
+        """The losses since the last log entry, or those of the last entry. Every process must call it."""
+        if self._meter.sums is not None:
+            return self._pop_metrics(self._meter)[0]
+        entries = [entry for entry in self.state.log_history if "lm_loss" in entry]
+        names = ("lm_loss", "jepa_loss", "cosine_similarity", "target_std", "effective_rank")
+        return {name: entries[-1][name] for name in names if name in entries[-1]} if entries else {}
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor takes."""
+        begin = time.perf_counter()
+        if eval_dataset is not None and not isinstance(eval_dataset, (str, dict)):
+            eval_dataset = self._examples(eval_dataset, "eval", 1.0)
+        metrics = super().evaluate(eval_dataset, *args, **kwargs)
+        self._meter_since += time.perf_counter() - begin  # evaluation is no training time
+        return metrics
+
     def evaluation_loop(
         self,
         dataloader: Any,
@@ -220,7 +243,13 @@ class JEPATrainer(Trainer):
             if found is None:
                 raise ConfigError(f"resume_from_checkpoint: no whole checkpoint in {self.args.output_dir}")
             resume_from_checkpoint = str(found)
+        self._meter_since = time.perf_counter()
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        begin = time.perf_counter()
+        super()._save_checkpoint(model, trial)
+        self._meter_since += time.perf_counter() - begin
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
