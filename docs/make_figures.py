@@ -81,7 +81,9 @@ def forest_figure(record: RowRecord, path: Path) -> None:
             arrowprops={"arrowstyle": "->", "color": "#333333"},
         )
     handles = [patches.Patch(facecolor=COLOURS[kind], label=text) for text, kind in LEGEND]
-    axis.legend(handles=handles, loc="upper right", fontsize=9, frameon=True, framealpha=1, title="column is seen by row")
+    axis.legend(
+        handles=handles, loc="upper right", fontsize=9, frameon=True, framealpha=1, title="column is seen by row"
+    )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
