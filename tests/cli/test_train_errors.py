@@ -160,6 +160,8 @@ def test_resuming_with_other_settings_or_data_is_refused(tmp_path, capsys):
     assert train(tmp_path, "--save_steps", "1") == 0
     assert train(tmp_path, "--resume_from_checkpoint", "true", "--lbd", "0.7") == 2
     assert "lbd=0.1, not 0.7" in capsys.readouterr().err
+    assert train(tmp_path, "--resume_from_checkpoint", "true", "--system_prompt", "Be brief.") == 2
+    assert "system_prompt=None, not Be brief." in capsys.readouterr().err
     rows = tmp_path / "other.jsonl"
     rows.write_text(lines(*step_rows(8, seed=9)))
     assert train(tmp_path, "--resume_from_checkpoint", "true", "--train_file", str(rows)) == 2

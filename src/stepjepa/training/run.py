@@ -30,8 +30,10 @@ from stepjepa.training.trainer import JEPATrainer
 TOKENIZER_ROWS = 50_000
 # A run cannot go on with other values of these: its checkpoints would mean something else.
 FIXED_ON_RESUME = (
-    "model_name pretrain lora lora_rank objective predictors predictor_order jepa_loss lbd gamma step_pairs step_splitter "
-    "step_separator last_token max_length jepa_ratio seed per_device_train_batch_size gradient_accumulation_steps"
+    "model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules objective predictors "
+    "predictor_order jepa_loss infonce_temperature lbd gamma step_pairs step_splitter step_separator last_token "
+    "system_prompt chat_template max_length jepa_ratio seed data_seed per_device_train_batch_size "
+    "gradient_accumulation_steps"
 ).split()
 _OWN_FILES = set(
     "resolved.yaml run.json metrics.json data_report.json config.json generation_config.json model.safetensors "
