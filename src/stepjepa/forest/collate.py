@@ -15,7 +15,7 @@ import torch
 
 from stepjepa.data.examples import Example
 from stepjepa.forest.layout import Forest, build_forest, label_indices
-from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, row_lengths
+from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, rows_cost
 from stepjepa.forest.segments import attention_costs
 from stepjepa.forest.visibility import ISOLATED
 
@@ -65,11 +65,8 @@ class ForestCollator:
         forests = [build_forest(example, self.predictor_ids) for example in examples]
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
-        if self.segmented:
-            width = max(row_lengths(rows, lengths))
-            padded = len(rows) * width * (1 + width / self.attention_length)
-            if sum(map(segmented_cost, forests)) < padded:
-                return self.pack_one_row(forests)
+        if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
+            return self.pack_one_row(forests)
         return self.pack(forests, rows)
 
     def pack_one_row(self, forests: Sequence[Forest]) -> Batch:

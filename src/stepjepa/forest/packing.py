@@ -47,6 +47,12 @@ def row_lengths(rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[i
     return [sum(lengths[index] for index in row) for row in rows]
 
 
+def rows_cost(rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_length: float) -> float:
+    """Cost of R rows padded to the longest of T tokens: ``R * T * (1 + T / attention_length)``, in tokens."""
+    width = max(row_lengths(rows, lengths))
+    return len(rows) * width * (1 + width / attention_length)
+
+
 def plan_rows(
     lengths: Sequence[int],
     attention_length: float = DEFAULT_ATTENTION_LENGTH,
@@ -54,7 +60,7 @@ def plan_rows(
 ) -> list[list[int]]:
     """Choose the row length that makes a batch cheapest, and pack it.
 
-    The cost of R rows padded to T tokens is taken as ``R * T * (1 + T / attention_length)``.
+    The cost is that of `rows_cost`.
 
     Args:
         lengths: tokens of each forest of the batch.
@@ -76,8 +82,7 @@ def plan_rows(
     best: tuple[float, list[list[int]]] | None = None
     for capacity in sorted(capacities):
         rows = best_fit(lengths, capacity)
-        width = max(row_lengths(rows, lengths))
-        cost = len(rows) * width * (1 + width / attention_length)
+        cost = rows_cost(rows, lengths, attention_length)
         if best is None or cost < best[0]:
             best = (cost, rows)
     assert best is not None

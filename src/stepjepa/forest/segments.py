@@ -79,7 +79,7 @@ def _segments(fields: Mapping[str, torch.Tensor], window: int | None) -> tuple[S
     branches = [attaches[start] != ISOLATED for start in starts]
     apart, whole = attention_costs(lengths, [attaches[start] for start in starts])
     uncut = window is None or max(lengths) <= window
-    if uncut and not any(branches) and (apart <= whole or len(lengths) == 1):
+    if uncut and not any(branches) and apart <= whole:
         return tuple(Segment(length, False, None) for length in lengths)
     seen = dense_mask({name: value[None] for name, value in fields.items()}, window)[0, 0]
     if whole < apart:

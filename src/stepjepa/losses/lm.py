@@ -28,6 +28,12 @@ def logits_cross_entropy(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> tor
     return F.cross_entropy(logits_NV.float(), labels_N, reduction="sum")
 
 
+def scaled_logits(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
+    """What some models do to their logits: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2)."""
+    logits = logits * scale if scale != 1.0 else logits
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
 def linear_cross_entropy_sum(
     hidden_ND: torch.Tensor,
     weight_VD: torch.Tensor,
@@ -57,12 +63,7 @@ def linear_cross_entropy_sum(
     """
 
     def head(chunk_CD: torch.Tensor) -> torch.Tensor:
-        logits_CV = F.linear(chunk_CD, weight_VD, bias_V)
-        if scale != 1.0:
-            logits_CV = logits_CV * scale
-        if softcap is not None:
-            logits_CV = softcap * torch.tanh(logits_CV / softcap)
-        return logits_CV
+        return scaled_logits(F.linear(chunk_CD, weight_VD, bias_V), scale, softcap)
 
     plain = bias_V is None and scale == 1.0 and softcap is None
     rows = chunk_rows(weight_VD.shape[0], max_logits_bytes)

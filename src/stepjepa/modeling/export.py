@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from stepjepa.errors import ConfigError
+from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.predictors import predictor_names
 from stepjepa.modeling.segments import SEGMENTS
@@ -108,7 +109,7 @@ def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = No
 def skeleton(inner: Any, vocabulary: int, weights: dict[str, torch.Tensor]) -> Any:
     """A bare model of the same class that holds `weights`, without a copy of them."""
     config = copy.deepcopy(inner.config)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     text.vocab_size = vocabulary
     if text._attn_implementation == SEGMENTS:
         text._attn_implementation = "sdpa"

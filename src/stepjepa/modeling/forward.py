@@ -19,13 +19,9 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import ModelOutput
 
-from stepjepa.losses.lm import (
-    MAX_LOGITS_BYTES,
-    chunk_rows,
-    chunked_cross_entropy_sum,
-    linear_cross_entropy_sum,
-)
-from stepjepa.modeling.masks import attention_masks, text_config
+from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
+from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.masks import attention_masks
 from stepjepa.modeling.trim import trimmed
 
 
@@ -69,14 +65,9 @@ class OutputHead:
             return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap)
 
         def head(states_CD: torch.Tensor) -> torch.Tensor:
-            return self.finish(module(states_CD)[..., : self.vocabulary])
+            return scaled_logits(module(states_CD)[..., : self.vocabulary], self.scale, self.softcap)
 
-        return chunked_cross_entropy_sum(head, states_ND, labels_N, chunk_rows(self.vocabulary, MAX_LOGITS_BYTES))
-
-    def finish(self, logits: torch.Tensor) -> torch.Tensor:
-        """The model's own scaling of its logits."""
-        logits = logits * self.scale if self.scale != 1.0 else logits
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        return chunked_cross_entropy_sum(head, states_ND, labels_N, chunk_rows(self.vocabulary))
 
 
 def output_module(model: Any) -> Any:
@@ -88,7 +79,7 @@ def output_module(model: Any) -> Any:
 
 def output_head(model: torch.nn.Module, vocabulary: int) -> OutputHead:
     """The head of `model`, from its configuration and its output embedding."""
-    config = text_config(model)
+    config = text_config(model.config)
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     if getattr(config, "logits_scaling", None):
         scale /= float(config.logits_scaling)
@@ -131,20 +122,12 @@ def has_forest_forward(model: torch.nn.Module) -> bool:
     return "_own_forward" in vars(causal_lm(model))
 
 
-def detach_forest_forward(model: torch.nn.Module) -> None:
-    """Give the model its own forward back."""
-    inner: Any = causal_lm(model)
-    if "_own_forward" in vars(inner):
-        del inner._own_forward
-        del inner.forward
-
-
 def _forest_forward(
     model: Any, head: OutputHead, label_positions: torch.Tensor, batch: Mapping[str, torch.Tensor]
 ) -> ForestOutput:
     packed = "example" in batch
     if packed:
-        mask = attention_masks(batch, text_config(model), model.dtype)
+        mask = attention_masks(batch, text_config(model.config), model.dtype)
     else:
         mask = batch["attention_mask"]
     read = batch["read_positions"] if packed else None

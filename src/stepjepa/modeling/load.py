@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.masks import text_config, unsupported_layers
+from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.masks import unsupported_layers
 from stepjepa.modeling.predictors import embedding_name
 from stepjepa.modeling.presets import PRESETS, preset_config, train_tokenizer
 
@@ -98,7 +99,7 @@ def _not_loaded(what: str, name: str, error: Exception) -> str:
 
 def max_positions(model: Any) -> int | None:
     """Positions that a model with learned absolute positions has; None for rotary and other relative ones."""
-    config = text_config(model)
+    config = text_config(model.config)
     if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
         return None
     if any("rotary" in name for name, _ in model.named_modules()):
@@ -111,13 +112,13 @@ def max_positions(model: Any) -> int | None:
 
 def has_experts(model: Any) -> bool:
     """Whether the model routes tokens to experts, so that a batch may leave some parameters without a gradient."""
-    config = text_config(model)
+    config = text_config(model.config)
     return any(getattr(config, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def masks_unsupported(model: Any) -> str | None:
     """Why a model cannot take the forest's mask, in words; None where nothing speaks against it."""
-    config = text_config(model)
+    config = text_config(model.config)
     kinds = unsupported_layers(config)
     if kinds:
         return f"it has layers of kind {', '.join(sorted(kinds))}"

@@ -15,12 +15,6 @@ from stepjepa.modeling.segments import plan_mask
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def text_config(model: torch.nn.Module) -> Any:
-    """The configuration of the text model (multimodal configurations hold it inside)."""
-    config: Any = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
 def unsupported_layers(config: Any) -> set[str]:
     """Kinds of layers that the forest's mask cannot describe (linear attention, chunked attention, ...)."""
     return set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import sdpa_mask
 
 from stepjepa.forest.segments import SegmentPlan, segmented_attention
+from stepjepa.modeling.configs import text_config
 
 SEGMENTS = "stepjepa_segments"
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
@@ -70,6 +71,4 @@ def use_sdpa(model: Any) -> None:
 
 
 def _set(model: Any, implementation: str) -> None:
-    config = model.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    config._attn_implementation = implementation
+    text_config(model.config)._attn_implementation = implementation
