@@ -11,7 +11,7 @@ from matplotlib import patches, pyplot
 from matplotlib.colors import to_rgb
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.examples import EncodeOptions, encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.steps import SeparatorSplitter
 from stepjepa.data.synthetic import generate_rows
 from stepjepa.inspect.model import RowRecord, row_record, token_text

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.examples import EncodeOptions, Example, ExampleStore, encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import REASONS
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.views import Pair
@@ -254,7 +255,7 @@ def test_what_is_said_about_a_row_is_one_line():
 def test_chunks_change_nothing(bpe_tokenizer, monkeypatch):
     chats = [chat(f"{i}.\n\nb.") for i in range(25)]
     whole, report = encode(bpe_tokenizer, chats, "step_jepa")
-    monkeypatch.setattr("stepjepa.data.examples._CHUNK_ROWS", 4)
+    monkeypatch.setattr("stepjepa.data.encode._CHUNK_ROWS", 4)
     parts, other = encode(bpe_tokenizer, chats, "step_jepa")
     assert len(whole) == len(parts) == 25 and report == other
     for left, right in zip(whole, parts, strict=True):

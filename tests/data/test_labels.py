@@ -5,7 +5,7 @@ import pytest
 from tokenizers import AddedToken
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.examples import EncodeOptions, encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.steps import make_splitter
 from support import tokenizers as made
 from support.templates import FORMATS

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.examples import EncodeOptions, Example, ExampleStore, encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.steps import LineSplitter, SeparatorSplitter
 from stepjepa.data.views import Pair
 from stepjepa.inspect.model import KINDS, Readout, TrunkSpan, row_record, token_text, trunk_spans

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.examples import EncodeOptions, encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.steps import make_splitter
 
 

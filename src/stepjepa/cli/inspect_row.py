@@ -98,7 +98,7 @@ def inspected(source: Any, place: str, row: Any, model_name: str, method: JEPAOp
         DataError: training would skip the row.
     """
     from stepjepa.data.chat import RowError
-    from stepjepa.data.examples import encode_dataset
+    from stepjepa.data.encode import encode_dataset
     from stepjepa.data.report import REASONS
     from stepjepa.data.sources import row_to_messages
     from stepjepa.inspect.model import row_record, token_text, trunk_spans

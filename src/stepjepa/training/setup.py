@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from stepjepa.data.chat import ChatRenderer, load_chat_template
-from stepjepa.data.examples import EncodeOptions, Example, ExampleStore, encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.views import Pair
