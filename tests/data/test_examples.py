@@ -206,7 +206,7 @@ def test_strict_stops_at_the_first_bad_row(bpe_tokenizer, tmp_path):
     with pytest.raises(DataError) as caught:
         encode_dataset(file, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options)
     assert str(caught.value) == (
-        f"{file} line 3: columns found: text; expected messages, question/answer or prompt/completion "
+        f"{file} line 3: columns found: text; expected messages, question/answer, prompt/completion or text/code "
         "(--strict_data stops at the first such row)"
     )
     for row in ROWS[3:7] + ROWS[8:9]:
@@ -223,7 +223,7 @@ def test_nothing_to_train_on(bpe_tokenizer, tmp_path):
             tmp_path / "a.jsonl", bpe_tokenizer, ChatRenderer(bpe_tokenizer), EncodeOptions("regular", SPLITTER)
         )
     with pytest.raises(DataError, match="no row can be trained on: 2 read, all skipped; first: list row 0: columns"):
-        encode(bpe_tokenizer, [{"text": "a"}, {"text": "b"}])
+        encode(bpe_tokenizer, [{"body": "a"}, {"body": "b"}])
     bare = byte_bpe_tokenizer(template="plain_no_eot")
     with pytest.raises(DataError, match="the answer is empty, and nothing ends its turn"):
         encode(bare, [chat("")])
@@ -259,7 +259,7 @@ def test_chunks_change_nothing(bpe_tokenizer, monkeypatch):
     parts, other = encode(bpe_tokenizer, chats, "step_jepa")
     assert len(whole) == len(parts) == 25 and report == other
     for left, right in zip(whole, parts, strict=True):
-        assert np.array_equal(left.input_ids, right.input_ids) and left[1:] == right[1:]
+        assert np.array_equal(left.input_ids, right.input_ids) and left[1:3] == right[1:3]
     assert encode(bpe_tokenizer, chats[::-1])[1].fingerprint != report.fingerprint
 
 

@@ -4,80 +4,73 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from stepjepa.data.chat import ChatRenderer, RenderedChat, RowError
 from stepjepa.data.examples import Example, ExampleStore
+from stepjepa.data.labels import label_spans
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.pairing import chat_pairs, stream_pairs, usable_pairs
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, row_to_messages
-from stepjepa.data.steps import StepSplitter
+from stepjepa.data.streams import blocks, is_stream, stream_ids
 from stepjepa.data.tokens import TokenSpan, TurnEnds, check_tokenizer, encode_apart, encode_texts, token_span
-from stepjepa.data.views import Pair, Turn, question_answer_pairs, step_pairs
+from stepjepa.data.views import Turn
 from stepjepa.errors import DataError
 
 _CHUNK_ROWS = 1000
-
-
-@dataclass(frozen=True)
-class EncodeOptions:
-    """How chats become examples.
-
-    Attributes:
-        objective: ``regular``, ``llm_jepa`` or ``step_jepa``.
-        splitter: finds the steps of an answer (``step_jepa``).
-        step_pairs: ``first`` or ``all``.
-        last_token: None (by name) or a negative offset; see `views`.
-        max_length: longest trunk in tokens; what is longer is cut on the right.
-        max_positions: positions that the model has, for learned absolute positions; None for rotary models.
-        predictors: K, needed with `max_positions` only.
-        system_prompt: put in front of chats that have none.
-        strict: a row that cannot be used, or whose answer is cut, is an error instead of a count.
-    """
-
-    objective: str
-    splitter: StepSplitter
-    step_pairs: str = "first"
-    last_token: int | None = None
-    max_length: int = 1024
-    max_positions: int | None = None
-    predictors: int = 0
-    system_prompt: str | None = None
-    strict: bool = False
+Chat = tuple[str, list[dict[str, str]], RenderedChat]  # place, messages, rendering
 
 
 def encode_dataset(
-    source: Any, tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions, split: str = "train"
+    source: Any, tokenizer: Any, renderer: ChatRenderer | None, options: EncodeOptions, split: str = "train"
 ) -> tuple[ExampleStore, DataReport]:
     """Read, render, tokenise and pair a whole data set.
+
+    The first row decides whether the data set is one of chats or of plain text.
 
     Args:
         source: what `RowSource` takes.
         tokenizer: a fast Hugging Face tokenizer.
+        renderer: None where the tokenizer has no chat template, which plain text does not need.
 
     Returns:
         The examples and the report on them.
 
     Raises:
         DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
-        ConfigError: a tokenizer without offsets.
+        ConfigError: a tokenizer without offsets, or chats without a template.
     """
     check_tokenizer(tokenizer)
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     encoder = _Encoder(tokenizer, renderer, options, DataReport(rows.name))
     digest = hashlib.sha256()
-    chunk: list[tuple[str, RenderedChat]] = []
+    chunk: list[Chat] = []
     examples: list[Example] = []
     report = encoder.report
+    streams: bool | None = None
     for number, row in rows:
         report.rows_read += 1
         place = rows.place(number)
+        if streams is None:
+            streams = options.columns is None and is_stream(row)
+            if streams and options.objective not in ("regular", "split"):
+                raise DataError(
+                    f"{place}: a row of plain text has no views for {options.objective}; use --objective split or regular, "
+                    "or give chats"
+                )
         try:
-            messages = row_to_messages(row, options.system_prompt)
+            if streams and is_stream(row):
+                ids = stream_ids(row, tokenizer)
+                digest.update(ids.tobytes())
+                examples += encoder.stream(place, ids)
+                continue
+            messages = row_to_messages(row, options.system_prompt, options.columns)
             digest.update(json.dumps(messages).encode())
-            chunk.append((place, renderer.render(messages)))
+            chunk.append((place, messages, encoder.chats.render(messages)))
         except RowError as error:
             encoder.refuse(error.reason, place, str(error))
         if len(chunk) == _CHUNK_ROWS:
@@ -85,8 +78,9 @@ def encode_dataset(
             chunk = []
     examples += encoder.encode(chunk)
     report.fingerprint = digest.hexdigest()[:16]
-    report.end_of_turn = encoder.end_of_turn()
-    report.rows_kept = len(examples)
+    report.end_of_turn = "" if streams else encoder.end_of_turn()
+    report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
+    report.examples = len(examples)
     if not report.rows_read:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     if not examples:
@@ -99,14 +93,19 @@ def encode_dataset(
 
 
 class _Encoder:
-    """Turns rendered chats into examples and counts what happens to them."""
+    """Turns rendered chats and token streams into examples and counts what happens to them."""
 
-    def __init__(self, tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions, report: DataReport):
-        self.tokenizer, self.renderer, self.options, self.report = tokenizer, renderer, options, report
+    def __init__(self, tokenizer: Any, renderer: ChatRenderer | None, options: EncodeOptions, report: DataReport):
+        self.tokenizer, self.options, self.report = tokenizer, options, report
+        self.renderer = renderer
         self.ends = TurnEnds(tokenizer)
-        self.template_ends_turns = self._template_ends_turns()
         self.appended_eos = False
         self.end_id: int | None = None
+
+    @cached_property
+    def chats(self) -> ChatRenderer:
+        """The renderer; asked for by the first chat, because plain text needs none."""
+        return self.renderer or ChatRenderer(self.tokenizer)
 
     def refuse(self, reason: str, place: str, message: str) -> None:
         """Skip a row, or with ``strict`` stop at it."""
@@ -122,28 +121,45 @@ class _Encoder:
         token = self.tokenizer.convert_ids_to_tokens(self.end_id)
         return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
 
-    def encode(self, chunk: list[tuple[str, RenderedChat]]) -> list[Example]:
+    def encode(self, chunk: list[Chat]) -> list[Example]:
         """Examples of one chunk of rendered chats."""
         if not chunk:
             return []
         examples = []
-        texts = [self._closed_text(chat) for _, chat in chunk]
+        texts = [self._closed_text(chat) for _, _, chat in chunk]
         encoded = encode_texts(self.tokenizer, texts)
-        for (place, chat), text, (ids, last) in zip(chunk, texts, encoded, strict=True):
+        for (place, messages, chat), text, (ids, last) in zip(chunk, texts, encoded, strict=True):
             if not self.template_ends_turns:
                 ids, last = self._apart(chat, text, ids, last)
-            example = self._example(place, chat, ids, last)
+            example = self._example(place, messages, chat, ids, last)
             if example is not None:
-                examples.append(example)
+                examples.append(self._counted(example))
                 self.report.system_folded += chat.folded_system
-                self.report.labelled_tokens += sum(stop - start for start, stop in example.label_spans)
-                self.report.target_tokens += sum(pair.target_end - pair.target_start for pair in example.pairs)
         return examples
 
-    def _template_ends_turns(self) -> bool:
+    def stream(self, place: str, ids: np.ndarray) -> list[Example]:
+        """Examples of one row of plain text: blocks that are labelled whole."""
+        limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
+        pieces = blocks(ids, limit)
+        if not pieces:
+            self.refuse("nothing_to_learn", place, "the text has fewer than two tokens")
+        examples = []
+        for piece in pieces:
+            found = stream_pairs(self.options, piece)
+            pairs, views = usable_pairs(self.options, found, len(piece), self.report)
+            examples.append(self._counted(Example(piece, ((1, len(piece)),), tuple(pairs), views)))
+        return examples
+
+    def _counted(self, example: Example) -> Example:
+        self.report.labelled_tokens += sum(stop - start for start, stop in example.label_spans)
+        self.report.target_tokens += sum(pair.target_end - pair.target_start for pair in example.pairs)
+        return example
+
+    @cached_property
+    def template_ends_turns(self) -> bool:
         """Whether the template writes an end-of-turn token behind a last answer."""
         try:
-            chat = self.renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
+            chat = self.chats.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
         except RowError:
             return True
         tail = self.tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
@@ -168,11 +184,13 @@ class _Encoder:
             return ids, last
         return encode_apart(self.tokenizer, text, ends)
 
-    def _example(self, place: str, chat: RenderedChat, ids: np.ndarray, last: np.ndarray) -> Example | None:
+    def _example(
+        self, place: str, messages: list[dict[str, str]], chat: RenderedChat, ids: np.ndarray, last: np.ndarray
+    ) -> Example | None:
         limit = self.options.max_length
         turns, ids = self._turns(chat, ids, last)
-        spans = [(turn.answer[0], min(turn.label_stop, limit)) for turn in turns]
-        spans = [(start, stop) for start, stop in spans if max(start, 1) < stop]
+        ends = {self.end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
+        spans = label_spans(self.options.labels, ids, turns, ends, limit)
         if not spans:
             first = turns[0].answer[0]
             if first < limit:
@@ -188,8 +206,10 @@ class _Encoder:
                     "raise --max_length or drop --strict_data"
                 )
             self.report.answers_truncated += 1
-        pairs = self._pairs(turns, limit)
-        return Example(ids[:limit], tuple(spans), tuple(pairs))
+        trunk = ids[:limit]
+        found = chat_pairs(self.options, turns, messages, trunk, self.tokenizer, self.chats)
+        pairs, views = usable_pairs(self.options, found, len(trunk), self.report)
+        return Example(trunk, spans, tuple(pairs), views)
 
     def _turns(self, chat: RenderedChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
         """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
@@ -218,25 +238,3 @@ class _Encoder:
                 steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
             turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, close, steps))
         return turns, ids
-
-    def _pairs(self, turns: list[Turn], limit: int) -> list[Pair]:
-        options = self.options
-        if options.objective == "regular":
-            return []
-        if options.objective == "llm_jepa":
-            pairs, reason = question_answer_pairs(turns, options.last_token)
-        else:
-            pairs, reason = step_pairs(turns, options.step_pairs, options.last_token)
-        kept = [pair for pair in pairs if pair.target_end <= limit]  # a target stands behind its source
-        if len(kept) < len(pairs):
-            self.report.pairs_dropped["pair_truncated"] += len(pairs) - len(kept)
-            reason = None if kept else "pair_truncated"
-        if options.max_positions is not None and kept:
-            room, whole = options.max_positions - options.predictors, len(kept)
-            kept = [p for p in kept if p.source_end + 1 + p.target_end - p.target_start <= room]
-            if len(kept) < whole:
-                self.report.pairs_dropped["beyond_positions"] += whole - len(kept)
-                reason = None if kept else "beyond_positions"
-        if not kept:
-            self.report.examples_without_pairs[reason or "empty_view"] += 1
-        return kept

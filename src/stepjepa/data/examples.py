@@ -10,19 +10,24 @@ import numpy as np
 from stepjepa.data.tokens import TokenSpan
 from stepjepa.data.views import Pair
 
+NO_VIEWS = np.zeros(0, np.int32)
+
 
 class Example(NamedTuple):
-    """One tokenised chat.
+    """One tokenised chat or text.
 
     Attributes:
-        input_ids: (T,) int32, the chat as the template writes it.
-        label_spans: token spans that the LM loss is computed on: answers and their end-of-turn tokens.
+        input_ids: (T,) int32, the trunk: the chat as the template writes it.
+        label_spans: token spans that the LM loss is computed on (`data.labels`).
         pairs: source/target pairs; empty trains as plain language modelling.
+        views: int32, tokens of the views that are encoded apart from the trunk, one view after the other. Pairs address
+            them by T, T + 1, ...; a negative entry ``-1 - j`` stands for predictor j in the order of the run.
     """
 
     input_ids: np.ndarray
     label_spans: tuple[TokenSpan, ...]
     pairs: tuple[Pair, ...] = ()
+    views: np.ndarray = NO_VIEWS
 
 
 class ExampleStore(Sequence):
@@ -31,9 +36,11 @@ class ExampleStore(Sequence):
     def __init__(self, examples: Sequence[Example]):
         self.lengths = np.array([len(example.input_ids) for example in examples], dtype=np.int64)
         self._ids = np.concatenate([e.input_ids for e in examples]) if examples else np.zeros(0, np.int32)
+        self._views = np.concatenate([e.views for e in examples]) if examples else NO_VIEWS
         self._spans = np.array([s for e in examples for s in e.label_spans], dtype=np.int32).reshape(-1, 2)
         self._pairs = np.array([p for e in examples for p in e.pairs], dtype=np.int32).reshape(-1, len(Pair._fields))
         self._id_edges = _edges(self.lengths)
+        self._view_edges = _edges([len(example.views) for example in examples])
         self._span_edges = _edges([len(example.label_spans) for example in examples])
         self._pair_edges = _edges([len(example.pairs) for example in examples])
 
@@ -45,7 +52,8 @@ class ExampleStore(Sequence):
         spans = self._spans[self._span_edges[index] : self._span_edges[index + 1]].tolist()
         pairs = self._pairs[self._pair_edges[index] : self._pair_edges[index + 1]].tolist()
         ids = self._ids[self._id_edges[index] : self._id_edges[index + 1]]
-        return Example(ids, tuple((a, b) for a, b in spans), tuple(Pair(*pair) for pair in pairs))
+        views = self._views[self._view_edges[index] : self._view_edges[index + 1]]
+        return Example(ids, tuple((a, b) for a, b in spans), tuple(Pair(*pair) for pair in pairs), views)
 
     @property
     def num_pairs(self) -> int:

@@ -10,7 +10,9 @@ import numpy as np
 
 REASONS = {
     "not_an_object": "the row is no object with columns",
-    "no_known_columns": "no messages, question/answer or prompt/completion columns",
+    "no_known_columns": "none of the columns that make a chat",
+    "no_such_choice": "the choice column names none of the target's texts",
+    "unknown_token": "a token id that the tokenizer does not have",
     "no_messages": "'messages' is empty or no list of messages",
     "unknown_role": "a message has an unknown role",
     "content_not_text": "a message's content is no text",
@@ -22,6 +24,10 @@ REASONS = {
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
     "answer_truncated": "the answer was cut at max_length",
     "fewer_than_two_steps": "the answer has fewer than two steps",
+    "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
+    "too_short_to_split": "too few tokens to split",
+    "view_refused": "the chat template cannot write a message alone",
+    "no_token_before": "the chat template writes no token in front of the user's content",
     "pair_truncated": "the views were cut at max_length",
     "empty_view": "a view has no tokens",
     "no_user_message": "no user message before the answer",
@@ -37,6 +43,7 @@ class DataReport:
     Attributes:
         source: file or data set.
         rows_read, rows_kept: rows.
+        examples: what they became; more than rows where long texts are cut into blocks.
         rows_skipped: reason -> number of rows that are not trained on.
         first_skipped: reason -> the first such row's place and what is wrong with it.
         examples_without_pairs: reason -> kept rows that train as plain language modelling only.
@@ -49,6 +56,7 @@ class DataReport:
     source: str
     rows_read: int = 0
     rows_kept: int = 0
+    examples: int = 0
     rows_skipped: Counter[str] = field(default_factory=Counter)
     first_skipped: dict[str, str] = field(default_factory=dict)
     examples_without_pairs: Counter[str] = field(default_factory=Counter)
@@ -86,6 +94,8 @@ class DataReport:
         lines = [
             f"{self.source}: {self.rows_read} rows read, {self.rows_kept} kept, {skipped} skipped, {self.pairs} pairs"
         ]
+        if self.examples > self.rows_kept:
+            lines.append(f"  {self.examples} examples: texts are cut into blocks of max_length")
         for reason, count in self.rows_skipped.most_common():
             lines.append(f"  skipped {count}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
         for reason, count in self.examples_without_pairs.most_common():
@@ -101,5 +111,6 @@ class DataReport:
         if self.token_length:
             lengths = ", ".join(f"{name} {value}" for name, value in self.token_length.items())
             lines.append(f"  tokens a row: {lengths}; {self.tokens} in all, {self.labelled_tokens} labelled")
-            lines.append(f"  end of turn: {self.end_of_turn}")
+            if self.end_of_turn:
+                lines.append(f"  end of turn: {self.end_of_turn}")
         return lines

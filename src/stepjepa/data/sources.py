@@ -1,6 +1,7 @@
 """Where rows come from: JSONL files, Parquet, CSV and Hub data sets, `datasets.Dataset` objects, lists of dicts.
 
-A row becomes a chat: a ``messages`` column, or ``question``/``answer``, or ``prompt``/``completion``.
+A row becomes a chat: a ``messages`` column, or ``question``/``answer``, ``prompt``/``completion`` or ``text``/``code``, or
+two columns that are named.
 """
 
 from __future__ import annotations
@@ -11,18 +12,33 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError, check_messages
 from stepjepa.errors import DataError
 
 Row = Mapping[str, Any]
-TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"))
+TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
 _JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 _FILE_SUFFIXES = _JSON_SUFFIXES | {".parquet", ".csv"}
 
 
-def row_to_messages(row: Any, system_prompt: str | None = None) -> list[dict[str, str]]:
+class PairColumns(NamedTuple):
+    """The columns that hold the two views, where they are named.
+
+    Attributes:
+        source, target: column names; the source becomes the user's message, the target the answer.
+        choice: a column with the index of the right one, where the target column holds a list (multiple choice).
+    """
+
+    source: str
+    target: str
+    choice: str | None = None
+
+
+def row_to_messages(
+    row: Any, system_prompt: str | None = None, columns: PairColumns | None = None
+) -> list[dict[str, str]]:
     """The checked chat of one row.
 
     `system_prompt` is put in front of a chat that has no system message.
@@ -32,13 +48,35 @@ def row_to_messages(row: Any, system_prompt: str | None = None) -> list[dict[str
     """
     if not isinstance(row, Mapping):
         raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
-    if row.get("messages") is not None:
+    if columns is not None:
+        messages = _from_named(row, columns)
+    elif row.get("messages") is not None:
         messages = check_messages(_as_list(row["messages"]))
     else:
         messages = _from_columns(row)
     if system_prompt and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system_prompt}, *messages]
     return messages
+
+
+def _from_named(row: Row, columns: PairColumns) -> list[dict[str, str]]:
+    for name in columns:
+        if name is not None and row.get(name) is None:
+            found = ", ".join(map(str, row)) or "none"
+            raise RowError("no_known_columns", f"no column {name!r} (columns found: {found})")
+    target = row[columns.target]
+    if columns.choice is not None:
+        try:
+            index = int(row[columns.choice])
+            target = list(target)[index] if index >= 0 and not isinstance(target, str) else None
+        except (ValueError, TypeError, IndexError):
+            target = None
+        if target is None:
+            raise RowError(
+                "no_such_choice",
+                f"{columns.choice}={row[columns.choice]!r} names none of the texts in {columns.target!r}",
+            )
+    return check_messages([{"role": "user", "content": row[columns.source]}, {"role": "assistant", "content": target}])
 
 
 def _as_list(messages: Any) -> Any:
@@ -68,7 +106,8 @@ def _from_columns(row: Row) -> list[dict[str, str]]:
         return check_messages(row["messages"])
     found = ", ".join(map(str, row)) or "none"
     raise RowError(
-        "no_known_columns", f"columns found: {found}; expected messages, question/answer or prompt/completion"
+        "no_known_columns",
+        f"columns found: {found}; expected messages, question/answer, prompt/completion or text/code",
     )
 
 
