@@ -30,7 +30,7 @@ from arms import ARMS, Arm, Work, build_arm, config_of
 from measure import peak_mib, ratio, spread, table
 from workload import OBJECTIVES, TEMPLATES, Workload, load_workload, make_tokenizer, read_chats
 
-from stepjepa.forest.layout import forest_length
+from stepjepa.forest.layout import build_forest
 from stepjepa.forest.packing import plan_rows
 from stepjepa.training.setup import encode
 
@@ -128,7 +128,7 @@ def time_preparation(
     start = time.perf_counter()
     store, _ = encode([{"messages": chat} for chat in chats], workload.tokenizer, options)
     encoded = time.perf_counter()
-    lengths = [forest_length(example, options.predictors or 0) for example in store]
+    lengths = [len(build_forest(example, range(options.predictors or 0))) for example in store]
     for first in range(0, len(lengths), args.batch_size):
         plan_rows(lengths[first : first + args.batch_size])
     planned = time.perf_counter()

@@ -9,8 +9,9 @@ import torch
 
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
-from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.packing import best_fit, plan_rows, row_lengths
+from stepjepa.forest.two_pass import TwoPassCollator
 
 
 def test_best_fit_takes_the_fullest_row_that_has_room():

@@ -11,7 +11,7 @@ from stepjepa.data.views import Pair
 from stepjepa.forest.collate import PADDING, ForestCollator
 from stepjepa.forest.dense import additive_mask, dense_mask
 from stepjepa.forest.flex import block_mask, mask_mod
-from stepjepa.forest.layout import build_forest, forest_length
+from stepjepa.forest.layout import build_forest
 from stepjepa.forest.visibility import visible
 from support.models import made_up_examples
 
@@ -44,7 +44,7 @@ def test_layout():
     assert forest.label_ids.tolist() == [12, 13]
     assert forest.source_readouts.tolist() == [5]
     assert forest.target_readouts.tolist() == [7]
-    assert len(forest) == forest_length(EXAMPLE, 2) == 8
+    assert len(forest) == 8
 
 
 def test_layout_without_predictors_reads_the_trunk():

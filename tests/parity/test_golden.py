@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.data.sources import RowSource
-from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.training.objective import jepa_losses
 from stepjepa.training.options import JEPAOptions

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.objective import collapse_signs
+from stepjepa.training.meter import collapse_signs
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows
 

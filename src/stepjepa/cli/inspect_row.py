@@ -23,8 +23,8 @@ class InspectOptions:
     )
     objective: Literal["regular", "llm_jepa", "step_jepa"] = option("step_jepa", "Which pairs are made.", "method")
     predictors: int | None = option(None, "K, predictor tokens. Default: 2 for step_jepa, else 0.", "method")
-    predictor_order: Literal["ascending", "descending"] = option(
-        "ascending", "Order of the predictor tokens behind a source.", "method"
+    predictor_order: Literal["ascending", "descending"] | None = option(
+        None, "Order of the predictor tokens. Default: descending for llm_jepa, else ascending.", "method"
     )
     step_pairs: Literal["first", "all"] = option(
         "first", "Step 1 -> step 2 only, or every step -> its successor.", "method"
@@ -97,7 +97,7 @@ def inspected(source: Any, place: str, row: Any, model_name: str, method: JEPAOp
         ConfigError: the tokenizer or the template cannot be used.
         DataError: training would skip the row.
     """
-    from stepjepa.data.chat import RowError
+    from stepjepa.data.chat import ChatRenderer, RowError
     from stepjepa.data.encode import encode_dataset
     from stepjepa.data.report import REASONS
     from stepjepa.data.sources import row_to_messages
@@ -109,7 +109,7 @@ def inspected(source: Any, place: str, row: Any, model_name: str, method: JEPAOp
     try:
         messages = row_to_messages(row, method.system_prompt)
         tokenizer = load_tokenizer(model_name, contents(source))
-        renderer = make_renderer(tokenizer, method)
+        renderer = make_renderer(tokenizer, method) or ChatRenderer(tokenizer)
         settings = encode_options(method)
         steps = settings.splitter if settings.objective == "step_jepa" else None
         spans = trunk_spans(tokenizer, renderer, messages, steps)
@@ -125,7 +125,7 @@ def inspected(source: Any, place: str, row: Any, model_name: str, method: JEPAOp
         (method.predictors or 0) if method.uses_pairs else 0,
         token_text(tokenizer),
         vocabulary=len(tokenizer),
-        predictor_order=method.predictor_order,
+        predictor_order=method.predictor_order or "ascending",
         spans=[spans],
     )
     notes = []

@@ -102,6 +102,16 @@ def load_chat_template(path: str | os.PathLike[str]) -> str:
         raise ConfigError(f"chat template {path}: cannot be read ({error}); give a Jinja file") from None
 
 
+def plain_template(tokenizer: Any) -> str:
+    """A template without markup: the messages' contents with a line break between them, behind the BOS where the
+    tokenizer writes one by itself."""
+    start = "{{ bos_token }}" if tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id] else ""
+    return (
+        start + "{% for message in messages %}{{ message['content'] }}"
+        "{% if not loop.last or add_generation_prompt %}{{ '\\n' }}{% endif %}{% endfor %}"
+    )
+
+
 class ChatRenderer:
     """Renders chats with a tokenizer's template and says where each message stands.
 

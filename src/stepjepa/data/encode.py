@@ -58,9 +58,10 @@ def encode_dataset(
         if streams is None:
             streams = options.columns is None and is_stream(row)
             if streams and options.objective not in ("regular", "split"):
+                found = ", ".join(map(str, row))
                 raise DataError(
-                    f"{place}: a row of plain text has no views for {options.objective}; use --objective split or regular, "
-                    "or give chats"
+                    f"{place}: columns found: {found}; {options.objective} needs chats (messages, question/answer, "
+                    "prompt/completion or text/code); plain text trains with --objective split or regular"
                 )
         try:
             if streams and is_stream(row):

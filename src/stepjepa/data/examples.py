@@ -22,12 +22,14 @@ class Example(NamedTuple):
         pairs: source/target pairs; empty trains as plain language modelling.
         views: int32, tokens of the views that are encoded apart from the trunk, one view after the other. Pairs address
             them by T, T + 1, ...; a negative entry ``-1 - j`` stands for predictor j in the order of the run.
+        tube: linear combinations of trunk states in place of pairs (`forest.tube.Tube`), drawn with the example.
     """
 
     input_ids: np.ndarray
     label_spans: tuple[TokenSpan, ...]
     pairs: tuple[Pair, ...] = ()
     views: np.ndarray = NO_VIEWS
+    tube: Any = None
 
 
 class ExampleStore(Sequence):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -174,3 +174,20 @@ def make_splitter(name: str, separator: str = "\n\n") -> StepSplitter:
     if name == "numbered":
         return NumberedSplitter()
     raise ConfigError(f"step_splitter is {name!r}; known splitters: {', '.join(SPLITTERS)}")
+
+
+def choose_splitter(answers: Sequence[str], separator: str = "\n\n") -> tuple[str, int]:
+    """The splitter of `SPLITTERS` for a data set: the first that finds two or more steps in most of the answers, else the
+    one that does so in most of them.
+
+    Returns:
+        Its name, and in how many answers it finds two or more steps.
+    """
+    counts = {}
+    for name in ("separator", "numbered", "lines"):
+        splitter = make_splitter(name, separator)
+        counts[name] = sum(len(splitter.spans(answer)) > 1 for answer in answers)
+        if 2 * counts[name] > len(answers):
+            return name, counts[name]
+    best = max(counts, key=lambda name: counts[name])
+    return best, counts[best]

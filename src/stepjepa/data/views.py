@@ -134,8 +134,6 @@ def content_pairs(turns: Sequence[Turn]) -> tuple[list[Pair], str | None]:
             continue
         if turn.user[0] == turn.user[1] or turn.answer[0] == turn.answer[1]:
             reason = "empty_view"
-        elif turn.user[0] == 0:
-            reason = "no_token_before"  # displacements begin at the token before the content
         else:
             (start, stop), (first, end) = turn.user, turn.answer
             pairs.append(Pair(stop - 1, stop - 1, first, end, end - 1, start))

@@ -2,7 +2,7 @@
 
 Nothing but integers leaves the worker; masks are built from them on the batch's device.
 
-Shapes: B examples, R rows, T tokens a row, N labelled positions, P pairs, S view rows (two-pass form).
+Shapes: B examples, R rows, T tokens a row, N labelled positions, P pairs, M positions that are read.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import numpy as np
 import torch
 
 from stepjepa.data.examples import Example
-from stepjepa.forest.layout import Forest, build_forest, label_indices
+from stepjepa.forest.controls import shuffled_order
+from stepjepa.forest.layout import Forest, build_forest, build_inline, build_targets
 from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, rows_cost
 from stepjepa.forest.segments import attention_costs
 from stepjepa.forest.visibility import ISOLATED
 
 Batch = dict[str, torch.Tensor]
 PADDING = -1
+_READ = ("label_positions", "source_readouts", "target_readouts")
 
 
 @dataclass(frozen=True)
 class ForestCollator:
-    """Packs the forests of a batch into rows (the `packed` forward).
+    """Packs the forests of a batch into rows (the `packed` forward, and `inline`).
 
     Attributes:
         predictor_ids: ids of the K predictor tokens in the order in which they stand behind a source.
@@ -34,6 +36,10 @@ class ForestCollator:
         segmented: the model can attend by segments (`forest.segments`), so a batch for which that is cheaper comes as
             one row without padding, with `forests`.
         attention_length, max_row_length: see `packing.plan_rows`.
+        inline: predictors and isolated view stand in the sequence itself (`layout.build_inline`).
+        separate_targets: the targets, which need no gradient, come as rows of their own: every key of a packed batch
+            once more with ``target_`` in front, and `target_readouts` counts in those rows. Absent without a pair.
+        shuffle_targets: each source gets the target of another example (`controls`); pairs that find none are left out.
 
     Called with a list of examples it returns
 
@@ -44,6 +50,7 @@ class ForestCollator:
     segment            (R, T)    int64, 0 = trunk
     order              (R, T)    int64, index inside the segment
     attach             (R, T)    int64, see `visibility.visible`
+    floor              (R, T)    int64, the same; only for `inline`
     label_positions    (N,)      int64, indices into the flattened (R * T) states
     label_ids          (N,)      int64, the token that each of these must predict
     source_readouts    (P,)      int64, indices into the flattened states
@@ -51,6 +58,8 @@ class ForestCollator:
     read_positions     (M,)      int64, all of the above, each once
     forests            (B, 2)    int64, start and end in the one row; only for attention by segments
     ================== ========= ==============================================================
+
+    Examples with `tube` (the semantic tube) add the fields of `combination_fields`.
     """
 
     predictor_ids: tuple[int, ...]
@@ -59,10 +68,31 @@ class ForestCollator:
     attention_length: float = DEFAULT_ATTENTION_LENGTH
     max_row_length: int | None = None
     segmented: bool = False
+    inline: bool = False
+    separate_targets: bool = False
+    shuffle_targets: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
-        forests = [build_forest(example, self.predictor_ids) for example in examples]
+        build = build_inline if self.inline else build_forest
+        batch = self.lay_out([build(example, self.predictor_ids, not self.separate_targets) for example in examples])
+        starts = batch.pop("starts").tolist()
+        if self.separate_targets:
+            targets = [build_targets(example, self.predictor_ids) for example in examples if example.pairs]
+            rows = self.lay_out(targets) if targets else {"target_readouts": torch.zeros(0, dtype=torch.int64)}
+            batch["target_readouts"] = rows.pop("target_readouts")
+            unused = ("label_positions", "label_ids", "source_readouts", "starts")
+            batch |= {f"target_{name}": value for name, value in rows.items() if name not in unused}
+        pairs = [min(len(e.pairs), 1) if self.inline else len(e.pairs) for e in examples]
+        batch = targets_in_order(batch, pairs, self.shuffle_targets)
+        tube = combination_fields(examples, starts, self.shuffle_targets)
+        if tube:
+            read = (batch["read_positions"], tube["tube_source_positions"], tube["tube_target_positions"])
+            tube["read_positions"] = torch.cat(read).unique()
+        return batch | tube
+
+    def lay_out(self, forests: Sequence[Forest]) -> Batch:
+        """Choose the rows and lay the forests into them."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
         if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
@@ -77,7 +107,10 @@ class ForestCollator:
         return batch
 
     def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> Batch:
-        """Lay the forests into the given rows; `rows` holds indices into `forests`, each once."""
+        """Lay the forests into the given rows; `rows` holds indices into `forests`, each once.
+
+        Beside the fields of the class it returns ``starts`` (B,), where each forest begins in the flattened states.
+        """
         width = max(sum(len(forests[index]) for index in row) for row in rows)
         width += -width % self.pad_to_multiple_of
         shape = (len(rows), width)
@@ -88,6 +121,7 @@ class ForestCollator:
         segment = np.broadcast_to(np.arange(1, width + 1), shape).copy()
         order = np.zeros(shape, np.int64)
         attach = np.full(shape, ISOLATED, np.int64)
+        floor = np.zeros(shape, np.int64)
         starts = np.zeros(len(forests), np.int64)  # where each forest begins in the flattened states
         for row, members in enumerate(rows):
             start = 0
@@ -100,6 +134,8 @@ class ForestCollator:
                 segment[row, span] = forest.segment
                 order[row, span] = forest.order
                 attach[row, span] = forest.attach
+                if forest.floor is not None:
+                    floor[row, span] = forest.floor
                 starts[index] = row * width + start
                 start += len(forest)
         # Labels and pairs keep the batch's order, whatever the rows are.
@@ -111,82 +147,15 @@ class ForestCollator:
             "segment": torch.from_numpy(segment),
             "order": torch.from_numpy(order),
             "attach": torch.from_numpy(attach),
-            "label_positions": _flat([forest.label_positions + start for forest, start in placed]),
-            "label_ids": _flat([forest.label_ids for forest in forests]),
-            "source_readouts": _flat([forest.source_readouts + start for forest, start in placed]),
-            "target_readouts": _flat([forest.target_readouts + start for forest, start in placed]),
+            "label_positions": flat([forest.label_positions + start for forest, start in placed]),
+            "label_ids": flat([forest.label_ids for forest in forests]),
+            "source_readouts": flat([forest.source_readouts + start for forest, start in placed]),
+            "target_readouts": flat([forest.target_readouts + start for forest, start in placed]),
+            "starts": torch.from_numpy(starts),
         }
-        read = [batch[name] for name in ("label_positions", "source_readouts", "target_readouts")]
-        return batch | {"read_positions": torch.cat(read).unique()}
-
-
-@dataclass(frozen=True)
-class TwoPassCollator:
-    """Plain padded rows for the LM loss, and one row a view for the readouts (the `two_pass` forward).
-
-    No mask beyond ordinary right padding is needed, so this form serves every causal architecture. Positions of a target
-    go on behind the predictors, as in the forest.
-
-    ==================== ========= ==============================================================
-    input_ids            (B, T)    int64, one example a row
-    attention_mask       (B, T)    int64, 1 = token, 0 = padding
-    position_ids         (B, T)    int64
-    view_input_ids       (S, T')   int64, sources (trunk up to the source's end, then K predictors), then targets
-    view_attention_mask  (S, T')   int64
-    view_position_ids    (S, T')   int64
-    label_positions      (N,)      int64, indices into the flattened (B * T) states
-    label_ids            (N,)      int64
-    source_readouts      (P,)      int64, indices into the flattened (S * T') states
-    target_readouts      (P,)      int64
-    ==================== ========= ==============================================================
-    """
-
-    predictor_ids: tuple[int, ...]
-    pad_token_id: int
-
-    def __call__(self, examples: Sequence[Example]) -> Batch:
-        """See the class."""
-        ids, mask, positions = self._pad([(np.asarray(e.input_ids), 0) for e in examples])
-        label_positions, labels = [], []
-        for row, example in enumerate(examples):
-            position, label = label_indices(example)
-            label_positions.append(position + row * ids.shape[1])
-            labels.append(label)
-        count = len(self.predictor_ids)
-        sources: list[tuple[np.ndarray, int]] = []
-        targets: list[tuple[np.ndarray, int]] = []
-        source_readouts, target_readouts = [], []
-        for example in examples:
-            trunk = np.asarray(example.input_ids)
-            for pair in example.pairs:
-                stop = pair.source_end + 1 if count else max(pair.source_end, pair.source_readout) + 1
-                sources.append((np.concatenate([trunk[:stop], np.asarray(self.predictor_ids, trunk.dtype)]), 0))
-                targets.append((trunk[pair.target_start : pair.target_end], pair.source_end + 1 + count))
-                source_readouts.append(stop + count - 1 if count else pair.source_readout)
-                target_readouts.append(pair.target_readout - pair.target_start)
-        batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        batch |= {"label_positions": _flat(label_positions), "label_ids": _flat(labels)}
-        if sources:
-            ids, mask, positions = self._pad(sources + targets)
-            batch |= {"view_input_ids": ids, "view_attention_mask": mask, "view_position_ids": positions}
-            starts = np.arange(2 * len(sources)) * ids.shape[1]
-            source_readouts = list(starts[: len(sources)] + source_readouts)
-            target_readouts = list(starts[len(sources) :] + target_readouts)
-        batch["source_readouts"] = torch.tensor(np.array(source_readouts, dtype=np.int64))
-        batch["target_readouts"] = torch.tensor(np.array(target_readouts, dtype=np.int64))
-        return batch
-
-    def _pad(self, sequences: Sequence[tuple[np.ndarray, int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        width = max(len(ids) for ids, _ in sequences)
-        shape = (len(sequences), width)
-        input_ids = np.full(shape, self.pad_token_id, np.int64)
-        mask = np.zeros(shape, np.int64)
-        positions = np.zeros(shape, np.int64)
-        for row, (ids, first) in enumerate(sequences):
-            input_ids[row, : len(ids)] = ids
-            mask[row, : len(ids)] = 1
-            positions[row, : len(ids)] = np.arange(first, first + len(ids))
-        return torch.from_numpy(input_ids), torch.from_numpy(mask), torch.from_numpy(positions)
+        if self.inline:  # padding is alone in its segment, so its floor of 0 hides nothing from it
+            batch["floor"] = torch.from_numpy(floor)
+        return batch | {"read_positions": torch.cat([batch[name] for name in _READ]).unique()}
 
 
 def segmented_cost(forest: Forest) -> float:
@@ -195,5 +164,52 @@ def segmented_cost(forest: Forest) -> float:
     return len(forest) + min(attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist()))
 
 
-def _flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
+def targets_in_order(batch: Batch, counts: Sequence[int], shuffle: bool) -> Batch:
+    """With `shuffle`, give each source the target of another example; `counts` are the pairs of each example."""
+    if not shuffle or not sum(counts) or not len(batch["target_readouts"]):
+        return batch
+    order = shuffled_order(counts)
+    kept = slice(0, 0) if order is None else torch.from_numpy(order)
+    sources = batch["source_readouts"][:0] if order is None else batch["source_readouts"]
+    return batch | {"source_readouts": sources, "target_readouts": batch["target_readouts"][kept]}
+
+
+def combination_fields(examples: Sequence[Example], starts: Sequence[int], shuffle: bool = False) -> Batch:
+    """The terms of the vectors that are combined from trunk states (`forest.tube`), for a batch; {} where there are none.
+
+    ======================== ===== =========================================================================
+    tube_source_positions    (M,)  int64, indices into the flattened states
+    tube_source_coefficients (M,)  float32
+    tube_source_pairs        (M,)  int64, the vector that the term adds to
+    tube_target_...                the same for the targets
+    tube_weights             (P,)  float32, weight of each pair
+    tube_target_order        (P,)  int64, only with `shuffle`: the target that each source gets
+    ======================== ===== =========================================================================
+
+    Args:
+        starts: where each example's trunk begins in the flattened states.
+    """
+    if all(example.tube is None for example in examples):
+        return {}
+    tubes = [(example.tube, start) for example, start in zip(examples, starts, strict=True) if example.tube is not None]
+    counts = [len(tube.weight) for tube, _ in tubes]
+    first = np.cumsum([0, *counts]).tolist()
+    order = shuffled_order(counts) if shuffle else None
+    alone = shuffle and order is None
+    batch = {
+        "tube_weights": torch.from_numpy(np.concatenate([tube.weight for tube, _ in tubes])[: 0 if alone else None])
+    }
+    for side in ("source", "target"):
+        terms = [(getattr(tube, side), start, pair) for (tube, start), pair in zip(tubes, first, strict=False)]
+        if alone:
+            terms = []
+        batch[f"tube_{side}_positions"] = flat([term.position + start for term, start, _ in terms])
+        batch[f"tube_{side}_pairs"] = flat([term.pair + pair for term, _, pair in terms])
+        coefficients = [term.coefficient for term, _, _ in terms] or [np.zeros(0, np.float32)]
+        batch[f"tube_{side}_coefficients"] = torch.from_numpy(np.concatenate(coefficients))
+    return batch if order is None else batch | {"tube_target_order": torch.from_numpy(order)}
+
+
+def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
+    """Integer arrays one after the other, int64."""
     return torch.from_numpy(np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64))

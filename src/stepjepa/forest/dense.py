@@ -17,7 +17,7 @@ def dense_mask(batch: Mapping[str, torch.Tensor], window: int | None = None) -> 
 
     Args:
         batch: integer tensors ``example``, ``segment``, ``order``, ``attach`` (and ``position_ids`` with a window),
-            each (R, T), as `ForestCollator` gives them.
+            each (R, T), as `ForestCollator` gives them; ``floor`` where the rows are `inline`.
         window: sliding-window length of the layer, None for full attention.
     """
     example, segment, order, attach = (batch[key] for key in ("example", "segment", "order", "attach"))
@@ -29,6 +29,7 @@ def dense_mask(batch: Mapping[str, torch.Tensor], window: int | None = None) -> 
         order[:, :, None],
         order[:, None, :],
         attach[:, :, None],
+        batch["floor"][:, :, None] if "floor" in batch else 0,
     )
     if window is not None:
         position = batch["position_ids"]

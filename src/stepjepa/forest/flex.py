@@ -19,7 +19,7 @@ BLOCK_SIZE = 128
 def mask_mod(batch: Mapping[str, torch.Tensor], window: int | None = None) -> Callable:
     """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``; arguments as `dense.dense_mask`."""
     example, segment, order, attach = (batch[key] for key in ("example", "segment", "order", "attach"))
-    position = batch["position_ids"]
+    position, floor = batch["position_ids"], batch.get("floor")
 
     def rule(row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         seen = visible(
@@ -30,6 +30,7 @@ def mask_mod(batch: Mapping[str, torch.Tensor], window: int | None = None) -> Ca
             order[row, q],
             order[row, k],
             attach[row, q],
+            0 if floor is None else floor[row, q],
         )
         if window is not None:
             seen = seen & in_window(position[row, q], position[row, k], window)

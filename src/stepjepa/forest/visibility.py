@@ -15,6 +15,19 @@ their own. For one example with trunk ``a b c d``, a branch of two predictors be
         c'    . . . .  . .  1 .         2       0      -1
         d'    . . . .  . .  1 1         2       1      -1
     ```
+
+The `inline` form puts the predictors and the isolated view into one sequence. Everything is trunk there, and the view
+is isolated by a further number, `floor`: the first place that a query sees. It is 0 but for the isolated tokens, so
+what stands behind them sees everything, them included:
+
+    ```
+              a b  p p  c d  e       segment  order  attach  floor
+        b     1 1  . .  . .  .         0       1      -1       0
+        p2    1 1  1 1  . .  .         0       3      -1       0
+        c     . .  . .  1 .  .         0       4      -1       4
+        d     . .  . .  1 1  .         0       5      -1       4
+        e     1 1  1 1  1 1  1         0       6      -1       0
+    ```
 """
 
 from __future__ import annotations
@@ -33,10 +46,11 @@ def visible(
     order_q: Any,
     order_k: Any,
     attach_q: Any,
+    floor_q: Any = 0,
 ) -> Any:
     """Whether query q sees key k.
 
-    same example AND ( same segment AND order[k] <= order[q]  OR  k on the trunk AND order[k] <= attach[q] )
+    same example AND ( same segment AND floor[q] <= order[k] <= order[q]  OR  k on the trunk AND order[k] <= attach[q] )
 
     The arguments are integers, or integer tensors or arrays that broadcast against each other; the result is a boolean
     of their broadcast shape.
@@ -47,8 +61,9 @@ def visible(
         order_q, order_k: index inside the segment.
         attach_q: index on the trunk up to which q sees it: p for a branch behind token p, -1 for an isolated target
             (and for the trunk itself, which is causal by its own segment).
+        floor_q: first index of its own segment that q sees; 0 everywhere but in isolated stretches of `inline`.
     """
-    own = (segment_q == segment_k) & (order_k <= order_q)
+    own = (segment_q == segment_k) & (order_k <= order_q) & (order_k >= floor_q)
     trunk = (segment_k == TRUNK) & (order_k <= attach_q)
     return (example_q == example_k) & (own | trunk)
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.heads import is_head_weight, save_head
 from stepjepa.modeling.predictors import predictor_names
 from stepjepa.modeling.segments import SEGMENTS
 
@@ -32,7 +33,7 @@ def export_model(
 ) -> None:
     """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it.
 
-    The model in memory is not changed.
+    The model in memory is not changed. A predictor head is no part of the model and is written beside it.
 
     Args:
         model: the trained causal LM, bare or inside PEFT.
@@ -72,6 +73,7 @@ def export_model(
             if name in weights and weights[name].shape[0] != rows:
                 weights[name] = weights[name].detach().cpu().index_select(0, index)
         skeleton(inner, rows, weights).save_pretrained(output_dir)
+    save_head(causal_lm(model), output_dir)
     tokenizer.save_pretrained(output_dir)
     for entry in sorted(output_dir.iterdir()):
         os.replace(entry, target / entry.name)
@@ -82,10 +84,10 @@ def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = No
     """The causal LM's own weights, LoRA added where there is any, under the names of the bare model."""
     inner = causal_lm(model)
     if state_dict is not None and not hasattr(model, "get_base_model"):
-        return dict(state_dict)
+        return {name: value for name, value in state_dict.items() if not is_head_weight(name)}
     weights: dict[str, torch.Tensor] = {}
     for name, value in inner.state_dict().items():
-        if "lora_" in name or "trainable_tokens" in name:
+        if "lora_" in name or "trainable_tokens" in name or is_head_weight(name):
             continue
         weights[name.replace(".token_adapter.", ".").replace(".base_layer.", ".")] = value
     if hasattr(model, "get_base_model"):

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.modeling_outputs import ModelOutput
 
+from stepjepa.errors import ConfigError
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
+from stepjepa.losses.tube import combine
 from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.ema import target_encoder
+from stepjepa.modeling.heads import predictor_head
 from stepjepa.modeling.masks import attention_masks
-from stepjepa.modeling.trim import trimmed
+from stepjepa.modeling.trim import decoder_layers, trimmed
+
+Batch = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -31,7 +37,7 @@ class ForestOutput(ModelOutput):
 
     Attributes:
         lm_loss_sum: () float32, cross-entropy summed over the N labelled positions.
-        source_states: (P, D), the states that stand for the source views.
+        source_states: (P, D), the states that stand for the source views, behind the predictor head if there is one.
         target_states: (P, D), the states that stand for the target views.
     """
 
@@ -97,12 +103,14 @@ def causal_lm(model: torch.nn.Module) -> torch.nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
-def attach_forest_forward(model: torch.nn.Module, vocabulary: int) -> None:
+def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: int | None = None) -> None:
     """Let ``model(**batch)`` take the batches of `ForestCollator` and `TwoPassCollator` and return a `ForestOutput`.
 
     Args:
         model: a Hugging Face causal LM, bare or inside PEFT. Changed in place: its `forward` learns the new keys.
         vocabulary: V, entries of the LM softmax (the model's vocabulary without predictor tokens).
+        tube_layer: which hidden states the semantic tube combines: those behind layer 1, 2, ... (0: the embeddings);
+            None for the last ones, behind the final norm.
     """
     inner: Any = causal_lm(model)
     own_forward = getattr(inner, "_own_forward", None) or inner.forward
@@ -111,7 +119,7 @@ def attach_forest_forward(model: torch.nn.Module, vocabulary: int) -> None:
     def forward(self: Any, *args: Any, label_positions: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if label_positions is None:
             return own_forward(*args, **kwargs)
-        return _forest_forward(self, head, label_positions, kwargs)
+        return _forest_forward(self, head, tube_layer, {**kwargs, "label_positions": label_positions})
 
     inner._own_forward = own_forward
     inner.forward = types.MethodType(forward, inner)
@@ -122,32 +130,107 @@ def has_forest_forward(model: torch.nn.Module) -> bool:
     return "_own_forward" in vars(causal_lm(model))
 
 
-def _forest_forward(
-    model: Any, head: OutputHead, label_positions: torch.Tensor, batch: Mapping[str, torch.Tensor]
-) -> ForestOutput:
-    packed = "example" in batch
-    if packed:
-        mask = attention_masks(batch, text_config(model.config), model.dtype)
+def _forest_forward(model: Any, head: OutputHead, tube_layer: int | None, batch: Batch) -> ForestOutput:
+    # Before anything with a graph: an EMA encoder changes the weights in place and back.
+    apart = targets_apart(model, batch)
+    layer = tube_layer if "tube_weights" in batch else None
+    with hidden_states(model, layer) as layer_states:
+        states = row_states(model, batch)  # (R * T, D)
+    labels, sources, targets = (batch[name] for name in ("label_positions", "source_readouts", "target_readouts"))
+    if "view_input_ids" in batch:
+        views = row_states(model, sub_batch(batch, "view_"))  # (S * T', D)
+        predicting, source = states.index_select(0, labels), views.index_select(0, sources)
+        target = views.index_select(0, targets) if apart is None else apart
     else:
-        mask = batch["attention_mask"]
-    read = batch["read_positions"] if packed else None
-    states = last_states(model, batch["input_ids"], mask, batch["position_ids"], read)  # (R * T, D)
-    sources, targets = batch["source_readouts"], batch["target_readouts"]
-    if packed or "view_input_ids" not in batch:
         # One gather for everything that is read, so that the backward pass scatters once.
-        picked = states.index_select(0, torch.cat([label_positions, sources, targets]))
-        predicting, source, target = picked.split([len(label_positions), len(sources), len(targets)])
-    else:
-        predicting = states.index_select(0, label_positions)
-        views = last_states(
-            model, batch["view_input_ids"], batch["view_attention_mask"], batch["view_position_ids"]
-        )  # (S * T', D)
-        source, target = views.index_select(0, sources), views.index_select(0, targets)
+        read = [labels, sources, targets] if apart is None else [labels, sources]
+        predicting, source, *rest = states.index_select(0, torch.cat(read)).split([len(part) for part in read])
+        target = rest[0] if apart is None else apart
+    if "tube_weights" in batch:
+        source, target = tube_vectors(layer_states[0].flatten(0, 1) if layer_states else states, batch)
+    predictor = predictor_head(model)
     return ForestOutput(
         lm_loss_sum=head.loss_sum(model, predicting, batch["label_ids"]),
-        source_states=source,
+        source_states=source if predictor is None else predictor(source),
         target_states=target,
     )
+
+
+def sub_batch(batch: Batch, prefix: str) -> Batch:
+    """The fields whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
+
+
+def row_states(model: Any, rows: Batch) -> torch.Tensor:
+    """Last hidden states (R * T, D) of packed or padded rows."""
+    mask = rows.get("attention_mask")
+    if mask is None:
+        mask = attention_masks(rows, text_config(model.config), model.dtype)
+    return last_states(model, rows["input_ids"], mask, rows["position_ids"], rows.get("read_positions"))
+
+
+def targets_apart(model: Any, batch: Batch) -> torch.Tensor | None:
+    """States (P, D) of targets that come as rows of their own, without a graph; None where they are not apart.
+
+    They come from the EMA target encoder where the model has one, else from the model itself.
+    """
+    encoder = target_encoder(model)
+    if "target_input_ids" not in batch:
+        return None
+    with torch.no_grad(), nullcontext() if encoder is None else encoder.in_place():
+        states = row_states(model, sub_batch(batch, "target_"))
+    return states.index_select(0, batch["target_readouts"])
+
+
+def tube_vectors(states_TD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source and target vectors (P, D) float32 of the semantic tube."""
+    pairs = len(batch["tube_weights"])
+
+    def side(name: str) -> torch.Tensor:
+        fields = (batch[f"tube_{name}_{part}"] for part in ("positions", "coefficients", "pairs"))
+        position, coefficient, pair = fields
+        return combine(states_TD, position, coefficient, pair, pairs)
+
+    source, target = side("source"), side("target")
+    order = batch.get("tube_target_order")
+    return source, target if order is None else target.index_select(0, order)
+
+
+@contextmanager
+def hidden_states(model: Any, layer: int | None) -> Iterator[list[torch.Tensor]]:
+    """Within this context the states (R, T, D) behind a layer (0: the embeddings) are kept in the list it yields.
+
+    Raises:
+        ConfigError: the model has no such layer, or no list of layers.
+    """
+    kept: list[torch.Tensor] = []
+    if layer is None:
+        yield kept
+        return
+    module = layer_module(model, layer)
+
+    def keep(module: Any, arguments: Any, output: Any) -> None:
+        if not kept:  # gradient checkpointing runs the layer again
+            kept.append(output if isinstance(output, torch.Tensor) else output[0])
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def layer_module(model: Any, layer: int) -> torch.nn.Module:
+    """The module whose output is hidden state number `layer`: 0 the embeddings, n the n-th decoder layer.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    layers = decoder_layers(getattr(model, model.base_model_prefix))
+    if layers is None or not 0 <= layer <= len(layers):
+        known = "its layers have no name that is known" if layers is None else f"it has layers 0 to {len(layers)}"
+        raise ConfigError(f"tube_layer is {layer}, and of this model {known}")
+    return model.get_input_embeddings() if layer == 0 else layers[layer - 1]
 
 
 def last_states(

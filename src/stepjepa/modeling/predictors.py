@@ -17,6 +17,17 @@ def vocabulary_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
+def known_predictors(tokenizer: Any, vocabulary: int, count: int) -> list[int]:
+    """Ids of ``<|predictor_1|>`` .. that a tokenizer already knows and that have a row in the model's embedding.
+
+    Returns:
+        `count` ids, or none where one of them is missing.
+    """
+    known = {} if tokenizer is None else tokenizer.get_added_vocab()
+    ids = [known.get(name, vocabulary) for name in predictor_names(count)]
+    return ids if all(index < vocabulary for index in ids) else []
+
+
 def add_predictors(model: Any, count: int, seed: int) -> list[int]:
     """Append `count` rows to the embeddings and return their ids, in the order 1 .. K.
 

@@ -16,17 +16,24 @@ from typing import Any
 import torch
 
 
+def decoder_layers(backbone: Any) -> torch.nn.ModuleList | None:
+    """The decoder's layers in order; None where they go by no known name."""
+    for name in ("layers", "h", "blocks"):
+        layers = getattr(backbone, name, None)
+        if isinstance(layers, torch.nn.ModuleList) and len(layers):
+            return layers
+    return None
+
+
 def last_mlp(backbone: Any) -> Any:
     """The MLP (or mixture of experts) of the last decoder layer; None where it has no such name, or where the layer is run
     again in the backward pass (gradient checkpointing), which would not find the same shapes."""
-    for name in ("layers", "h", "blocks"):
-        layers = getattr(backbone, name, None)
-        if not isinstance(layers, torch.nn.ModuleList) or not len(layers):
-            continue
-        last = layers[-1]
-        again = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
-        return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
-    return None
+    layers = decoder_layers(backbone)
+    if layers is None:
+        return None
+    last: Any = layers[-1]
+    again = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
+    return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.modeling.export import write_json
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.objective import collapse_signs
+from stepjepa.training.meter import collapse_signs
 from stepjepa.training.options import RunOptions, option
 from stepjepa.training.run import check_output_dir, run_training, say
 from stepjepa.training.setup import encode
@@ -198,6 +198,7 @@ def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, A
         overwrite_output_dir=options.overwrite_output_dir,
         objective=arm,  # type: ignore[arg-type]
         predictors=options.predictors if arm != "regular" else None,
+        step_splitter="separator",
         lbd=options.lbd,
         per_device_train_batch_size=options.batch_size,
         num_train_epochs=1,

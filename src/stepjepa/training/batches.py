@@ -10,6 +10,10 @@ import torch
 from transformers import TrainerCallback
 
 from stepjepa.data.examples import Example, ExampleStore
+from stepjepa.data.tokens import TokenSpan
+from stepjepa.data.views import Pair
+from stepjepa.forest.tube import TubeOptions, draw_tube, joined
+from stepjepa.training.options import JEPAOptions
 
 FILLER = -1
 
@@ -57,14 +61,34 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
 
 
 class DrawnExamples(torch.utils.data.Dataset):
-    """Examples by `Draw`, with pairs left out at random where `jepa_ratio` is below 1.
+    """Examples by `Draw`, with everything about them that is random: pairs left out (`jepa_ratio`), one pair of several
+    (`step_pairs` random), spans (semantic tube).
 
-    Whether the pairs of a row are kept depends on (seed, epoch, row) alone: not on the rank, the worker, the batch or a
-    resume.
+    Each depends on (seed, epoch, row) alone: not on the rank, the worker, the batch or a resume.
+
+    Args:
+        store: the examples.
+        options: of the run.
+        seed: of the draws.
+        jepa_ratio: share of rows whose pairs are kept.
+        filler_id: a token id for rows that stand for nothing.
     """
 
-    def __init__(self, store: ExampleStore, seed: int, jepa_ratio: float = 1.0, filler_id: int = 0):
+    def __init__(
+        self, store: ExampleStore, options: JEPAOptions, seed: int, jepa_ratio: float = 1.0, filler_id: int = 0
+    ):
         self.store, self.seed, self.jepa_ratio = store, seed, jepa_ratio
+        self._one_pair = options.objective == "step_jepa" and options.step_pairs == "random"
+        self._content = options.tube_content
+        self._tube: TubeOptions | None = None
+        if options.objective == "semantic_tube" and options.uses_pairs:
+            self._tube = TubeOptions(
+                options.tube_mode,
+                options.tube_sampler,
+                options.tube_max_length,
+                options.tube_times,
+                options.tube_length_adjustment,
+            )
         self._filler = Example(np.array([filler_id], dtype=np.int32), ())
 
     def __len__(self) -> int:
@@ -77,15 +101,35 @@ class DrawnExamples(torch.utils.data.Dataset):
         example = self.store[row]
         if example.pairs and not keeps_pairs(self.seed, epoch, row, self.jepa_ratio):
             return example._replace(pairs=())
+        if self._one_pair and len(example.pairs) > 1:
+            chosen = generator(self.seed, epoch, row, _PAIR).integers(len(example.pairs))
+            return example._replace(pairs=(example.pairs[int(chosen)],))
+        if self._tube is not None:
+            rng = generator(self.seed, epoch, row, _SPANS)
+            tubes = [draw_tube(*tube_spans(pair, self._content), self._tube, rng) for pair in example.pairs]
+            return example._replace(pairs=(), tube=joined([tube for tube in tubes if tube is not None]))
         return example
+
+
+def tube_spans(pair: Pair, content: str) -> tuple[TokenSpan, TokenSpan]:
+    """Token spans of the user's content and the answer's; with ``with_markup`` the answer begins where the user's content
+    ends, with ``whole`` the user's begins behind the first token."""
+    start = 1 if content == "whole" else pair.source_start
+    stop = pair.source_end + 1
+    return (start, stop), (stop if content == "with_markup" else pair.target_start, pair.target_end)
 
 
 def keeps_pairs(seed: int, epoch: int, row: int, ratio: float) -> bool:
     """Whether a row's pairs are trained on in an epoch: true for a share `ratio` of the rows."""
-    if ratio >= 1:
-        return True
-    generator = np.random.Generator(np.random.Philox(key=_key(seed, epoch), counter=[0, 0, 1, row]))
-    return bool(generator.random() < ratio)
+    return ratio >= 1 or bool(generator(seed, epoch, row, _RATIO).random() < ratio)
+
+
+_RATIO, _SPANS, _PAIR = 1, 2, 3  # what is drawn; the order of an epoch is drawn with 0
+
+
+def generator(seed: int, epoch: int, row: int, what: int) -> np.random.Generator:
+    """Random numbers of one row in one epoch, counter-based: no state is carried from row to row."""
+    return np.random.Generator(np.random.Philox(key=_key(seed, epoch), counter=[0, 0, what, row]))
 
 
 def _key(seed: int, epoch: int) -> np.ndarray:

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback
 
+from stepjepa.modeling.ema import TargetEncoder, momentum_at
+
 _SHOWN = (
     ("lm_loss", "lm", ".4f"),
     ("jepa_loss", "jepa", ".4f"),
@@ -22,6 +24,18 @@ def short(logs: dict[str, Any]) -> str:
     return "  ".join(
         f"{name} {logs[key]:{form}}" for key, name, form in _SHOWN if isinstance(logs.get(key), (int, float))
     )
+
+
+class TargetEncoderCallback(TrainerCallback):
+    """Moves the EMA target encoder after every optimizer step."""
+
+    def __init__(self, encoder: TargetEncoder):
+        self.encoder = encoder
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        done = (state.global_step + 1) / max(state.max_steps, 1)
+        self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
 
 
 class BarCallback(ProgressCallback):

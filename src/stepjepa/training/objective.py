@@ -1,117 +1,132 @@
-"""From what one forward returns to the parts of the loss, and their sums for the log.
+"""From what one forward returns to the parts of the loss.
 
 Shapes: P pairs, D width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-from stepjepa.losses.alignment import cosine_loss, l2_loss, mse_loss
-from stepjepa.losses.contrastive import infonce_loss
+from stepjepa.losses.cosine import cosine_loss
+from stepjepa.losses.infonce import infonce_loss
+from stepjepa.losses.l2 import l2_loss
+from stepjepa.losses.mse import mse_loss
+from stepjepa.losses.sigreg import random_directions, sigreg_regularizer
+from stepjepa.losses.smooth_l1 import smooth_l1_loss
+from stepjepa.losses.tube import turning_angle
+from stepjepa.losses.vicreg import vicreg_regularizer
 from stepjepa.modeling.forward import ForestOutput
 from stepjepa.training.options import JEPAOptions
 
-# Target states kept between two logs for the collapse signs; 256 give the rank of 96 to 256 dimensions a fair chance.
-KEPT_TARGETS = 256
+_DISTANCES = {"cosine": cosine_loss, "l2": l2_loss, "mse": mse_loss, "smooth_l1": smooth_l1_loss}
 
 
 class LossParts(NamedTuple):
-    """Sums over one micro-batch, () float32 each."""
+    """Sums over one micro-batch, () float32 each.
+
+    Attributes:
+        lm: cross-entropy over labelled tokens.
+        jepa: distances over pairs, each times its weight.
+        regularizer: the regularizer times the weight of all pairs, so that dividing by it gives the regularizer back.
+    """
 
     lm: torch.Tensor
     jepa: torch.Tensor
+    regularizer: torch.Tensor
 
 
 def jepa_losses(options: JEPAOptions, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
     """The JEPA loss of every pair, (P,) float32, by `options.jepa_loss`."""
+    if options.objective == "semantic_tube" and options.tube_mode == "curvature":
+        return turning_angle(source_PD, target_PD)
     if options.jepa_loss == "infonce":
-        return infonce_loss(source_PD, target_PD, options.infonce_temperature)
-    return {"cosine": cosine_loss, "l2": l2_loss, "mse": mse_loss}[options.jepa_loss](source_PD, target_PD)
+        return infonce_loss(source_PD, target_PD, options.infonce_temperature, options.infonce_symmetric)
+    return _DISTANCES[options.jepa_loss](source_PD, target_PD)
 
 
-def loss_parts(options: JEPAOptions, output: ForestOutput) -> LossParts:
-    """Both sums of one micro-batch; the JEPA part is 0 where the objective has none."""
-    assert output.lm_loss_sum is not None and output.source_states is not None and output.target_states is not None
-    if not options.uses_pairs:
-        return LossParts(output.lm_loss_sum, output.lm_loss_sum.new_zeros(()))
-    return LossParts(output.lm_loss_sum, jepa_losses(options, output.source_states, output.target_states).sum())
+def regularizer(options: JEPAOptions, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int) -> torch.Tensor:
+    """The weighted regularizer of one micro-batch over all processes, () float32; `step` draws SIGReg's directions."""
+    if options.regularizer == "vicreg":
+        value = vicreg_regularizer(source_PD, target_PD, 1.0, options.vicreg_covariance)
+    else:
+        directions = random_directions(source_PD.shape[1], options.sigreg_directions, step, source_PD.device)
+        value = sigreg_regularizer(source_PD, target_PD, directions)
+    return (options.regularizer_weight or 0.0) * value
 
 
-def total_loss(options: JEPAOptions, parts: LossParts, labels: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """``gamma * LM / labels + lbd * JEPA / pairs`` with the counts of the whole optimizer step, () float32.
+def random_target(width: int, seed: int, device: torch.device) -> torch.Tensor:
+    """The fixed vector of ``control=random``, (D,) float32, standard normal."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(width, generator=generator).to(device)
+
+
+def used_targets(options: JEPAOptions, output: ForestOutput, seed: int) -> torch.Tensor:
+    """The target states (P, D) that the loss compares with: without their graph, or replaced, as the options say."""
+    target = output.target_states
+    assert target is not None
+    if options.control == "random":
+        return random_target(target.shape[1], seed, target.device).expand_as(target)
+    return target if options.target_grad else target.detach()
+
+
+def pair_weights(batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """Weights (P,) float32 of a batch's pairs; None where all are 1."""
+    return batch.get("tube_weights")
+
+
+def total_weight(batch: dict[str, torch.Tensor]) -> torch.Tensor | int:
+    """Sum of the weights of a batch's pairs, () or a number."""
+    weights = pair_weights(batch)
+    return batch["source_readouts"].numel() if weights is None else weights.sum()
+
+
+def loss_parts(
+    options: JEPAOptions, output: ForestOutput, batch: dict[str, torch.Tensor], target_PD: torch.Tensor, step: int = 0
+) -> LossParts:
+    """The sums of one micro-batch; the JEPA parts are 0 where the objective has none.
 
     Args:
-        labels, pairs: () counts over all micro-batches and processes; zero counts divide by one.
+        target_PD: as `used_targets` gives it.
+        step: optimizer step.
+    """
+    lm, source = output.lm_loss_sum, output.source_states
+    assert lm is not None and source is not None
+    zero = lm.new_zeros(())
+    if not options.uses_pairs:
+        return LossParts(lm, zero, zero)
+    losses, weights = jepa_losses(options, source, target_PD), pair_weights(batch)
+    jepa = losses.sum() if weights is None else (losses * weights).sum()
+    if options.regularizer == "none":
+        return LossParts(lm, jepa, zero)
+    return LossParts(lm, jepa, regularizer(options, source, target_PD, step) * total_weight(batch))
+
+
+def total_loss(
+    options: JEPAOptions, parts: LossParts, labels: torch.Tensor, weight: torch.Tensor, lbd: float
+) -> torch.Tensor:
+    """``gamma * LM / labels + lbd * (JEPA + regularizer) / weight`` with counts of the whole optimizer step, () float32.
+
+    Args:
+        labels, weight: () labelled tokens and weight of all pairs, over all micro-batches and processes; zero counts
+            divide by one.
+        lbd: lambda of this step, see `lbd_at`.
     """
     loss = options.gamma * parts.lm / labels.clamp(min=1)
     if options.uses_pairs:
-        loss = loss + options.lbd * parts.jepa / pairs.clamp(min=1)
+        divisor = torch.where(weight > 0, weight, torch.ones_like(weight))
+        loss = loss + lbd * (parts.jepa + parts.regularizer) / divisor
     return loss
 
 
-def precise_dtype(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-@dataclass
-class LossMeter:
-    """Sums between two logs, kept on the device until they are asked for."""
-
-    sums: torch.Tensor | None = None  # (5,) float64: lm, labels, jepa, pairs, cosine
-    tokens: torch.Tensor | None = None  # () int64
-    targets: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, parts: LossParts, output: ForestOutput, batch: dict[str, torch.Tensor]) -> None:
-        """Count one micro-batch."""
-        source, target = output.source_states.detach(), output.target_states.detach()  # type: ignore[union-attr]
-        cosine = F.cosine_similarity(source.float(), target.float(), dim=-1).sum()
-        labels, pairs = batch["label_ids"].numel(), source.shape[0]
-        precise = precise_dtype(source.device)
-        row = [parts.lm.detach(), labels, parts.jepa.detach(), pairs, cosine]
-        new = torch.stack([torch.as_tensor(value, device=source.device).to(precise) for value in row])
-        self.sums = new if self.sums is None else self.sums + new
-        tokens = count_tokens(batch)
-        self.tokens = tokens if self.tokens is None else self.tokens + tokens
-        if pairs and sum(len(kept) for kept in self.targets) < KEPT_TARGETS:
-            self.targets.append(target.float())
-
-    def totals(self, device: torch.device) -> torch.Tensor:
-        """(6,) float64: lm, labels, jepa, pairs, cosine, tokens of this process."""
-        if self.sums is None or self.tokens is None:
-            return torch.zeros(6, dtype=precise_dtype(device), device=device)
-        return torch.cat([self.sums, self.tokens.to(self.sums.dtype).reshape(1)])
-
-
-def count_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Tokens of a batch without padding, () int64."""
-    if "example" in batch:
-        return (batch["example"] >= 0).sum()
-    views = batch.get("view_attention_mask")
-    return batch["attention_mask"].sum() + (0 if views is None else views.sum())
-
-
-def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
-    """Signs that all targets become one vector.
-
-    ``target_std``: standard deviation of the unit-length targets over the batch, times the root of the width (1 for
-    targets spread evenly in all directions, 0 for a single point). ``effective_rank``: exponential of the entropy of
-    their normalised singular values (RankMe, arXiv:2210.02885, Eq. 1; uncentred), 1 at collapse.
-
-    Args:
-        targets: (P, D) tensors.
-    """
-    if sum(len(kept) for kept in targets) < 2:
-        return {}
-    states = F.normalize(torch.cat(targets)[:KEPT_TARGETS].cpu().double(), dim=-1)
-    if not states.isfinite().all():
-        return {"target_std": float("nan"), "effective_rank": float("nan")}
-    singular = torch.linalg.svdvals(states)
-    share = singular / singular.sum().clamp(min=1e-12) + 1e-12
-    spread = states.std(dim=0).square().mean().sqrt() * states.shape[1] ** 0.5
-    return {"target_std": float(spread), "effective_rank": float(torch.exp(-(share * share.log()).sum()))}
+def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
+    """lambda at optimizer step `step` (from 0) of a run of `steps`: the warm-up, then the schedule."""
+    warm = options.lbd_warmup_ratio * steps
+    if step < warm:
+        return options.lbd * step / warm
+    if options.lbd_schedule == "constant":
+        return options.lbd
+    done = (step - warm) / max(steps - warm, 1)
+    return options.lbd * (1 + math.cos(math.pi * min(done, 1.0))) / 2

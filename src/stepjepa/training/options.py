@@ -13,54 +13,138 @@ def option(default: Any, help: str, group: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, "group": group, **metadata})
 
 
-_METHOD, _DATA, _OUTPUT = "method", "data", "output"
+_METHOD, _LOSS, _VIEWS, _TUBE, _DATA, _OUTPUT = "method", "loss", "views", "semantic tube", "data", "output"
 
 
 @dataclass
 class JEPAOptions:
     """Options of the objective, of the views and of what is written. Checked when a `JEPAConfig` is made."""
 
-    objective: Literal["regular", "llm_jepa", "step_jepa"] = option(
+    objective: Literal["regular", "llm_jepa", "step_jepa", "split", "semantic_tube"] = option(
         "llm_jepa",
-        "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> next step (step_jepa).",
+        "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> later step (step_jepa), first "
+        "part of the tokens -> the rest (split), displacements of the chat's own states (semantic_tube).",
         _METHOD,
     )
     predictors: int | None = option(
-        None, "K, learned predictor tokens behind a source view. Default: 2 for step_jepa, else 0.", _METHOD
-    )
-    predictor_order: Literal["ascending", "descending"] = option(
-        "ascending",
-        "Order of the predictor tokens; 'descending' reads <|predictor_1|> last, as LLM-JEPA does.",
+        None,
+        "K, learned predictor tokens behind a source view. Default: 2 for step_jepa, 1 for split, else 0.",
         _METHOD,
     )
-    lbd: float = option(0.1, "lambda, weight of the JEPA loss. 0 trains exactly like 'regular'.", _METHOD)
-    gamma: float = option(1.0, "Weight of the LM loss.", _METHOD)
-    jepa_loss: Literal["cosine", "l2", "mse", "infonce"] = option(
-        "cosine", "Distance between the predicted and the target view.", _METHOD
+    predictor_order: Literal["ascending", "descending"] | None = option(
+        None,
+        "Order of the predictor tokens. Default: descending for llm_jepa, which reads <|predictor_1|> last as the published "
+        "code does; else ascending.",
+        _METHOD,
     )
-    infonce_temperature: float = option(0.07, "Temperature of jepa_loss=infonce.", _METHOD)
+    same_predictor: bool = option(
+        False, "One learned predictor token, repeated K times (the nanoGPT form), instead of K different ones.", _METHOD
+    )
+    predictor_head: Literal["none", "linear", "mlp"] = option(
+        "none", "A network on the source's state, trained with the model and saved beside it.", _METHOD
+    )
+    target_grad: bool | None = option(
+        None, "Gradient into the target views too. Default: true; false for split and with an EMA encoder.", _METHOD
+    )
+    target_encoder: Literal["self", "ema"] = option(
+        "self", "What encodes the targets: the model itself, or a moving average of its trained weights.", _METHOD
+    )
+    ema_momentum: float = option(0.99, "Momentum of target_encoder=ema at the start.", _METHOD)
+    ema_momentum_end: float = option(1.0, "Momentum at the end; half a cosine leads there.", _METHOD)
+    control: Literal["none", "shuffled", "random"] = option(
+        "none",
+        "Control arm: each source gets the target of another example of the batch (shuffled), or one fixed random vector "
+        "(random).",
+        _METHOD,
+    )
     jepa_ratio: float = option(
         1.0,
         "Share of examples whose pairs are kept, drawn by seed, epoch and row; the others train as plain LM.",
         _METHOD,
     )
-    step_pairs: Literal["first", "all"] = option(
-        "first", "step_jepa: step 1 -> step 2 only, or every step -> its successor.", _METHOD
+    forward: Literal["auto", "packed", "two_pass", "inline"] = option(
+        "auto",
+        "How the views are computed; auto is packed where the model takes the mask, else two_pass. inline puts predictors "
+        "and isolated view into the chat itself, which changes the LM loss.",
+        _METHOD,
     )
-    step_splitter: Literal["separator", "lines", "numbered"] = option(
-        "separator", "How steps are found in an answer.", _METHOD
+    lbd: float = option(0.1, "lambda, weight of the JEPA loss. 0 trains exactly like 'regular'.", _LOSS)
+    gamma: float = option(1.0, "Weight of the LM loss.", _LOSS)
+    lbd_warmup_ratio: float = option(0.0, "Share of the run in which lambda rises from 0 to lbd.", _LOSS)
+    lbd_schedule: Literal["constant", "cosine"] = option(
+        "constant", "lambda after its warm-up: constant, or half a cosine down to 0.", _LOSS
     )
-    step_separator: str = option("\\n\\n", "The string between steps for step_splitter=separator.", _METHOD)
+    jepa_loss: Literal["cosine", "l2", "mse", "smooth_l1", "infonce"] = option(
+        "cosine", "Distance between the predicted and the target view.", _LOSS
+    )
+    infonce_temperature: float = option(0.07, "Temperature of jepa_loss=infonce.", _LOSS)
+    infonce_symmetric: bool = option(False, "InfoNCE both ways: targets must find their sources as well.", _LOSS)
+    regularizer: Literal["none", "vicreg", "sigreg"] = option(
+        "none", "Added to the JEPA loss against collapse: variance and covariance (vicreg), or SIGReg.", _LOSS
+    )
+    regularizer_weight: float | None = option(
+        None, "Weight of the regularizer beside the distance. Default: 1 for vicreg, 0.05 for sigreg.", _LOSS
+    )
+    vicreg_covariance: float = option(
+        0.04, "Weight of VICReg's covariance term beside its variance term (1 to 25 in the paper).", _LOSS
+    )
+    sigreg_directions: int = option(256, "Random directions of SIGReg, drawn anew every step.", _LOSS)
+    loss_scale: Literal["mean", "reference"] = option(
+        "mean",
+        "mean: over the whole optimizer step. reference: over each micro-batch and not divided by their number, the "
+        "published code's mistake, for comparison only.",
+        _LOSS,
+    )
+    step_pairs: Literal["first", "all", "random"] = option(
+        "first", "step_jepa: the first step only, every step, or one drawn anew for every example and epoch.", _VIEWS
+    )
+    horizon: int = option(1, "step_jepa: step i predicts step i + horizon.", _VIEWS)
+    multi_horizon: list[int] | None = option(None, "step_jepa: several horizons at once, as in 1 2 3.", _VIEWS)
+    step_splitter: Literal["auto", "separator", "lines", "numbered"] = option(
+        "auto",
+        "How steps are found in an answer; auto takes the first of separator, numbered, lines that finds two in most rows.",
+        _VIEWS,
+    )
+    step_separator: str = option("\\n\\n", "The string between steps for step_splitter=separator.", _VIEWS)
+    views: Literal["in_context", "standalone"] | None = option(
+        None,
+        "llm_jepa: the source on the chat and a copy of the answer (in_context, the default), or each message rendered "
+        "alone by the template, as published (standalone; the default with front_pred or reverse_pred).",
+        _VIEWS,
+    )
+    front_pred: bool = option(False, "standalone: predictors in front of the source's content.", _VIEWS)
+    reverse_pred: bool = option(False, "standalone: the answer predicts the question.", _VIEWS)
     last_token: int | None = option(
         None,
         "Readout by offset from a view's end (-1, -2, ...), as the published code does. Default: found by name.",
-        _METHOD,
+        _VIEWS,
     )
-    forward: Literal["auto", "packed", "two_pass"] = option(
-        "auto",
-        "How the views are computed; auto is packed where the model takes the mask, else two_pass.",
-        _METHOD,
+    split_ratio: float = option(0.5, "split: share of the tokens that is the source.", _VIEWS)
+    source_column: str | None = option(None, "Column with the source text, for data sets of pairs.", _VIEWS)
+    target_column: str | None = option(None, "Column with the target text.", _VIEWS)
+    choice_column: str | None = option(
+        None, "Column with the index of the right text, where target_column holds a list (multiple choice).", _VIEWS
     )
+    tube_mode: Literal["span", "three_index", "e2e", "mean", "curvature"] = option(
+        "span", "span is the published code's form, three_index the paper's formula.", _TUBE
+    )
+    tube_sampler: Literal["default", "draw_both", "uniform", "zero"] = option("default", "How spans are drawn.", _TUBE)
+    tube_max_length: int | None = option(None, "Longest span in content tokens.", _TUBE)
+    tube_times: int = option(1, "Spans drawn for an example.", _TUBE)
+    tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
+        "none", "Weight of a span by its length and that of the rest.", _TUBE
+    )
+    tube_content: Literal["messages", "with_markup", "whole"] = option(
+        "messages", "What spans lie in: question and answer, both and the markup between, or the whole chat.", _TUBE
+    )
+    tube_layer: int | None = option(None, "Hidden states behind this layer (0: embeddings). Default: the last.", _TUBE)
+    labels: Literal["assistant", "all", "reference"] | None = option(
+        None,
+        "Tokens of the LM loss: answers and their end of turn (assistant, the default), all (default of split and plain "
+        "text), or what the published code really trains on (reference).",
+        _DATA,
+    )
+    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", _DATA)
     max_length: int = option(1024, "Longest chat in tokens; longer ones are cut on the right and counted.", _DATA)
     max_row_length: int | None = option(None, "Longest packed row in tokens. Default: chosen for every batch.", _DATA)
     system_prompt: str | None = option(None, "System message for chats that have none.", _DATA)
@@ -68,6 +152,10 @@ class JEPAOptions:
         None, "File with a Jinja chat template to use instead of the tokenizer's.", _DATA
     )
     strict_data: bool = option(False, "Stop at the first row that cannot be used, instead of counting it.", _DATA)
+    track_flop: bool = option(False, "Count the floating point operations of every step, by kind.", _OUTPUT)
+    same_flop: bool = option(
+        False, "Take fewer steps, so that the run costs the operations of a regular one of the given length.", _OUTPUT
+    )
     merge_lora: bool | None = option(
         None,
         "Write LoRA merged into the model (true) or as an adapter (false). Default: an adapter, but merged where the "
@@ -83,40 +171,24 @@ class JEPAOptions:
         Raises:
             ConfigError: a value that cannot be used; the message names the option.
         """
-        if self.predictors is None:
-            self.predictors = 2 if self.objective == "step_jepa" else 0
-        choices = {
-            "objective": ("regular", "llm_jepa", "step_jepa"),
-            "predictor_order": ("ascending", "descending"),
-            "jepa_loss": ("cosine", "l2", "mse", "infonce"),
-            "step_pairs": ("first", "all"),
-            "step_splitter": ("separator", "lines", "numbered"),
-            "forward": ("auto", "packed", "two_pass"),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
-        if self.predictors < 0:
-            raise ConfigError(f"predictors is {self.predictors}; the number of predictor tokens cannot be negative")
-        if self.predictors > 100:
-            raise ConfigError(f"predictors is {self.predictors}; more than 100 predictor tokens is surely a mistake")
-        if self.lbd < 0 or self.gamma < 0:
-            raise ConfigError(f"lbd is {self.lbd} and gamma is {self.gamma}; loss weights cannot be negative")
-        if self.jepa_ratio < 0:
-            self.jepa_ratio = 1.0  # the published scripts write -1 for "off"
-        if self.jepa_ratio > 1:
-            raise ConfigError(f"jepa_ratio is {self.jepa_ratio}; it is a share of the examples, between 0 and 1")
-        if self.infonce_temperature <= 0:
-            raise ConfigError(f"infonce_temperature is {self.infonce_temperature}; it must be positive")
-        if self.last_token is not None and self.last_token >= 0:
-            raise ConfigError(f"last_token is {self.last_token}; it counts from the end: -1, -2, ...")
-        if self.max_length < 2:
-            raise ConfigError(f"max_length is {self.max_length}; a chat needs at least 2 tokens")
+        from stepjepa.training.checks import check_options
+
+        check_options(self)
 
     @property
     def uses_pairs(self) -> bool:
         """Whether training computes a JEPA loss at all."""
         return self.objective != "regular" and self.lbd > 0
+
+    @property
+    def horizons(self) -> tuple[int, ...]:
+        """All values of h in step i -> step i + h."""
+        return tuple(self.multi_horizon) if self.multi_horizon else (self.horizon,)
+
+    @property
+    def separate_targets(self) -> bool:
+        """Whether the targets go through a forward pass of their own, without a graph."""
+        return self.uses_pairs and self.objective != "semantic_tube" and not self.target_grad
 
 
 @dataclass

@@ -5,28 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from stepjepa.data.chat import ChatRenderer, load_chat_template
+from stepjepa.data.chat import ChatRenderer, RowError, load_chat_template, plain_template
 from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import DataReport
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.steps import choose_splitter, make_splitter
 from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.forest.collate import Batch, ForestCollator, TwoPassCollator
+from stepjepa.forest.collate import Batch, ForestCollator
 from stepjepa.forest.layout import build_forest
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, has_forest_forward
+from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, has_forest_forward, layer_module
+from stepjepa.modeling.heads import add_head
 from stepjepa.modeling.load import add_lora, masks_unsupported
-from stepjepa.modeling.predictors import add_predictors, vocabulary_size
+from stepjepa.modeling.predictors import add_predictors, known_predictors, vocabulary_size
 from stepjepa.modeling.segments import SEGMENTS, use_sdpa, use_segments
 from stepjepa.training.options import JEPAOptions
 
 logger = logging.getLogger("stepjepa")
 Collator = Callable[[list[Example]], Batch]
+# Rows that step_splitter=auto looks at.
+SPLITTER_ROWS = 200
 
 
 @dataclass(frozen=True)
@@ -34,21 +40,30 @@ class ModelSetup:
     """What was done to the model.
 
     Attributes:
-        vocabulary: V of the LM softmax; predictor rows lie behind.
-        predictor_ids: ids of <|predictor_1|> .. <|predictor_K|>.
-        forward: ``packed`` or ``two_pass``.
+        vocabulary: V of the LM softmax; added predictor rows lie behind.
+        predictor_ids: ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated).
+        forward: ``packed``, ``two_pass`` or ``inline``.
     """
 
     vocabulary: int
     predictor_ids: list[int]
     forward: str
 
+    @property
+    def added_ids(self) -> list[int]:
+        """Those predictors that did not come with the model; they are taken out of the final one."""
+        return [index for index in self.predictor_ids if index >= self.vocabulary]
+
 
 def encode_options(options: JEPAOptions, positions: int | None = None) -> EncodeOptions:
-    """How chats become examples under `options`."""
+    """How rows become examples under `options`."""
+    splitter = "separator" if options.step_splitter == "auto" else options.step_splitter
+    columns = None
+    if options.source_column and options.target_column:
+        columns = PairColumns(options.source_column, options.target_column, options.choice_column)
     return EncodeOptions(
         objective=options.objective if options.uses_pairs else "regular",
-        splitter=make_splitter(options.step_splitter, options.step_separator),
+        splitter=make_splitter(splitter, options.step_separator),
         step_pairs=options.step_pairs,
         last_token=options.last_token,
         max_length=options.max_length,
@@ -56,14 +71,49 @@ def encode_options(options: JEPAOptions, positions: int | None = None) -> Encode
         predictors=options.predictors or 0,
         system_prompt=options.system_prompt,
         strict=options.strict_data,
+        labels=options.labels or "assistant",
+        views=options.views or "in_context",
+        front_pred=options.front_pred,
+        reverse_pred=options.reverse_pred,
+        horizons=options.horizons,
+        split_ratio=options.split_ratio,
+        columns=columns,
     )
 
 
-def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer:
-    """The renderer of a run; sets the tokenizer's template where ``--chat_template`` gives one."""
+def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
+    """The renderer of a run, None for a tokenizer without a chat template.
+
+    Sets the tokenizer's template where ``--chat_template`` or ``--plain`` gives one.
+    """
     if options.chat_template:
         tokenizer.chat_template = load_chat_template(options.chat_template)
-    return ChatRenderer(tokenizer)
+    elif options.plain:
+        tokenizer.chat_template = plain_template(tokenizer)
+    return ChatRenderer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
+
+
+def settle_splitter(source: RowSource, options: JEPAOptions) -> None:
+    """Replace ``step_splitter=auto`` by the splitter that serves the data set's first rows, and say which."""
+    if options.objective != "step_jepa" or options.step_splitter != "auto":
+        return
+    columns = encode_options(options).columns
+    answers: list[str] = []
+    for _, row in islice(source, SPLITTER_ROWS):
+        try:
+            messages = row_to_messages(row, None, columns)
+        except RowError:
+            continue
+        answers += (message["content"] for message in messages if message["role"] == "assistant")
+    options.step_splitter, found = choose_splitter(answers, options.step_separator)  # type: ignore[assignment]
+    if options.step_splitter != "separator":
+        logger.warning(
+            "%s: steps are found by --step_splitter %s (%d of the first %d answers have two or more)",
+            source.name,
+            options.step_splitter,
+            found,
+            len(answers),
+        )
 
 
 def encode(
@@ -74,23 +124,39 @@ def encode(
     Raises:
         DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
     """
+    rows = source if isinstance(source, RowSource) else RowSource(source, split)
+    settle_splitter(rows, options)
     settings = encode_options(options, positions)
-    if positions is not None and settings.max_length > positions:
-        settings = replace(settings, max_length=positions)
-    store, report = encode_dataset(source, tokenizer, make_renderer(tokenizer, options), settings, split)
+    if positions is not None:
+        inserted = settings.predictors if options.forward == "inline" and options.uses_pairs else 0
+        settings = replace(settings, max_length=min(settings.max_length, positions - inserted))
+    store, report = encode_dataset(rows, tokenizer, make_renderer(tokenizer, options), settings)
     if options.uses_pairs and not report.pairs:
         reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
-        advice = "check --step_splitter and --step_separator, or train with --objective regular"
-        if options.objective == "llm_jepa":
-            advice = "raise --max_length, or train with --objective regular"
-        raise DataError(f"{report.source}: no example has a pair for {options.objective} ({reasons}); {advice}")
+        raise DataError(
+            f"{report.source}: no example has a pair for {options.objective} ({reasons}); {_advice(options, report)}"
+        )
     return store, report
 
 
+def _advice(options: JEPAOptions, report: DataReport) -> str:
+    reasons = report.examples_without_pairs
+    if "horizon_beyond_answer" in reasons:
+        return f"no answer has a step that far on: lower the horizon (now {', '.join(map(str, options.horizons))})"
+    if "view_refused" in reasons:
+        return "use --views in_context, or a chat template that can write a message alone"
+    if options.objective == "step_jepa":
+        return "check --step_splitter and --step_separator, or train with --objective regular"
+    return "raise --max_length, or train with --objective regular"
+
+
 def set_up_model(
-    model: Any, options: JEPAOptions, seed: int, device: str, peft_config: Any = None
+    model: Any, options: JEPAOptions, seed: int, device: str, peft_config: Any = None, tokenizer: Any = None
 ) -> tuple[Any, ModelSetup]:
-    """Add predictor tokens and LoRA, choose the forward, and teach the model to take batches.
+    """Add predictor tokens, LoRA and the predictor head, choose the forward, and teach the model to take batches.
+
+    Predictor tokens that the tokenizer and the model already have (a model that was written with ``--keep_predictors``)
+    are used as they are, and stay in the vocabulary.
 
     Returns:
         The model (wrapped by PEFT where asked) and what was done.
@@ -105,10 +171,15 @@ def set_up_model(
     if options.uses_pairs and options.predictors:
         if hasattr(model, "get_base_model"):
             raise ConfigError("the model is already a PEFT model; give the base model and a peft_config")
-        predictor_ids = add_predictors(model, options.predictors, seed)
+        count = 1 if options.same_predictor else options.predictors
+        predictor_ids = known_predictors(tokenizer, vocabulary, count) or add_predictors(model, count, seed)
     if peft_config is not None:
         model = add_lora(model, peft_config, predictor_ids)
-    attach_forest_forward(model, vocabulary)
+    if options.uses_pairs:
+        add_head(causal_lm(model), options.predictor_head, seed)
+        if options.tube_layer is not None and options.objective == "semantic_tube":
+            layer_module(causal_lm(model), options.tube_layer)
+    attach_forest_forward(model, vocabulary, options.tube_layer)
     return model, ModelSetup(vocabulary, predictor_ids, choose_forward(model, options, vocabulary, device))
 
 
@@ -120,17 +191,18 @@ def choose_forward(model: Any, options: JEPAOptions, vocabulary: int, device: st
     if inner.config._attn_implementation == "flex_attention" and device == "cpu":
         raise ConfigError("--attn_implementation flex_attention has no backward on CPU; use sdpa")
     reason = masks_unsupported(inner)
-    if reason is None and inner.config._attn_implementation == "sdpa" and device == "cpu":
+    inline = options.forward == "inline" and options.uses_pairs
+    if reason is None and inner.config._attn_implementation == "sdpa" and device == "cpu" and not inline:
         use_segments(inner)
         if trial(model, vocabulary, segmented=True) is None:
             return "packed"
         use_sdpa(inner)
     reason = reason or trial(model, vocabulary)
     if reason is None:
-        return "packed"
+        return "inline" if inline else "packed"
     name = type(inner).__name__
-    if options.forward == "packed":
-        raise ConfigError(f"forward=packed cannot serve {name}: {reason}; use --forward two_pass")
+    if options.forward in ("packed", "inline"):
+        raise ConfigError(f"forward={options.forward} cannot serve {name}: {reason}; use --forward two_pass")
     logger.warning("%s: forward two_pass, because %s", name, reason)
     return "two_pass"
 
@@ -173,10 +245,24 @@ def trial(model: Any, vocabulary: int, segmented: bool = False, tolerance: float
 def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:
     """The collator of a run. Rows are padded to what the kernels like: nothing on CPU, 8 on a GPU, 128 for flex."""
     ids = list(setup.predictor_ids)
+    if options.same_predictor:
+        ids = ids * (options.predictors or 0)
     if options.predictor_order == "descending":
         ids.reverse()
+    shared = {
+        "separate_targets": options.separate_targets,
+        "shuffle_targets": options.uses_pairs and options.control == "shuffled",
+    }
     if setup.forward == "two_pass":
-        return TwoPassCollator(tuple(ids), pad_id)
+        return TwoPassCollator(tuple(ids), pad_id, **shared)
     multiple = 128 if attention == "flex_attention" else 1 if device == "cpu" else 8
     segmented = attention == SEGMENTS and options.max_row_length is None
-    return ForestCollator(tuple(ids), pad_id, multiple, max_row_length=options.max_row_length, segmented=segmented)
+    return ForestCollator(
+        tuple(ids),
+        pad_id,
+        multiple,
+        max_row_length=options.max_row_length,
+        segmented=segmented,
+        inline=setup.forward == "inline",
+        **shared,
+    )

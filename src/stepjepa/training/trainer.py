@@ -18,13 +18,17 @@ from transformers.trainer_utils import EvalLoopOutput
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
+from stepjepa.modeling.ema import add_target_encoder, target_encoder
 from stepjepa.modeling.export import export_model
+from stepjepa.modeling.forward import ForestOutput, causal_lm
+from stepjepa.modeling.heads import load_head, save_head
 from stepjepa.modeling.load import has_experts, load_model, max_positions
 from stepjepa.training.batches import DrawnExamples, EpochCallback, EpochSampler
-from stepjepa.training.callbacks import display_callback
+from stepjepa.training.callbacks import TargetEncoderCallback, display_callback
 from stepjepa.training.checkpoints import last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.objective import LossMeter, collapse_signs, loss_parts, total_loss
+from stepjepa.training.meter import SUMS, LossMeter, collapse_signs, means, precise_dtype
+from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
 from stepjepa.training.setup import encode, make_collator, set_up_model
 
 
@@ -90,12 +94,12 @@ class JEPATrainer(Trainer):
             store = source
             if not isinstance(source, ExampleStore):
                 store, self.data_reports[name] = encode(source, processing_class, args, positions)
-            return DrawnExamples(store, args.seed, ratio, pad_id)
+            return DrawnExamples(store, args, args.seed, ratio, pad_id)
 
         self._examples = examples
         train = examples(train_dataset, "train", args.jepa_ratio)
         evaluation = examples(eval_dataset, "eval", 1.0)
-        model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config)
+        model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
         collator = make_collator(self.setup, args, pad_id, model.config._attn_implementation, args.device.type)
         try:
             super().__init__(
@@ -111,6 +115,10 @@ class JEPATrainer(Trainer):
             raise ConfigError(" ".join(str(error).split())) from error
         if self.is_fsdp_enabled and peft_config is not None:
             raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
+        if args.uses_pairs and args.target_encoder == "ema":
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise ConfigError("target_encoder=ema keeps whole weights on every process; use DDP")
+            self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(model))))
         self.model_accepts_loss_kwargs = True
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
@@ -137,11 +145,17 @@ class JEPATrainer(Trainer):
     # The loss
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        """Labels and pairs, (2,) int64, of all micro-batches of one optimizer step on all processes."""
+        """Labels and weight of all pairs, (2,), of all micro-batches of one optimizer step on all processes."""
         labels = sum(batch["label_ids"].numel() for batch in batch_samples)
-        pairs = sum(batch["source_readouts"].numel() for batch in batch_samples)
-        counts = torch.tensor([labels, pairs], device=device)
+        weight = sum(float(total_weight(batch)) for batch in batch_samples)
+        counts = torch.tensor([labels, weight], device=device, dtype=precise_dtype(device))
         return self.accelerator.reduce(counts, reduction="sum")
+
+    def _forward(self, model: Any, inputs: dict[str, torch.Tensor]) -> tuple[LossParts, ForestOutput, torch.Tensor]:
+        """The parts of the loss of one micro-batch, what the model returned, and the targets compared with, (P, D)."""
+        output = model(**inputs)
+        targets = used_targets(self.args, output, self.args.seed)
+        return loss_parts(self.args, output, inputs, targets, self.state.global_step), output, targets
 
     def compute_loss(  # type: ignore[override]
         self,
@@ -157,11 +171,15 @@ class JEPATrainer(Trainer):
         counts = num_items_in_batch
         if counts is None:
             counts = self._get_num_items_in_batch([inputs], self.args.device)
-        output = model(**inputs)
-        parts = loss_parts(self.args, output)
+        parts, output, targets = self._forward(model, inputs)
         if model.training:
-            self._meter.add(parts, output, inputs)
-        loss = total_loss(self.args, parts, counts[0], counts[1]) * self.accelerator.num_processes
+            self._meter.add(parts, output, inputs, targets)
+        lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
+        if self.args.loss_scale == "reference" and self.args.uses_pairs:
+            own = torch.tensor([inputs["label_ids"].numel(), float(total_weight(inputs))], device=parts.lm.device)
+            loss = total_loss(self.args, parts, own[0], own[1], lbd)
+        else:
+            loss = total_loss(self.args, parts, counts[0], counts[1], lbd) * self.accelerator.num_processes
         return (loss, output) if return_outputs else loss
 
     # The log
@@ -171,6 +189,8 @@ class JEPATrainer(Trainer):
         if "loss" in logs:
             now = time.perf_counter()
             metrics, tokens = self._pop_metrics(self._meter)
+            if self.args.uses_pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
+                metrics["lbd"] = lbd_at(self.args, self.state.global_step, self.state.max_steps)
             metrics["tokens_per_second"] = round(tokens / (now - self._meter_since), 1)
             self._meter, self._meter_since = LossMeter(), now
             logs = {"loss": logs.pop("loss"), **metrics, **logs}
@@ -179,13 +199,16 @@ class JEPATrainer(Trainer):
     def _pop_metrics(self, meter: LossMeter) -> tuple[dict[str, float], float]:
         """Means over labels and pairs of all processes, and the number of tokens."""
         totals = self.accelerator.reduce(meter.totals(self.args.device), reduction="sum").tolist()
-        lm, labels, jepa, pairs, cosine, tokens = totals
-        metrics = {"lm_loss": lm / max(labels, 1)}
+        sums = dict(zip(SUMS, totals, strict=True))
+        every = means(sums)
+        metrics = {"lm_loss": every["lm_loss"]}
         if self.args.uses_pairs:
-            metrics |= {"jepa_loss": jepa / max(pairs, 1), "cosine_similarity": cosine / max(pairs, 1)}
-            metrics["num_pairs"] = int(pairs)
+            metrics |= {name: every[name] for name in ("jepa_loss", "cosine_similarity")}
+            if self.args.regularizer != "none":
+                metrics["regularizer"] = every["regularizer"]
+            metrics["num_pairs"] = int(sums["pairs"])
             metrics |= collapse_signs(meter.targets)
-        return metrics, tokens
+        return metrics, sums["tokens"]
 
     def recent_losses(self) -> dict[str, float]:
         """The losses since the last log entry, or those of the last entry. Every process must call it."""
@@ -224,11 +247,12 @@ class JEPATrainer(Trainer):
         for batch in dataloader:
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
-                output = model(**inputs)
-                meter.add(loss_parts(self.args, output), output, inputs)
+                parts, output, targets = self._forward(model, inputs)
+                meter.add(parts, output, inputs, targets)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         metrics, _ = self._pop_metrics(meter)
-        loss = self.args.gamma * metrics["lm_loss"] + self.args.lbd * metrics.get("jepa_loss", 0.0)
+        jepa = metrics.get("jepa_loss", 0.0) + metrics.get("regularizer", 0.0)
+        loss = self.args.gamma * metrics["lm_loss"] + self.args.lbd * jepa
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in {"loss": loss, **metrics}.items()}
         return EvalLoopOutput(
             predictions=np.zeros(0), label_ids=None, metrics=metrics, num_samples=self.num_examples(dataloader)
@@ -251,8 +275,23 @@ class JEPATrainer(Trainer):
         super()._save_checkpoint(model, trial)
         self._meter_since += time.perf_counter() - begin
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        wrapped: Any = self.model if model is None else model
+        inner = causal_lm(wrapped)
+        load_head(inner, resume_from_checkpoint)
+        encoder = target_encoder(inner)
+        if encoder is not None:
+            encoder.load(resume_from_checkpoint)
+
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
+        inner: Any = causal_lm(self.accelerator.unwrap_model(self.model))
+        if self.args.should_save:
+            save_head(inner, output_dir)
+            encoder = target_encoder(inner)
+            if encoder is not None:
+                encoder.save(output_dir)
         # The trainer's state is written next and marks the checkpoint as whole: every process must be done by then.
         self.accelerator.wait_for_everyone()
 
@@ -271,7 +310,7 @@ class JEPATrainer(Trainer):
                 self.processing_class,
                 str(output_dir or self.args.output_dir),
                 vocabulary=self.setup.vocabulary,
-                predictor_ids=self.setup.predictor_ids,
+                predictor_ids=self.setup.added_ids,
                 merge_lora=bool(self.args.merge_lora),
                 keep_predictors=self.args.keep_predictors,
                 state_dict=state_dict,

@@ -1,0 +1,182 @@
+"""Floating point operations of a training step, from the shapes of a collated batch alone, by kind of token.
+
+What is counted is what `torch.utils.flop_counter` counts: matrix products, 2 FLOPs a multiply-add, and the scores and values
+of attention, forward and backward (`cost` says how often each). Embeddings, norms, softmax, activations, the losses and the
+optimizer are not.
+
+A query pays for every key of its call: for all T tokens of its row under a dense mask (causality, windows and padding save
+nothing; FlexAttention skips blocks, so for it this is an upper bound), for the keys of its segment where a batch attends by
+segments. Of a mixture of experts the router counts, and the experts that a token is sent to.
+
+Shapes: R rows, T tokens a row, L = R * T, B examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stepjepa.data.examples import Example
+from stepjepa.forest.layout import Forest, build_forest
+from stepjepa.forest.segments import segment_plan
+from stepjepa.forest.tube import Tube
+from stepjepa.forest.visibility import ISOLATED, TRUNK
+from stepjepa.modeling.cost import ModelCost
+
+__all__ = ["KINDS", "ModelCost", "batch_flops", "forest_flops", "run_flops"]
+
+# "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
+KINDS = ("trunk", "branch", "target", "head", "padding")
+_TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
+
+
+def batch_flops(batch: Mapping[str, torch.Tensor], cost: ModelCost) -> dict[str, float]:
+    """FLOPs of forward and backward on one batch, by `KINDS`.
+
+    A token counts as ``trunk`` (segment 0), as ``branch`` where its segment sees the trunk or holds a source's readout, else
+    as ``target`` or ``padding``. An `inline` sequence is all trunk. In the two-pass form a source's row is ``branch``, the
+    beginning of the trunk that it repeats included.
+
+    Args:
+        batch: as `ForestCollator` or `TwoPassCollator` gives it. ``target_input_ids`` and what else begins with
+            ``target_`` are rows of targets without gradient, which only a forward pass runs on.
+    """
+    flops = dict.fromkeys(KINDS, 0.0)
+    for rows in _passes(batch):
+        read = rows.kinds if rows.read is None or not cost.trims or cost.checkpointing else rows.kinds[rows.read]
+        keys = torch.bincount(rows.kinds, rows.keys.double(), minlength=len(KINDS)).tolist()
+        for kind, name in enumerate(KINDS):
+            count, reads = int((rows.kinds == kind).sum()), int((read == kind).sum())
+            flops[name] += cost.tokens(count, reads, keys[kind], rows.gradient)
+    sources = batch["tube_weights" if "tube_weights" in batch else "source_readouts"]
+    flops["head"] += cost.heads(len(batch["label_positions"]), len(sources), cost.head_chunk)
+    return flops
+
+
+def forest_flops(
+    forest: Forest,
+    cost: ModelCost,
+    *,
+    dense: bool = False,
+    target_gradient: bool = True,
+    tube: Tube | None = None,
+) -> dict[str, float]:
+    """FLOPs of one example without padding and without other examples in its row, by `KINDS`: for planning.
+
+    Args:
+        forest: what `build_forest` lays out.
+        dense: every token pays for the whole forest, as under a dense mask; otherwise for its segment, and a branch for
+            the trunk as well.
+        target_gradient: False where targets are encoded in rows of their own, without gradient.
+        tube: the semantic tube's vectors (`Example.tube`), whose states are read as well.
+    """
+    kinds = np.full(len(forest), _TRUNK)
+    keys = np.full(len(forest), forest.trunk_length)
+    for part in forest.parts:
+        kinds[part.start : part.stop] = _TARGET if part.kind == "target" else _BRANCH
+        keys[part.start : part.stop] = part.stop - part.start + (part.kind == "branch") * forest.trunk_length
+    if dense:
+        targets = np.zeros_like(kinds, bool) if target_gradient else kinds == _TARGET
+        keys = np.where(targets, targets.sum(), (~targets).sum())
+    read = np.full(len(forest), not cost.trims or cost.checkpointing)
+    states = [] if tube is None else [tube.source.position, tube.target.position]
+    for places in (forest.label_positions, forest.source_readouts, forest.target_readouts, *states):
+        read[places] = True
+    flops = dict.fromkeys(KINDS, 0.0)
+    for kind in (_TRUNK, _BRANCH, _TARGET):
+        own = kinds == kind
+        gradient = target_gradient or kind != _TARGET
+        flops[KINDS[kind]] = cost.tokens(int(own.sum()), int(read[own].sum()), int(keys[own].sum()), gradient)
+    sources = len(forest.source_readouts) if tube is None else len(tube.weight)
+    return flops | {"head": cost.heads(len(forest.label_positions), sources)}
+
+
+def run_flops(
+    examples: Iterable[Example],
+    cost: ModelCost,
+    predictor_ids: Sequence[int],
+    *,
+    dense: bool = False,
+    target_gradient: bool = True,
+) -> dict[str, float]:
+    """Sum of `forest_flops` over examples: one epoch of the packed forward, whatever its batches are.
+
+    All kinds together, with pairs over without (``example._replace(pairs=())``), are the epochs of a regular run that cost
+    as much as one of this. Padding and the repeated forward of long heads depend on the batches and are left out.
+    """
+    flops = dict.fromkeys(KINDS, 0.0)
+    for example in examples:
+        forest = build_forest(example, predictor_ids)
+        own = forest_flops(forest, cost, dense=dense, target_gradient=target_gradient, tube=example.tube)
+        for name, value in own.items():
+            flops[name] += value
+    return flops
+
+
+class _Rows(NamedTuple):
+    """One call of the backbone.
+
+    Attributes:
+        kinds, keys: (L,) int64, of each token the kind and the number of keys that its query is given.
+        read: int64, the tokens that the last MLP runs on where it is trimmed; None for all.
+        gradient: whether there is a backward pass.
+    """
+
+    kinds: torch.Tensor
+    keys: torch.Tensor
+    read: torch.Tensor | None
+    gradient: bool
+
+
+def _passes(batch: Mapping[str, torch.Tensor]) -> Iterator[_Rows]:
+    """The calls of the backbone on one batch, as `modeling.forward` makes them."""
+    separate = "target_input_ids" in batch
+    if "example" in batch:
+        yield _packed(batch, _kinds(batch), batch["read_positions"], True)
+    else:
+        yield _padded(batch["attention_mask"], torch.full_like(batch["attention_mask"], _TRUNK), True)
+    if "view_input_ids" in batch:
+        mask = batch["view_attention_mask"]
+        kinds = torch.full_like(mask, _BRANCH)
+        if not separate:
+            kinds[len(kinds) // 2 :] = _TARGET  # a source and a target for each pair, the sources first
+        yield _padded(mask, kinds, True)
+    if separate:
+        rows = {name.removeprefix("target_"): value for name, value in batch.items() if name.startswith("target_")}
+        kinds = torch.full_like(rows["input_ids"], _TARGET)
+        if "example" in rows:
+            yield _packed(rows, kinds, rows.get("read_positions"), False)
+        else:
+            yield _padded(rows["attention_mask"], kinds, False)
+
+
+def _kinds(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """(R, T) int64, the kind of each token that is no padding."""
+    segment = batch["segment"]
+    # Sources that are encoded apart see no trunk either; their readout tells them from targets.
+    name = segment + batch["example"] * (segment.max() + 1)
+    apart = torch.isin(name, name.flatten()[batch["source_readouts"]])
+    branch = (segment != TRUNK) & ((batch["attach"] != ISOLATED) | apart)
+    return torch.where(branch, _BRANCH, torch.where(segment == TRUNK, _TRUNK, _TARGET))
+
+
+def _packed(rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, read: torch.Tensor | None, gradient: bool) -> _Rows:
+    kinds = torch.where(rows["example"] < 0, _PADDING, kinds)
+    keys = torch.full_like(kinds, kinds.shape[1])
+    if "forests" in rows:
+        keys = torch.zeros_like(kinds)
+        places, forests = keys.view(-1), sorted(rows["forests"].tolist())
+        for (begin, _), segments in zip(forests, segment_plan(rows).forests, strict=True):
+            for segment in segments:
+                seen = segment.length + segment.branch * segments[0].length
+                places[begin : begin + segment.length] = seen
+                begin += segment.length
+    return _Rows(kinds.flatten(), keys.flatten(), read, gradient)
+
+
+def _padded(mask: torch.Tensor, kinds: torch.Tensor, gradient: bool) -> _Rows:
+    kinds = torch.where(mask == 0, _PADDING, kinds).flatten()
+    return _Rows(kinds, torch.full_like(kinds, mask.shape[1]), None, gradient)

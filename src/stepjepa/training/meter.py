@@ -1,0 +1,98 @@
+"""Sums between two logs, and the signs of collapse.
+
+Shapes: P pairs, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from stepjepa.modeling.forward import ForestOutput
+from stepjepa.training.objective import LossParts, total_weight
+
+# Target states kept between two logs for the collapse signs; 256 give the rank of 96 to 256 dimensions a fair chance.
+KEPT_TARGETS = 256
+SUMS = ("lm", "labels", "jepa", "weight", "regularizer", "pairs", "cosine", "tokens")
+
+
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@dataclass
+class LossMeter:
+    """Sums over micro-batches, kept on the device until they are asked for."""
+
+    sums: torch.Tensor | None = None  # (8,) float64, in the order of SUMS
+    targets: list[torch.Tensor] = field(default_factory=list)
+
+    def add(
+        self, parts: LossParts, output: ForestOutput, batch: dict[str, torch.Tensor], target_PD: torch.Tensor
+    ) -> None:
+        """Count one micro-batch; `target_PD` are the targets that the loss compared with."""
+        source, target = output.source_states.detach(), target_PD.detach()  # type: ignore[union-attr]
+        pairs, device = source.shape[0], source.device
+        cosine = F.cosine_similarity(source.float(), target.float(), dim=-1).sum()
+        row = [
+            parts.lm.detach(),
+            batch["label_ids"].numel(),
+            parts.jepa.detach(),
+            total_weight(batch),
+            parts.regularizer.detach(),
+            pairs,
+            cosine,
+            count_tokens(batch),
+        ]
+        new = torch.stack([torch.as_tensor(value, device=device).to(precise_dtype(device)) for value in row])
+        self.sums = new if self.sums is None else self.sums + new
+        if pairs and sum(len(kept) for kept in self.targets) < KEPT_TARGETS:
+            self.targets.append(target.float())
+
+    def totals(self, device: torch.device) -> torch.Tensor:
+        """(8,) float64 of this process, in the order of `SUMS`."""
+        return torch.zeros(len(SUMS), dtype=precise_dtype(device), device=device) if self.sums is None else self.sums
+
+
+def means(sums: dict[str, float]) -> dict[str, float]:
+    """The log's averages from the sums (by the names of `SUMS`) over all processes."""
+    weight = sums["weight"] or 1.0
+    result = {"lm_loss": sums["lm"] / max(sums["labels"], 1), "jepa_loss": sums["jepa"] / weight}
+    result["cosine_similarity"] = sums["cosine"] / max(sums["pairs"], 1)
+    result["regularizer"] = sums["regularizer"] / weight
+    return result
+
+
+def count_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Tokens of a batch without padding, () int64."""
+    total = torch.zeros((), dtype=torch.int64, device=batch["input_ids"].device)
+    for name, value in batch.items():
+        if name in ("example", "target_example"):
+            total = total + (value >= 0).sum()
+        elif name.endswith("attention_mask"):
+            total = total + value.sum()
+    return total
+
+
+def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
+    """Signs that all targets become one vector.
+
+    ``target_std``: standard deviation of the unit-length targets over the batch, times the root of the width (1 for
+    targets spread evenly in all directions, 0 for a single point). ``effective_rank``: exponential of the entropy of
+    their normalised singular values (RankMe, arXiv:2210.02885, Eq. 1; uncentred), 1 at collapse.
+
+    Args:
+        targets: (P, D) tensors.
+    """
+    if sum(len(kept) for kept in targets) < 2:
+        return {}
+    states = F.normalize(torch.cat(targets)[:KEPT_TARGETS].cpu().double(), dim=-1)
+    if not states.isfinite().all():
+        return {"target_std": float("nan"), "effective_rank": float("nan")}
+    singular = torch.linalg.svdvals(states)
+    share = singular / singular.sum().clamp(min=1e-12) + 1e-12
+    spread = states.std(dim=0).square().mean().sqrt() * states.shape[1] ** 0.5
+    return {"target_std": float(spread), "effective_rank": float(torch.exp(-(share * share.log()).sum()))}

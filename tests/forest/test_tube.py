@@ -1,0 +1,292 @@
+"""Semantic tube: which spans are drawn, and the combinations of states typed out by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from stepjepa.errors import ConfigError
+from stepjepa.forest.tube import Combination, TubeOptions, draw_spans, draw_tube, length_weight, tube_of_spans
+
+SAMPLERS = ("default", "draw_both", "uniform", "zero")
+
+# bos hdr [a b c] eot hdr [d e] eot: states u = (1, 4), a = (6, 8), offsets 0 .. 5
+USER, ANSWER = (2, 5), (7, 9)
+
+
+def vectors(combination: Combination, pairs: int) -> list[dict[int, float]]:
+    assert [array.dtype for array in combination] == [np.int32, np.float32, np.int32]
+    found: list[dict[int, float]] = [{} for _ in range(pairs)]
+    for position, coefficient, pair in zip(*(array.tolist() for array in combination), strict=True):
+        assert position not in found[pair]
+        found[pair][position] = coefficient
+    return found
+
+
+def counts(n, options, draws=20_000):
+    rng = np.random.default_rng(0)
+    return Counter(draw_spans(n, options, rng)[0] for _ in range(draws))
+
+
+def assert_frequencies(found, expected, draws=20_000):
+    """Within five standard deviations of {span: probability}, and nothing else."""
+    assert set(found) == set(expected)
+    assert sum(expected.values()) == pytest.approx(1)
+    for span, probability in expected.items():
+        deviation = (draws * probability * (1 - probability)) ** 0.5
+        assert abs(found[span] - draws * probability) < 5 * deviation + 1, span
+
+
+@pytest.mark.parametrize(
+    ("span", "source", "target"),
+    [
+        ((1, 3), {2: 1, 1: -1, 8: 1, 6: -1}, {4: 1, 2: -1}),  # ends where the user's message ends
+        ((3, 5), {4: 1, 1: -1}, {8: 1, 6: -1}),  # the whole answer
+        ((2, 4), {3: 1, 1: -1, 8: 1, 7: -1}, {4: 1, 3: -1, 7: 1, 6: -1}),  # over the gap
+        ((0, 4), {8: 1, 7: -1}, {4: 1, 1: -1, 7: 1, 6: -1}),
+        ((4, 5), {4: 1, 1: -1, 7: 1, 6: -1}, {8: 1, 7: -1}),
+    ],
+)
+def test_span_by_hand(span, source, target):
+    """T = h4 - h1 + h8 - h6; the target is P, the source T - P."""
+    tube = tube_of_spans(USER, ANSWER, [span], TubeOptions())
+    assert vectors(tube.source, 1) == [source]
+    assert vectors(tube.target, 1) == [target]
+    assert tube.weight.tolist() == [1]
+    assert tube.weight.dtype == np.float32
+
+
+def test_full_spans_leave_nothing_and_no_spans_make_no_pairs():
+    none = tube_of_spans(USER, ANSWER, [], TubeOptions())
+    assert vectors(none.source, 0) == vectors(none.target, 0) == none.weight.tolist() == []
+    tube = tube_of_spans(USER, ANSWER, [(0, 5), (0, 1)], TubeOptions())
+    assert vectors(tube.source, 2) == [{}, {4: 1, 2: -1, 8: 1, 6: -1}]
+    assert vectors(tube.target, 2) == [{4: 1, 1: -1, 8: 1, 6: -1}, {2: 1, 1: -1}]
+
+
+def test_bounds_of_the_published_options():
+    """random_span_e2e counts the gap as content; without a gap nothing is left out of a straddling span."""
+    tube = tube_of_spans(USER, (USER[1], ANSWER[1]), [(2, 6)], TubeOptions())
+    assert vectors(tube.source, 1) == [{3: 1, 1: -1, 8: 1, 7: -1}]
+    assert vectors(tube.target, 1) == [{7: 1, 3: -1}]
+
+
+def test_three_indices_by_hand():
+    options = TubeOptions(mode="three_index")
+    tube = tube_of_spans(USER, ANSWER, [(0, 1, 2), (1, 4, 5), (2, 3, 5), (0, 2, 4)], options)
+    assert vectors(tube.source, 4) == [{3: 1, 2: -1}, {8: 1, 7: -1}, {8: 1, 6: -1}, {7: 1, 6: -1, 4: 1, 3: -1}]
+    assert vectors(tube.target, 4) == [{2: 1, 1: -1}, {7: 1, 6: -1, 4: 1, 2: -1}, {4: 1, 3: -1}, {3: 1, 1: -1}]
+
+
+def test_end_to_end_by_hand():
+    tube = tube_of_spans(USER, ANSWER, [], TubeOptions(mode="e2e"))
+    assert vectors(tube.source, 1) == [{4: 1, 1: -1}]
+    assert vectors(tube.target, 1) == [{8: 1, 6: -1}]
+    assert tube.weight.tolist() == [1]
+
+
+def test_mean_by_hand():
+    tube = tube_of_spans(USER, ANSWER, [], TubeOptions(mode="mean"))
+    third = float(np.float32(1 / 3))
+    assert vectors(tube.source, 1) == [{2: third, 3: third, 4: third}]
+    assert vectors(tube.target, 1) == [{7: 0.5, 8: 0.5}]
+    assert tube.weight.tolist() == [1]
+
+
+def test_curvature_by_hand():
+    """Two angles in the user's message, one in the answer, none over the gap."""
+    tube = tube_of_spans(USER, ANSWER, [], TubeOptions(mode="curvature"))
+    assert vectors(tube.source, 3) == [{1: -1, 2: 1}, {2: -1, 3: 1}, {6: -1, 7: 1}]
+    assert vectors(tube.target, 3) == [{2: -1, 3: 1}, {3: -1, 4: 1}, {7: -1, 8: 1}]
+    assert tube.weight.tolist() == [float(np.float32(1 / 3))] * 3
+
+
+def test_content_from_the_first_token_on_has_no_state_in_front():
+    """c(0) is then the state of token 0 itself; no index is negative, which would read another example."""
+    tube = tube_of_spans((0, 3), (4, 6), [(0, 2)], TubeOptions())
+    assert vectors(tube.target, 1) == [{2: 1, 0: -1}]
+    assert vectors(tube.source, 1) == [{5: 1, 3: -1}]
+    rng = np.random.default_rng(0)
+    for mode in ("span", "three_index", "e2e", "mean", "curvature"):
+        drawn = draw_tube((0, 3), (3, 6), TubeOptions(mode=mode), rng)
+        assert min(drawn.source.position.min(), drawn.target.position.min()) >= 0
+
+
+@pytest.mark.parametrize("mode", ["span", "three_index", "e2e", "mean", "curvature"])
+def test_combinations_are_displacements_of_a_straight_line(mode):
+    """Along h[i] = i every displacement is its number of tokens, so the sides' lengths are known for any draw."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        first, length, gap, answer_length = (int(rng.integers(*bounds)) for bounds in ((1, 9), (1, 9), (0, 5), (1, 9)))
+        user = (first, first + length)
+        answer = (user[1] + gap, user[1] + gap + answer_length)
+        tube = draw_tube(user, answer, TubeOptions(mode=mode), rng)
+        if tube is None:
+            assert length + answer_length < 3 or mode == "curvature"
+            continue
+        pairs = len(tube.weight)
+        source, target = (
+            np.bincount(side.pair, side.coefficient * side.position, minlength=pairs)
+            for side in (tube.source, tube.target)
+        )
+        n = length + answer_length
+        if mode == "span":
+            assert 1 <= target[0] <= n - 1
+            assert source[0] == n - target[0]
+        elif mode == "three_index":
+            assert source[0] >= 1
+            assert target[0] >= 1
+            assert source[0] + target[0] <= n
+        elif mode == "e2e":
+            assert (source[0], target[0]) == (length, answer_length)
+        elif mode == "mean":
+            middle = (first + user[1] - 1) / 2, (answer[0] + answer[1] - 1) / 2
+            assert (source[0], target[0]) == pytest.approx(middle, rel=1e-5)
+        else:
+            assert pairs == length - 1 + answer_length - 1
+            assert source.tolist() == target.tolist() == [1] * pairs
+            assert tube.weight.sum() == pytest.approx(1)
+
+
+def test_default_sampler():
+    """n = 3: s uniform; from 0 the end is 1 or 2, from 1 it is 2 or 3, from 2 it is 3."""
+    expected = {(0, 1): 1 / 6, (0, 2): 1 / 6, (1, 2): 1 / 6, (1, 3): 1 / 6, (2, 3): 1 / 3}
+    assert_frequencies(counts(3, TubeOptions()), expected)
+
+
+def test_draw_both_sampler():
+    """n = 3, U{0,1,2} and U{1,2,3}: of nine equally likely draws (1,1) and (2,2) are empty and (0,3) is full."""
+    expected = {(0, 1): 1 / 6, (0, 2): 1 / 6, (1, 2): 2 / 6, (1, 3): 1 / 6, (2, 3): 1 / 6}
+    assert_frequencies(counts(3, TubeOptions(sampler="draw_both")), expected)
+
+
+def test_uniform_sampler():
+    spans = {(s, t) for s in range(5) for t in range(s + 1, 6)} - {(0, 5)}
+    assert len(spans) == 14
+    assert_frequencies(counts(5, TubeOptions(sampler="uniform")), dict.fromkeys(spans, 1 / 14))
+    short = {(s, t) for s, t in spans if t - s <= 2}
+    assert_frequencies(counts(5, TubeOptions(sampler="uniform", max_length=2)), dict.fromkeys(short, 1 / 9))
+
+
+def test_zero_sampler():
+    assert_frequencies(counts(4, TubeOptions(sampler="zero")), {(0, 1): 1 / 3, (0, 2): 1 / 3, (0, 3): 1 / 3})
+
+
+def test_max_length():
+    """default draws no end beyond it, draw_both moves the end back to it."""
+    expected = {(0, 1): 1 / 6, (0, 2): 1 / 6, (1, 2): 1 / 6, (1, 3): 1 / 6, (2, 3): 1 / 3}
+    assert_frequencies(counts(3, TubeOptions(max_length=2)), expected)
+    expected = {(0, 1): 1 / 3, (1, 2): 1 / 3, (2, 3): 1 / 3}
+    assert_frequencies(counts(3, TubeOptions(max_length=1)), expected)
+    expected = {(0, 1): 3 / 7, (1, 2): 3 / 7, (2, 3): 1 / 7}
+    assert_frequencies(counts(3, TubeOptions(max_length=1, sampler="draw_both")), expected)
+
+
+def test_uniform_three_indices():
+    triples = {(s, r, t) for s in range(5) for r in range(s + 1, 5) for t in range(r + 1, 5)}
+    assert len(triples) == 10
+    options = TubeOptions(mode="three_index", sampler="uniform")
+    assert_frequencies(counts(4, options), dict.fromkeys(triples, 1 / 10))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mode", ["span", "three_index"])
+@pytest.mark.parametrize("max_length", [None, 2, 5, 100])
+def test_draws_stay_in_range(mode, sampler, max_length):
+    options = TubeOptions(mode=mode, sampler=sampler, max_length=max_length, times=30)
+    rng = np.random.default_rng(0)
+    for n in range(2, 12):
+        for span in draw_spans(n, options, rng):
+            assert list(span) == sorted(set(span))
+            assert len(span) == (3 if mode == "three_index" else 2)
+            assert all(type(offset) is int for offset in span)
+            assert 0 <= span[0] and span[-1] <= n
+            assert span[-1] - span[0] <= (max_length or n)
+            assert span != (0, n)
+            assert sampler != "zero" or span[0] == 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_draws_are_a_function_of_the_generator(sampler):
+    options = TubeOptions(sampler=sampler, times=5)
+
+    def draw(seed):
+        np.random.seed(0)
+        tube = draw_tube((2, 40), (45, 90), options, np.random.default_rng(seed))
+        return [array.tolist() for array in (*tube.source, *tube.target, tube.weight)]
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_times_draws_in_order_and_makes_a_pair_each():
+    options = TubeOptions(times=4, length_adjustment="jaccard_like")
+    spans = draw_spans(5, options, np.random.default_rng(3))
+    assert len(spans) == 4
+    singly = np.random.default_rng(3)
+    assert spans == [draw_spans(5, TubeOptions(), singly)[0] for _ in range(4)]
+    drawn = draw_tube(USER, ANSWER, options, np.random.default_rng(3))
+    for ours, theirs in zip(drawn, tube_of_spans(USER, ANSWER, spans, options), strict=True):
+        np.testing.assert_array_equal(np.hstack(ours), np.hstack(theirs))
+    assert drawn.weight.tolist() == pytest.approx([1 - abs(5 - 2 * (t - s)) / 5 for s, t in spans])
+
+
+def test_modes_without_spans_draw_nothing():
+    rng = np.random.default_rng(0)
+    for mode in ("e2e", "mean", "curvature"):
+        assert draw_tube(USER, ANSWER, TubeOptions(mode=mode), rng) is not None
+    assert rng.integers(1 << 40) == np.random.default_rng(0).integers(1 << 40)
+
+
+def test_length_weights_by_hand():
+    assert length_weight(1, 3, "none") == 1
+    assert length_weight(1, 3, "cosine_like") == pytest.approx(2 * 3 / (1 + 9))
+    assert length_weight(3, 1, "cosine_like") == pytest.approx(0.6)
+    assert length_weight(1, 3, "jaccard_like") == pytest.approx(1 - 2 / 4)
+    assert length_weight(4, 4, "cosine_like") == length_weight(4, 4, "jaccard_like") == 1
+
+
+def test_adjusted_weights_of_pairs():
+    """A span of 2 of 5 tokens; three indices with pieces of 3 and 1 tokens."""
+    tube = tube_of_spans(USER, ANSWER, [(2, 4)], TubeOptions(length_adjustment="cosine_like"))
+    assert tube.weight.tolist() == pytest.approx([2 * 3 * 2 / (9 + 4)])
+    options = TubeOptions(mode="three_index", length_adjustment="jaccard_like")
+    assert tube_of_spans(USER, ANSWER, [(0, 1, 4)], options).weight.tolist() == pytest.approx([0.5])
+
+
+@pytest.mark.parametrize(
+    ("user", "answer", "without"),
+    [
+        ((2, 2), (4, 9), {"span", "three_index", "e2e", "mean", "curvature"}),
+        ((2, 5), (7, 7), {"span", "three_index", "e2e", "mean", "curvature"}),
+        ((2, 3), (5, 6), {"curvature"}),
+        ((2, 3), (5, 7), set()),
+        ((0, 1), (2, 3), {"span", "three_index", "e2e", "curvature"}),
+        ((0, 1), (2, 4), {"e2e"}),
+    ],
+)
+def test_degenerate_contents(user, answer, without):
+    rng = np.random.default_rng(0)
+    modes = ("span", "three_index", "e2e", "mean", "curvature")
+    found = {mode for mode in modes if draw_tube(user, answer, TubeOptions(mode=mode), rng) is None}
+    assert found == without
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "spans"}, "mode is 'spans'; known: span, three_index"),
+        ({"sampler": "random"}, "sampler is 'random'; known: default, draw_both"),
+        ({"length_adjustment": None}, "length_adjustment is None; known: none"),
+        ({"times": 0}, "times is 0"),
+        ({"max_length": 0}, "max_length is 0; a span of mode span has at least 1 tokens"),
+        ({"max_length": 1, "mode": "three_index"}, "max_length is 1; a span of mode three_index has at least 2"),
+        ({"mode": "e2e", "times": 3}, "mode e2e draws no spans"),
+        ({"mode": "curvature", "sampler": "zero"}, "mode curvature draws no spans"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ConfigError, match=message):
+        TubeOptions(**options)

@@ -1,0 +1,174 @@
+"""Losses over two processes against one process with all rows: values, rows' gradients, a shared layer's gradients.
+
+This file is also the program that each of the two processes runs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from stepjepa.losses.gather import gather_rows, sum_over_ranks, world_size
+from stepjepa.losses.infonce import infonce_loss
+from stepjepa.losses.sigreg import random_directions, sigreg_loss, sigreg_regularizer
+from stepjepa.losses.vicreg import vicreg_regularizer
+
+WIDTH_IN, WIDTH = 3, 4
+# Pairs of rank 0 and rank 1.
+SPLITS = {
+    "uneven": (3, 5),
+    "none_first": (0, 8),
+    "none_second": (8, 0),
+    "one": (0, 1),
+    "one_each": (1, 1),
+    "none": (0, 0),
+}
+DIRECTIONS = random_directions(WIDTH, 5, seed=0)
+
+PER_PAIR = {
+    "infonce": infonce_loss,
+    "infonce_symmetric": lambda source, target: infonce_loss(source, target, 0.2, symmetric=True),
+    "infonce_fixed_targets": lambda source, target: infonce_loss(source, target.detach(), 0.2),
+}
+REGULARIZERS = {
+    "vicreg": lambda source, target: vicreg_regularizer(source, target, 2.0, 0.5),
+    "sigreg": lambda source, target: sigreg_loss(source, DIRECTIONS),
+    "sigreg_sides": lambda source, target: sigreg_regularizer(source, target, DIRECTIONS),
+}
+LOSSES = {**PER_PAIR, **REGULARIZERS}
+
+
+def inputs(pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What all processes' sources and targets are computed from, (pairs, WIDTH_IN) each."""
+    generator = torch.Generator().manual_seed(pairs)
+    both = torch.randn(2, pairs, WIDTH_IN, generator=generator)
+    return both[0], both[1]
+
+
+def layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH_IN, WIDTH)
+
+
+def step(name: str, model: nn.Module, source_in: torch.Tensor, target_in: torch.Tensor, pairs: int) -> dict:
+    """One loss and its gradients as a training step takes them, with `pairs` the count of all processes."""
+    here = source_in.shape[0]
+    states = model(torch.cat([source_in, target_in]))
+    states.retain_grad()
+    source, target = states[:here], states[here:]
+    value = LOSSES[name](source, target)
+    total = value.sum() if name in PER_PAIR else here * value
+    (total / max(pairs, 1) * world_size()).backward()
+    return {
+        "value": value.detach(),
+        "rows": states.grad / world_size(),  # what the average over processes makes of them
+        "parameters": torch.cat([parameter.grad.flatten() for parameter in model.parameters()]),
+    }
+
+
+def run_process(rank: int, folder: Path) -> None:
+    """Every loss on every split as one of two processes; the results go to a file."""
+    rendezvous = f"file://{folder / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    results = {}
+    for split, sizes in SPLITS.items():
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        source_in, target_in = inputs(sum(sizes))
+        for name in LOSSES:
+            model = nn.parallel.DistributedDataParallel(layer())
+            results[split, name] = step(name, model, source_in[mine], target_in[mine], sum(sizes))
+        leaf = source_in[mine].clone().bfloat16().requires_grad_()
+        rows, offset = gather_rows(leaf)
+        (rows * (rank + 1) * torch.arange(1, sum(sizes) + 1)[:, None]).sum().backward()
+        results[split, "gather"] = {"rows": rows.detach(), "offset": offset, "gradient": leaf.grad}
+    leaf = torch.tensor([1.0, 2.0])[rank : rank + 1].requires_grad_()
+    total = sum_over_ranks(leaf)
+    (total * (10 if rank == 0 else 100)).sum().backward()
+    results["sum"] = {"value": total.detach(), "gradient": leaf.grad}
+    torch.save(results, folder / f"rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """The results of both processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    runs = [subprocess.Popen([sys.executable, __file__, str(rank), str(folder)]) for rank in range(2)]
+    try:
+        assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    finally:
+        for run in runs:
+            run.kill()
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+def pytest_generate_tests(metafunc):
+    if "split" in metafunc.fixturenames:
+        metafunc.parametrize("split", SPLITS)
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", LOSSES)
+
+
+def alone(split: str, name: str) -> dict:
+    pairs = sum(SPLITS[split])
+    return step(name, layer(), *inputs(pairs), pairs)
+
+
+def test_value(ranks, split, name):
+    expected = alone(split, name)["value"]
+    values = [results[split, name]["value"] for results in ranks]
+    if name in PER_PAIR:
+        torch.testing.assert_close(torch.cat(values), expected)
+    else:
+        assert torch.equal(*values)
+        torch.testing.assert_close(values[0], expected)
+    if split == "uneven":
+        assert expected.abs().max() > 0.01
+
+
+def test_gradient_of_the_rows(ranks, split, name):
+    source, target = alone(split, name)["rows"].chunk(2)
+    sides = [results[split, name]["rows"].chunk(2) for results in ranks]
+    torch.testing.assert_close(torch.cat([source_part for source_part, _ in sides]), source, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.cat([target_part for _, target_part in sides]), target, rtol=1e-4, atol=1e-6)
+    if split == "uneven":
+        assert source.abs().max() > 1e-3
+
+
+def test_gradient_of_a_shared_layer(ranks, split, name):
+    """After DistributedDataParallel's average, on both processes, also where one of them holds no pair."""
+    expected = alone(split, name)["parameters"]
+    for results in ranks:
+        torch.testing.assert_close(results[split, name]["parameters"], expected, rtol=1e-4, atol=1e-6)
+    if split == "uneven":
+        assert expected.abs().max() > 1e-3
+
+
+def test_gathered_rows_come_in_order_with_every_process_gradient(ranks, split):
+    pairs, first = sum(SPLITS[split]), SPLITS[split][0]
+    assert [results[split, "gather"]["offset"] for results in ranks] == [0, first]
+    for results in ranks:
+        assert torch.equal(results[split, "gather"]["rows"], inputs(pairs)[0].bfloat16())
+    gradient = torch.cat([results[split, "gather"]["gradient"] for results in ranks])
+    # Rank 0 weighs row q by q, rank 1 by 2q; each row hears from both.
+    assert torch.equal(gradient, (3 * torch.arange(1, pairs + 1)[:, None]).expand(pairs, WIDTH_IN).bfloat16())
+
+
+def test_sum_over_processes_and_its_gradient(ranks):
+    for results in ranks:
+        assert results["sum"]["value"].item() == 3 and results["sum"]["gradient"].item() == 110
+
+
+def test_alone_nothing_is_copied():
+    rows = torch.randn(3, 2)
+    gathered, offset = gather_rows(rows)
+    assert gathered is rows and offset == 0 and sum_over_ranks(rows) is rows and world_size() == 1
+
+
+if __name__ == "__main__":
+    run_process(int(sys.argv[1]), Path(sys.argv[2]))

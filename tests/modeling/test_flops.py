@@ -1,0 +1,298 @@
+"""The FLOPs of a batch equal what torch counts on the real forward and backward, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from stepjepa.data.views import Pair
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.layout import build_forest
+from stepjepa.forest.tube import TubeOptions, draw_tube
+from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.losses.lm import linear_cross_entropy_sum
+from stepjepa.modeling.cost import LayerCost, Work
+from stepjepa.modeling.flops import KINDS, ModelCost, batch_flops, forest_flops, run_flops
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm
+from stepjepa.modeling.heads import add_head
+from stepjepa.modeling.predictors import embedding_name
+from stepjepa.modeling.segments import use_sdpa, use_segments
+from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_example, made_up_examples, tiny_model
+
+CASES = [(name, attention) for name, (_, _, kinds) in ARCHITECTURES.items() for attention in kinds]
+
+# torch's counter has no formula for two kernels of the CPU: attention, and the grouped product of experts.
+aten = torch.ops.aten
+UNKNOWN = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v)
+    ),
+    aten._grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
+}
+
+
+def predictor_ids(count: int) -> tuple[int, ...]:
+    return tuple(range(TRAINED_VOCABULARY, TRAINED_VOCABULARY + count))
+
+
+def ready(name="llama", attention="sdpa", lora=None, **changes):
+    """A model in training mode that takes batches; `lora` are arguments of its LoRA configuration."""
+    model = tiny_model(name, attention, **changes)
+    if lora is not None:
+        model = get_peft_model(model, LoraConfig(**{"r": 4, "task_type": "CAUSAL_LM", **lora}))
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    return model.train()
+
+
+def counted(model, batch) -> int:
+    """What torch counts in forward and backward; the losses on states have no matrix products."""
+    with FlopCounterMode(display=False, custom_mapping=UNKNOWN) as counter:
+        output = model(**batch)
+        loss = output.lm_loss_sum + output.source_states.square().sum()
+        (loss + output.target_states.square().sum()).backward()
+    return counter.get_total_flops()
+
+
+def batches(count, attention="sdpa", examples=None):
+    """Every layout: one padded row, several, targets apart, inline, two passes, and one row by segments."""
+    examples, ids = examples or made_up_examples(), predictor_ids(count)
+    one = ForestCollator(ids, 0)
+    yield one(examples)
+    yield ForestCollator(ids, 0, max_row_length=40)(examples)
+    yield replace(one, separate_targets=True)(examples)
+    yield replace(one, inline=True)(examples)
+    yield TwoPassCollator(ids, 0)(examples)
+    yield TwoPassCollator(ids, 0, separate_targets=True)(examples)
+    if attention == "sdpa":
+        yield one.pack_one_row([build_forest(example, ids) for example in examples])
+        yield ForestCollator(ids, 0, attention_length=1, segmented=True, separate_targets=True)(examples)
+
+
+def check(model, count, attention="sdpa", examples=None):
+    """Every form of a batch costs what torch counts."""
+    cost = ModelCost.of(model, TRAINED_VOCABULARY)
+    for batch in batches(count, attention, examples):
+        by_segments = any(name.endswith("forests") for name in batch)
+        if by_segments:
+            use_segments(causal_lm(model))
+        flops = batch_flops(batch, cost)
+        assert tuple(flops) == KINDS and min(flops.values()) >= 0
+        assert sum(flops.values()) == counted(model, batch)
+        if by_segments:
+            use_sdpa(causal_lm(model))
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES)
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_full_fine_tuning(name, attention, count):
+    check(ready(name, attention), count, attention)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3", "phi3"])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_lora(name, tokens):
+    """Trained predictor tokens lie below the first layer, so its inputs need gradients that they do not need otherwise."""
+    options = {"target_modules": "all-linear"}
+    if tokens:
+        options["trainable_token_indices"] = {embedding_name(tiny_model(name)): list(predictor_ids(2))}
+    check(ready(name, lora=options), 2)
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], ["v_proj"], ["o_proj"], ["down_proj"], ["lm_head", "v_proj"]])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_adapters_in_some_places(targets, attention):
+    check(ready("llama", attention, lora={"target_modules": targets}), 1, attention)
+
+
+def test_the_first_layer_below_the_adapters_has_no_backward():
+    model = ready(lora={"target_modules": ["down_proj"]})
+    first, second = ModelCost.of(model, TRAINED_VOCABULARY).layers
+    assert first.other.backward == first.scores.backward == 0
+    assert second.other.backward == second.other.forward and second.scores.backward == 2.5 * second.scores.forward
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES)
+@pytest.mark.parametrize("lora", [None, {"target_modules": "all-linear"}])
+def test_gradient_checkpointing(name, attention, lora):
+    if name == "mixtral" and lora:
+        pytest.skip("see test_lora_on_experts_is_exact_but_for_a_constant")
+    model = ready(name, attention, lora)
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable()
+    cost = ModelCost.of(model, TRAINED_VOCABULARY)
+    assert cost.checkpointing and not cost.trims
+    check(model, 2, attention)
+
+
+@pytest.mark.parametrize("changes", [{"resid_pdrop": 0.1}, {}])
+def test_checkpointing_repeats_the_last_product_where_something_follows_it(changes):
+    model = ready("gpt2", **changes)
+    model.gradient_checkpointing_enable()
+    layer = ModelCost.of(model, TRAINED_VOCABULARY).layers[0]
+    width, wide = 32, 128
+    assert layer.mlp.again == (2 if changes else 1) * 2 * width * wide
+    check(model, 1)
+
+
+def test_experts_that_are_not_chosen_cost_nothing():
+    costs = [ModelCost.of(ready("mixtral", num_local_experts=number), TRAINED_VOCABULARY) for number in (4, 8)]
+    router = 2 * 32 * 4 * 3  # its matrix is longer by 4 outputs
+    few, many = (cost.layers[0].mlp.total() for cost in costs)
+    assert many - few == router and few == 3 * 2 * (2 * 3 * 32 * 48 + 4 * 32)
+
+
+def test_lora_on_experts_is_exact_but_for_a_constant():
+    """In every call PEFT adds B @ A to the weights of all experts and of the router."""
+    model = ready("mixtral", lora={"target_modules": "all-linear"})
+    cost = ModelCost.of(model, TRAINED_VOCABULARY)
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples()[:1])
+    constant = counted(model, batch) - sum(batch_flops(batch, cost).values())
+    assert constant > 0
+    for more in (made_up_examples(), made_up_examples()[2:]):
+        batch = ForestCollator(predictor_ids(2), 0)(more)
+        assert counted(model, batch) - sum(batch_flops(batch, cost).values()) == constant
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_predictor_head(kind):
+    model = ready()
+    plain = ModelCost.of(model, TRAINED_VOCABULARY)
+    add_head(model, kind, 0)
+    assert ModelCost.of(model, TRAINED_VOCABULARY).predictor.forward == (1 if kind == "linear" else 4) * 2 * 32 * 32
+    assert plain.predictor == Work()
+    check(model, 1)
+
+
+def test_tube():
+    rng = np.random.default_rng(0)
+    tubes = [draw_tube((2, 6), (7, 12), TubeOptions(times=2), rng) for _ in range(2)]
+    examples = [made_up_example(20 + n, [], n)._replace(label_spans=((15, 18),), tube=t) for n, t in enumerate(tubes)]
+    model = ready()
+    add_head(model, "linear", 0)
+    check(model, 0, examples=examples)
+    cost = ModelCost.of(model, TRAINED_VOCABULARY)
+    batch = ForestCollator((), 0, max_row_length=1, pad_to_multiple_of=1)(examples[:1])
+    assert run_flops(examples[:1], cost, ()) == batch_flops(batch, cost)
+
+
+def test_long_heads_are_computed_again():
+    cost = ModelCost.of(ready("granite_scaled_logits"), TRAINED_VOCABULARY)
+    assert cost.head_chunk == 2**26 // TRAINED_VOCABULARY
+    states, weight = torch.randn(50, 32, requires_grad=True), torch.randn(TRAINED_VOCABULARY, 32, requires_grad=True)
+    for rows in (50, 16):
+        with FlopCounterMode(display=False) as counter:
+            limit = 4 * TRAINED_VOCABULARY * rows
+            labels = torch.zeros(50, dtype=torch.int64)
+            linear_cross_entropy_sum(states, weight, labels, scale=0.5, max_logits_bytes=limit).backward()
+        assert counter.get_total_flops() == cost.heads(50, 0, rows)
+    assert cost.heads(50, 0, 16) == 4 / 3 * cost.heads(50, 0)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch has no kernel for it")
+def test_torchs_own_kernel_repeats_nothing():
+    assert ModelCost.of(ready(), TRAINED_VOCABULARY).head_chunk is None
+    assert ModelCost.of(ready(), TRAINED_VOCABULARY, autocast=True).head_chunk is not None
+
+
+# By hand: every token costs 1, in the last MLP 10, each key 100, each label 1000. Nothing is trained.
+BY_HAND = ModelCost((LayerCost(Work(10), Work(1), Work(100)),), Work(), Work(1000), trims=True)
+
+
+def test_kinds_of_a_packed_row():
+    """Trunk 6, branch 2, target 3, one padded token; the labels are read at 1 .. 4, source and target at one token each."""
+    example = made_up_example(6, [Pair(2, 2, 3, 6, 5)])
+    batch = ForestCollator(predictor_ids(2), 0, pad_to_multiple_of=12)([example])
+    expected = {
+        "trunk": 6 + 4 * 10 + 6 * 12 * 100,
+        "branch": 2 + 10 + 2 * 12 * 100,
+        "target": 3 + 10 + 3 * 12 * 100,
+        "head": 4000,
+        "padding": 1 + 12 * 100,
+    }
+    assert batch_flops(batch, BY_HAND) == expected
+    untrimmed = batch_flops(batch, replace(BY_HAND, trims=False))
+    assert untrimmed["padding"] == 11 + 12 * 100 and untrimmed["trunk"] == 6 * 11 + 6 * 12 * 100
+
+
+def test_kinds_by_segments_and_alone(monkeypatch):
+    """A branch sees its trunk's 6 keys and its own 2, the trunk and the target only themselves."""
+    monkeypatch.setattr("stepjepa.forest.segments.CALL_COST", 0)
+    example = made_up_example(6, [Pair(2, 2, 3, 6, 5), Pair(2, 2, 4, 6, 5)])  # a branch that serves two targets
+    forest = build_forest(example, predictor_ids(2))
+    expected = {
+        "trunk": 6 + 4 * 10 + 6 * 6 * 100,
+        "branch": 2 + 10 + 2 * 8 * 100,
+        "target": 5 + 2 * 10 + (3 * 3 + 2 * 2) * 100,
+        "head": 4000,
+        "padding": 0,
+    }
+    assert batch_flops(ForestCollator(predictor_ids(2), 0).pack_one_row([forest]), BY_HAND) == expected
+    assert forest_flops(forest, BY_HAND) == run_flops([example], BY_HAND, predictor_ids(2)) == expected
+
+
+def test_kinds_of_two_passes():
+    """Rows of 6, 5 (the source: 3 of the trunk, 2 predictors) and 3 tokens; the last two are padded to 5."""
+    example = made_up_example(6, [Pair(2, 2, 3, 6, 5)])
+    flops = batch_flops(TwoPassCollator(predictor_ids(2), 0)([example]), BY_HAND)
+    assert [flops[kind] for kind in KINDS] == [6 * 611, 5 * 511, 3 * 511, 4000, 2 * 511]
+
+
+def test_a_source_apart_is_no_target():
+    example = made_up_example(6, [Pair(8, 8, 9, 11, 10, 6)])._replace(views=np.arange(5, 10, dtype=np.int32))
+    flops = batch_flops(ForestCollator((), 0, pad_to_multiple_of=1)([example]), BY_HAND)
+    assert flops["branch"] == 3 + 10 + 3 * 11 * 100 and flops["target"] == 2 + 10 + 2 * 11 * 100
+    assert run_flops([example], BY_HAND, (), dense=True) == flops
+
+
+def test_targets_without_gradient_cost_a_forward():
+    model, ids = ready(), predictor_ids(2)
+    cost = ModelCost.of(model, TRAINED_VOCABULARY)
+    example = made_up_examples()[0]
+    collator = ForestCollator(ids, 0, pad_to_multiple_of=1)
+    whole, apart = (
+        batch_flops(collate([example]), cost) for collate in (collator, replace(collator, separate_targets=True))
+    )
+    assert 0 < 3 * apart["target"] < whole["target"]
+    assert run_flops([example], cost, ids, dense=True) == whole
+    assert run_flops([example], cost, ids, dense=True, target_gradient=False) == apart
+
+
+def test_leaving_out_a_kind_is_noticed():
+    model = ready()
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples())
+    flops = batch_flops(batch, ModelCost.of(model, TRAINED_VOCABULARY))
+    total = counted(model, batch)
+    for kind in KINDS:
+        assert flops[kind] > 0.005 * total
+        assert sum(flops.values()) - flops[kind] != total
+
+
+def test_equal_compute():
+    """What the pairs of an example add, over the example without them."""
+    cost = ModelCost.of(ready(), TRAINED_VOCABULARY)
+    examples = made_up_examples()
+    whole = run_flops(examples, cost, predictor_ids(2))
+    regular = run_flops([example._replace(pairs=()) for example in examples], cost, predictor_ids(2))
+    assert regular == {**whole, "branch": 0, "target": 0}
+    assert 1.2 < sum(whole.values()) / sum(regular.values()) < 2
+
+
+def test_the_model_is_left_as_it_was():
+    model = ready(attention_dropout=0.5)
+    model.model.layers[0].eval()
+    modes = [part.training for part in model.modules()]
+    state = torch.random.get_rng_state()
+    with torch.no_grad():
+        first = ModelCost.of(model, TRAINED_VOCABULARY)
+    assert first == ModelCost.of(model, TRAINED_VOCABULARY) and first.layers[0].other.backward > 0
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert [part.training for part in model.modules()] == modes
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(part._forward_pre_hooks for part in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())

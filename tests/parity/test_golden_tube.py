@@ -1,0 +1,108 @@
+"""Semantic tube against reference values of the published code: its spans, our combinations and our losses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from stepjepa.forest.tube import TubeOptions, tube_of_spans
+from stepjepa.losses.cosine import cosine_loss
+from stepjepa.losses.mse import mse_loss
+from stepjepa.losses.tube import combine, turning_angle
+
+# The reference's case -> our options and distance. Its "all" is not a sampler: the chat from its second token on counts
+# as the user's content.
+CASES = {
+    "random_span default": (TubeOptions(), cosine_loss),
+    "random_span draw_both": (TubeOptions(sampler="draw_both"), cosine_loss),
+    "random_span times 3": (TubeOptions(times=3), cosine_loss),
+    "random_span max_length 8": (TubeOptions(max_length=8), cosine_loss),
+    "random_span all": (TubeOptions(), cosine_loss),
+    "random_span cosine_like": (TubeOptions(length_adjustment="cosine_like"), cosine_loss),
+    "random_span mse": (TubeOptions(), mse_loss),
+    "linear e2e": (TubeOptions(mode="e2e"), cosine_loss),
+    "curvature": (TubeOptions(mode="curvature"), turning_angle),
+}
+
+
+@pytest.fixture(scope="module")
+def golden(shared_dir):
+    """The reference values and the states (T, D) of its rows after the final norm, each row run alone."""
+    folder = shared_dir / "golden"
+    if not folder.is_dir():
+        pytest.skip("no reference values here")
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama_tiny", dtype=torch.float32).eval()
+    rows = json.loads((folder / "official.json").read_text())["token_ids"]["0"]
+    with torch.no_grad():
+        states = [model.model(torch.tensor([row["full"]])).last_hidden_state[0] for row in rows]
+    return json.loads((folder / "semantic_tube.json").read_text()), states
+
+
+def contents(values, case):
+    """Token spans (user, answer) of each row; the reference's bounds are [first - 1, last]."""
+    bounds = zip(values["user_start_end"], values["assistant_start_end"], strict=True)
+    spans = [((u0 + 1, u1 + 1), (a0 + 1, a1 + 1)) for (u0, u1), (a0, a1) in bounds]
+    return [((1, user[1]), answer) for user, answer in spans] if case["case"] == "random_span all" else spans
+
+
+def tubes(values, case, options):
+    rows = contents(values, case)
+    recorded = iter(case["spans_start_end_fulllength"])
+    for user, answer in rows:
+        drawn = [next(recorded) for _ in range(options.times)] if options.draws else []
+        assert all(n == user[1] - user[0] + answer[1] - answer[0] for _, _, n in drawn)
+        yield tube_of_spans(user, answer, [(s, t) for s, t, _ in drawn], options)
+    assert next(recorded, None) is None
+
+
+def weighted_mean(tubes, states, distance):
+    losses, weights = [], []
+    for tube, states_TD in zip(tubes, states, strict=True):
+        pairs = len(tube.weight)
+        sides = [
+            combine(states_TD, *map(torch.from_numpy, (side.position, side.coefficient, side.pair)), pairs)
+            for side in (tube.source, tube.target)
+        ]
+        losses.append(distance(*sides))
+        weights.append(torch.from_numpy(tube.weight))
+    loss, weight = torch.cat(losses), torch.cat(weights)
+    return ((loss * weight).sum() / weight.sum()).item()
+
+
+def test_every_reference_case_is_read(golden):
+    values, _ = golden
+    assert [case["case"] for case in values["cases"]] == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_equals_the_published_code(golden, name):
+    values, states = golden
+    options, distance = CASES[name]
+    case = next(case for case in values["cases"] if case["case"] == name)
+    loss = weighted_mean(tubes(values, case, options), states, distance)
+    assert loss == pytest.approx(case["jepa_loss"], rel=2e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_neighbouring_states_do_not_match(golden, name):
+    """The comparison can fail: where every content is read one token too early, no case agrees."""
+    values, states = golden
+    options, distance = CASES[name]
+    case = next(case for case in values["cases"] if case["case"] == name)
+    moved = [torch.roll(states_TD, 1, dims=0) for states_TD in states]
+    loss = weighted_mean(tubes(values, case, options), moved, distance)
+    assert loss != pytest.approx(case["jepa_loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["random_span cosine_like", "curvature"])
+def test_equal_weights_do_not_match(golden, name):
+    """The reference is told from the plain mean over all spans, and over all angles of the batch."""
+    values, states = golden
+    options, distance = CASES[name]
+    case = next(case for case in values["cases"] if case["case"] == name)
+    flat = [tube._replace(weight=np.ones_like(tube.weight)) for tube in tubes(values, case, options)]
+    assert weighted_mean(flat, states, distance) != pytest.approx(case["jepa_loss"], rel=5e-5)
