@@ -90,13 +90,14 @@ def test_one_clear_line(refused, text, flags, expected):
         assert words in message
 
 
-def test_no_chat_template(refused, tmp_path):
+def test_no_chat_template(refused, tmp_path, capsys):
     from stepjepa.modeling.load import load_model, load_tokenizer
 
     tokenizer = load_tokenizer("tiny", ["some text"])
     load_model("tiny", tokenizer).save_pretrained(tmp_path / "model")
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "model")
+    capsys.readouterr()  # the bar of writing the model
     message = refused(lines(GOOD), "--model_name", str(tmp_path / "model"))
     assert "no chat template" in message and "--chat_template FILE" in message
 
