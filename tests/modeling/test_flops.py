@@ -17,7 +17,7 @@ from stepjepa.forest.tube import TubeOptions, draw_tube
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.cost import LayerCost, Work
-from stepjepa.modeling.flops import KINDS, ModelCost, batch_flops, forest_flops, run_flops
+from stepjepa.modeling.flops import KINDS, ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.heads import add_head
 from stepjepa.modeling.predictors import embedding_name
@@ -176,9 +176,6 @@ def test_tube():
     model = ready()
     add_head(model, "linear", 0)
     check(model, 0, examples=examples)
-    cost = ModelCost.of(model, TRAINED_VOCABULARY)
-    batch = ForestCollator((), 0, max_row_length=1, pad_to_multiple_of=1)(examples[:1])
-    assert run_flops(examples[:1], cost, ()) == batch_flops(batch, cost)
 
 
 def test_long_heads_are_computed_again():
@@ -233,7 +230,6 @@ def test_kinds_by_segments_and_alone(monkeypatch):
         "padding": 0,
     }
     assert batch_flops(ForestCollator(predictor_ids(2), 0).pack_one_row([forest]), BY_HAND) == expected
-    assert forest_flops(forest, BY_HAND) == run_flops([example], BY_HAND, predictor_ids(2)) == expected
 
 
 def test_kinds_of_two_passes():
@@ -247,7 +243,6 @@ def test_a_source_apart_is_no_target():
     example = made_up_example(6, [Pair(8, 8, 9, 11, 10, 6)])._replace(views=np.arange(5, 10, dtype=np.int32))
     flops = batch_flops(ForestCollator((), 0, pad_to_multiple_of=1)([example]), BY_HAND)
     assert flops["branch"] == 3 + 10 + 3 * 11 * 100 and flops["target"] == 2 + 10 + 2 * 11 * 100
-    assert run_flops([example], BY_HAND, (), dense=True) == flops
 
 
 def test_targets_without_gradient_cost_a_forward():
@@ -259,8 +254,6 @@ def test_targets_without_gradient_cost_a_forward():
         batch_flops(collate([example]), cost) for collate in (collator, replace(collator, separate_targets=True))
     )
     assert 0 < 3 * apart["target"] < whole["target"]
-    assert run_flops([example], cost, ids, dense=True) == whole
-    assert run_flops([example], cost, ids, dense=True, target_gradient=False) == apart
 
 
 def test_leaving_out_a_kind_is_noticed():
@@ -271,16 +264,6 @@ def test_leaving_out_a_kind_is_noticed():
     for kind in KINDS:
         assert flops[kind] > 0.005 * total
         assert sum(flops.values()) - flops[kind] != total
-
-
-def test_equal_compute():
-    """What the pairs of an example add, over the example without them."""
-    cost = ModelCost.of(ready(), TRAINED_VOCABULARY)
-    examples = made_up_examples()
-    whole = run_flops(examples, cost, predictor_ids(2))
-    regular = run_flops([example._replace(pairs=()) for example in examples], cost, predictor_ids(2))
-    assert regular == {**whole, "branch": 0, "target": 0}
-    assert 1.2 < sum(whole.values()) / sum(regular.values()) < 2
 
 
 def test_the_model_is_left_as_it_was():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
 
+from stepjepa.cli import inspect_row
 from stepjepa.cli.parser import StrictParser, dump_yaml
-from stepjepa.cli.spellings import COMMON_TRAINER_FLAGS, PUBLISHED
+from stepjepa.cli.spellings import COMMON_TRAINER_FLAGS, PUBLISHED, notes
+from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
 
 SCRATCH_LEARNING_RATE = 1e-3
@@ -25,14 +28,23 @@ def run(argv: list[str]) -> int:
     parser, (options, config) = parse(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.training.run import run_training, say
+    from stepjepa.training.announce import say
+    from stepjepa.training.run import run_training
 
     logging.basicConfig(format="%(message)s")
+    level = logging.DEBUG if options.debug_level >= 5 else logging.INFO if options.debug_level >= 1 else logging.WARNING
+    logging.getLogger("stepjepa").setLevel(level)
     disable_progress_bar()  # of loading and writing; training has its own
 
     def save_options(path: Path) -> None:
         dump_yaml((options, config), path)
 
+    for line in [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]:
+        say(f"note   {line}")
+    if options.debug_level >= 5 and "logging_steps" not in parser.explicit:
+        config.logging_steps = 1
+    if options.debug_level >= 7:
+        inspect_row.run(inspect_arguments(options, config))
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
     _, metrics = run_training(options, config, save_options, scratch_lr)
     say("")
@@ -66,9 +78,21 @@ def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:
     return parser, (options, config)
 
 
+def inspect_arguments(options: RunOptions, config: JEPAOptions) -> list[str]:
+    """The command line of ``stepjepa inspect`` that shows the first row of a run."""
+    words = [str(options.train_file), "--model_name", options.model_name]
+    for field in dataclasses.fields(JEPAOptions):
+        value = getattr(config, field.name)
+        if field.name in inspect_row.InspectOptions.__dataclass_fields__ and value != field.default:
+            words += [f"--{field.name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
 def help_text() -> str:
     """The method's options and the Trainer's common ones, without loading torch."""
     parser = StrictParser((RunOptions, JEPAOptions), prog="stepjepa train", description=_DESCRIPTION, epilog=_EXAMPLE)
     lines = ["", "common options of transformers.TrainingArguments (--help_all shows all of them):"]
     lines += [f"  --{name:<30} {text}" for name, text in COMMON_TRAINER_FLAGS.items()]
-    return parser.format_help(groups=["run", "method", "data", "lora", "output"]) + "\n".join(lines)
+    return parser.format_help(
+        groups=["run", "method", "loss", "views", "semantic tube", "data", "lora", "output"]
+    ) + "\n".join(lines)

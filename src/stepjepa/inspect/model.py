@@ -1,47 +1,43 @@
 """A plain record of one packed row: what every token is, what is read where, and who sees whom.
 
-The record holds no rule of its own: the layout is `forest.layout.build_forest`'s, the visibility that of
-`forest.visibility.visible` on numpy arrays.
+The record holds no rule of its own: the layout is that of `forest.layout` (or of `forest.two_pass`), the visibility that
+of `forest.visibility.visible` on numpy arrays.
 
-Shapes: L tokens of the row, K predictors.
+Shapes: L tokens of the row, K predictors, T tokens of one trunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import Example
-from stepjepa.data.steps import StepSplitter
-from stepjepa.data.tokens import encode_texts, token_span
-from stepjepa.forest.layout import Forest, build_forest
+from stepjepa.data.views import Pair
+from stepjepa.forest.layout import Forest, build_forest, build_inline
 from stepjepa.forest.visibility import visible
+from stepjepa.inspect.spans import TrunkSpan, trunk_names
+from stepjepa.inspect.tube import DRAWN, TubeRecord, tube_records
+from stepjepa.inspect.two_pass import two_pass_rows
 
 # What a token is, in the order of the legend.
 KINDS = {
     "prompt": "trunk, no label",
     "answer": "trunk, labelled",
-    "source_end": "end of a source view (a branch hangs behind it)",
+    "source_end": "end of a source view on the trunk",
     "original": "a target view's original on the trunk",
+    "isolated": "a target view isolated in its place",
+    "span": "within a drawn span",
     "predictor": "predictor token",
+    "source": "a source view in a segment of its own",
     "target": "isolated copy of a target view",
 }
+LAYOUTS = {"packed": build_forest, "inline": build_inline, "two_pass": two_pass_rows}
 
 
-class TrunkSpan(NamedTuple):
-    """A named stretch [start, stop) of one example's trunk tokens."""
-
-    name: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Readout:
+class Readout(NamedTuple):
     """A token of the row: its index and its text."""
 
     index: int
@@ -55,11 +51,13 @@ class PairRecord:
     Attributes:
         example: which example of the row.
         number: from 1, within the example.
-        source_end: last token of the source view, behind which the branch hangs.
+        source_end: last token of the source view: on the trunk, or where it is encoded apart, in its own segment.
         source: the token whose state stands for the source view.
-        target: the token whose state stands for the target view, in the isolated copy.
-        original: [start, stop) of the target view on the trunk.
-        copy: [start, stop) of its isolated copy.
+        target: the token whose state stands for the target view.
+        source_segment: [start, stop) of the source's own segment; None where it is read on the trunk or in a branch.
+        original: [start, stop) of the target view on the trunk; None where it is encoded apart, with tokens of its own.
+        copy: [start, stop) of the tokens that are isolated; `original` itself in the `inline` form.
+        apart: the source view does not stand on the trunk.
     """
 
     example: int
@@ -67,8 +65,10 @@ class PairRecord:
     source_end: Readout
     source: Readout
     target: Readout
-    original: tuple[int, int]
+    source_segment: tuple[int, int] | None
+    original: tuple[int, int] | None
     copy: tuple[int, int]
+    apart: bool
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,16 @@ class RowRecord:
 
     Attributes:
         texts: L token texts.
-        ids, positions, examples, segments, orders, attaches: (L,) int64, as `ForestCollator` would hand them to the
-            model (`examples` counts from 0).
-        names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "target 1".
+        ids, positions, examples, segments, orders, attaches, floors: (L,) int64, as `ForestCollator` would hand them to
+            the model (`examples` counts from 0).
+        names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment that serves
+            several pairs bears the number of the first. "predictors" are those within the trunk (`inline`).
         kinds: L of the keys of `KINDS`.
-        labelled: (L,) bool, whether the LM loss is computed on this token (it is predicted from the one before).
+        labelled: (L,) bool, tokens that the LM loss predicts.
         pairs: in the order of the losses.
         visible: (L, L) bool, True where the token of the row sees the token of the column.
+        forward: ``packed``, ``inline`` or ``two_pass``, where every segment is a row of its own.
+        tube: pairs of the semantic tube.
     """
 
     texts: tuple[str, ...]
@@ -93,11 +96,14 @@ class RowRecord:
     segments: np.ndarray
     orders: np.ndarray
     attaches: np.ndarray
+    floors: np.ndarray
     names: tuple[str, ...]
     kinds: tuple[str, ...]
     labelled: np.ndarray
     pairs: tuple[PairRecord, ...]
     visible: np.ndarray
+    forward: str = "packed"
+    tube: tuple[TubeRecord, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -116,43 +122,52 @@ def row_record(
     *,
     vocabulary: int,
     predictor_order: str = "ascending",
+    same_predictor: bool = False,
+    forward: str = "packed",
+    tube_mode: str = "span",
     spans: Sequence[Sequence[TrunkSpan]] | None = None,
 ) -> RowRecord:
     """The record of a row that holds `examples`.
 
     Args:
-        examples: at least one, for instance from an `ExampleStore`.
+        examples: at least one, as training draws them: with the pairs or the `tube` of an epoch.
         predictors: K.
         token_text: text of a token id below `vocabulary`.
         vocabulary: entries of the vocabulary; the predictors' ids are taken to lie right behind it.
         predictor_order: ``ascending`` or ``descending``.
-        spans: names for each example's trunk (`trunk_spans`); without them labelled tokens are called "answer", the
+        same_predictor: the first predictor K times.
+        forward: ``packed``, ``inline`` or ``two_pass`` (which loads torch).
+        tube_mode: mode of the examples' tubes.
+        spans: names for each example's trunk (`spans.trunk_spans`); without them labelled tokens are called "answer", the
             others "prompt".
     """
-    ids = list(range(vocabulary, vocabulary + predictors))
-    shown = {index: f"<|predictor_{number}|>" for number, index in enumerate(ids, 1)}
+    ids = [vocabulary] * predictors if same_predictor else list(range(vocabulary, vocabulary + predictors))
+    shown = {index: f"<|predictor_{number}|>" for number, index in enumerate(dict.fromkeys(ids), 1)}
     if predictor_order == "descending":
         ids.reverse()
-    forests = [build_forest(example, ids) for example in examples]
+    forests = [LAYOUTS[forward](example, ids) for example in examples]
     starts = np.cumsum([0, *(len(forest) for forest in forests)]).tolist()
     row: dict[str, np.ndarray] = {
         name: np.concatenate([getattr(forest, name) for forest in forests]).astype(np.int64)
         for name in ("input_ids", "position_ids", "segment", "order", "attach")
     }
+    floor = np.concatenate([_floor(forest) for forest in forests])
     number = np.repeat(np.arange(len(forests)), [len(forest) for forest in forests])
     texts = tuple(shown.get(index) or token_text(index) for index in row["input_ids"].tolist())
     labelled = np.zeros(len(texts), bool)
     names: list[str] = []
     kinds: list[str] = []
     pairs: list[PairRecord] = []
+    tube: list[TubeRecord] = []
     for index, (example, forest, start) in enumerate(zip(examples, forests, starts, strict=False)):
-        labels = np.zeros(len(forest), bool)
-        labels[forest.label_positions + 1] = True
-        labelled[start : start + len(forest)] = labels
-        trunk = _trunk_names(labels[: forest.trunk_length], spans[index] if spans else ())
-        names += [*trunk, *_other_names(example, predictors)]
-        kinds += _kinds(example, labels, predictors)
-        pairs += _pairs(index, example, forest, start, texts)
+        labelled[start + forest.label_positions + 1] = True
+        predictor = np.isin(forest.input_ids, ids)
+        own_pairs = _pairs(index, example, forest, start, texts, predictor)
+        own_tube = () if example.tube is None else tube_records(index, example.tube, tube_mode, start, texts)
+        names += _names(example, forest, predictor, spans[index] if spans else ())
+        kinds += _kinds(forest, labelled[start : start + len(forest)], predictor, own_pairs, own_tube, start)
+        pairs += own_pairs
+        tube += own_tube
     segment, order, attach = row["segment"], row["order"], row["attach"]
     seen = visible(
         number[:, None],
@@ -162,6 +177,7 @@ def row_record(
         order[:, None],
         order[None, :],
         attach[:, None],
+        floor[:, None],
     )
     return RowRecord(
         texts=texts,
@@ -171,46 +187,15 @@ def row_record(
         segments=segment,
         orders=order,
         attaches=attach,
+        floors=floor,
         names=tuple(names),
         kinds=tuple(kinds),
         labelled=labelled,
         pairs=tuple(pairs),
         visible=seen,
+        forward=forward,
+        tube=tuple(tube),
     )
-
-
-def trunk_spans(
-    tokenizer: Any,
-    renderer: ChatRenderer,
-    messages: Sequence[Mapping[str, str]],
-    splitter: StepSplitter | None = None,
-) -> tuple[TrunkSpan, ...]:
-    """Where a chat's messages, and with a splitter the answers' steps, stand among its tokens.
-
-    Names are the roles, and "step 1" .. for an answer's steps ("answer 2, step 1" where there are several answers).
-    Empty stretches are left out. What stands between, the template's own tokens, has no span.
-
-    Raises:
-        RowError: the template refuses the chat.
-    """
-    chat = renderer.render(messages)
-    last = encode_texts(tokenizer, [chat.text])[0][1]
-    several = sum(span.role == "assistant" for span in chat.spans) > 1
-    answers = 0
-    found: list[TrunkSpan] = []
-    for span in chat.spans:
-        name, pieces = span.role, [(0, span.end - span.start)]
-        if span.role == "assistant":
-            answers += 1
-            name = f"answer {answers}" if several else "answer"
-            if splitter is not None:
-                pieces = splitter.spans(chat.text[span.start : span.end])
-                name = f"{name}, step" if several else "step"
-        for number, (start, end) in enumerate(pieces, 1):
-            first, stop = token_span(last, span.start + start, span.start + end)
-            if first < stop:
-                found.append(TrunkSpan(f"{name} {number}" if name.endswith("step") else name, first, stop))
-    return tuple(found)
 
 
 def token_text(tokenizer: Any) -> Callable[[int], str]:
@@ -231,56 +216,92 @@ def token_text(tokenizer: Any) -> Callable[[int], str]:
     return text
 
 
-def _trunk_names(labels: np.ndarray, spans: Sequence[TrunkSpan]) -> list[str]:
-    if not spans:
-        return ["trunk: answer" if label else "trunk: prompt" for label in labels]
-    names = ["trunk: end of turn" if label else "trunk: template" for label in labels]
-    for name, start, stop in spans:
-        stop = min(stop, len(names))
-        names[start:stop] = [f"trunk: {name}"] * (stop - start)
+def _floor(forest: Forest) -> np.ndarray:
+    return np.zeros(len(forest), np.int64) if forest.floor is None else forest.floor.astype(np.int64)
+
+
+def _names(example: Example, forest: Forest, predictor: np.ndarray, spans: Sequence[TrunkSpan]) -> list[str]:
+    trunk = iter(trunk_names(example, spans))
+    names = ["predictors" if inserted else next(trunk) for inserted in predictor[: forest.trunk_length]]
+    for part in forest.parts:
+        names += [f"{part.kind} {part.pair + 1}"] * (part.stop - part.start)
     return names
 
 
-def _other_names(example: Example, predictors: int) -> list[str]:
-    names = []
-    for number, pair in enumerate(example.pairs, 1):
-        names += [f"branch {number}"] * predictors
-        names += [f"target {number}"] * (pair.target_end - pair.target_start)
-    return names
+def _kinds(
+    forest: Forest,
+    labelled: np.ndarray,
+    predictor: np.ndarray,
+    pairs: Sequence[PairRecord],
+    tube: Sequence[TubeRecord],
+    start: int,
+) -> list[str]:
+    """The kinds of one example's tokens; the records' indices count from `start`."""
+    kinds = ["answer" if label else "prompt" for label in labelled[: forest.trunk_length]]
+    for part in forest.parts:
+        kinds += [part.kind] * (part.stop - part.start)
+    stretches = [("original", pair.original) for pair in pairs if pair.original]
+    for drawn in tube:
+        vectors = {"span": (drawn.target,), "three_index": (drawn.source, drawn.target)}.get(drawn.mode, ())
+        stretches += [("span", stretch) for vector in vectors for stretch in vector.covered]
+    for kind, (first, stop) in stretches:
+        kinds[first - start : stop - start] = [kind] * (stop - first)
+    for index in np.flatnonzero(_floor(forest)):
+        kinds[index] = "isolated"
+    for pair in pairs:
+        if not pair.apart:
+            kinds[pair.source_end.index - start] = "source_end"
+    for index in np.flatnonzero(predictor):
+        kinds[index] = "predictor"
+    return kinds
 
 
-def _kinds(example: Example, labels: np.ndarray, predictors: int) -> list[str]:
+def _pairs(
+    number: int, example: Example, forest: Forest, start: int, texts: Sequence[str], predictor: np.ndarray
+) -> list[PairRecord]:
     length = len(example.input_ids)
-    trunk = ["answer" if label else "prompt" for label in labels[:length]]
-    others = []
-    for pair in example.pairs:
-        trunk[pair.target_start : pair.target_end] = ["original"] * (pair.target_end - pair.target_start)
-        others += ["predictor"] * predictors + ["target"] * (pair.target_end - pair.target_start)
-    for pair in example.pairs:
-        trunk[pair.source_end] = "source_end"
-    return trunk + others
+    place = np.flatnonzero(~predictor[: forest.trunk_length])  # of each token of the trunk
 
-
-def _pairs(number: int, example: Example, forest: Forest, start: int, texts: Sequence[str]) -> list[PairRecord]:
     def readout(index: int) -> Readout:
         return Readout(start + index, texts[start + index])
 
     records = []
-    readouts = zip(forest.source_readouts.tolist(), forest.target_readouts.tolist(), strict=True)
-    for count, (pair, (source, target)) in enumerate(zip(example.pairs, readouts, strict=True), 1):
-        copy = target - (pair.target_readout - pair.target_start) + start
+    # The inline form has the first pair only.
+    read = zip(example.pairs, forest.source_readouts.tolist(), forest.target_readouts.tolist(), strict=False)
+    for count, (pair, source, target) in enumerate(read, 1):
+        segment = next((p for p in forest.parts if p.kind == "source" and p.start <= source < p.stop), None)
+        apart = pair.source_start >= length
+        end = segment.stop - 1 if apart and segment else int(place[pair.source_end])
+        copy = start + target - (pair.target_readout - pair.target_start)
+        on_trunk = _original(example, pair)
+        original = None if on_trunk is None else (start + int(place[on_trunk[0]]), start + int(place[on_trunk[1] - 1]) + 1)
         records.append(
             PairRecord(
                 example=number,
                 number=count,
-                source_end=readout(pair.source_end),
+                source_end=readout(end),
                 source=readout(source),
                 target=readout(target),
-                original=(start + pair.target_start, start + pair.target_end),
+                source_segment=(start + segment.start, start + segment.stop) if segment else None,
+                original=original,
                 copy=(copy, copy + pair.target_end - pair.target_start),
+                apart=apart,
             )
         )
     return records
+
+
+def _original(example: Example, pair: Pair) -> tuple[int, int] | None:
+    """[start, stop) of a target view on the trunk. One that is encoded apart stands there too if its tokens are those
+    behind the source (`split`)."""
+    length = len(example.input_ids)
+    if pair.target_start < length:
+        return pair.target_start, pair.target_end
+    first = pair.source_end + 1
+    stop = first + pair.target_end - pair.target_start
+    view = example.views[pair.target_start - length : pair.target_end - length]
+    same = pair.source_start < length and np.array_equal(example.input_ids[first:stop], view)
+    return (first, stop) if same else None
 
 
 def _byte_letters() -> dict[str, int]:

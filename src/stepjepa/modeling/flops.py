@@ -13,20 +13,16 @@ Shapes: R rows, T tokens a row, L = R * T, B examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from stepjepa.data.examples import Example
-from stepjepa.forest.layout import Forest, build_forest
 from stepjepa.forest.segments import segment_plan
-from stepjepa.forest.tube import Tube
 from stepjepa.forest.visibility import ISOLATED, TRUNK
 from stepjepa.modeling.cost import ModelCost
 
-__all__ = ["KINDS", "ModelCost", "batch_flops", "forest_flops", "run_flops"]
+__all__ = ["KINDS", "ModelCost", "batch_flops"]
 
 # "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
 KINDS = ("trunk", "branch", "target", "head", "padding")
@@ -53,66 +49,6 @@ def batch_flops(batch: Mapping[str, torch.Tensor], cost: ModelCost) -> dict[str,
             flops[name] += cost.tokens(count, reads, keys[kind], rows.gradient)
     sources = batch["tube_weights" if "tube_weights" in batch else "source_readouts"]
     flops["head"] += cost.heads(len(batch["label_positions"]), len(sources), cost.head_chunk)
-    return flops
-
-
-def forest_flops(
-    forest: Forest,
-    cost: ModelCost,
-    *,
-    dense: bool = False,
-    target_gradient: bool = True,
-    tube: Tube | None = None,
-) -> dict[str, float]:
-    """FLOPs of one example without padding and without other examples in its row, by `KINDS`: for planning.
-
-    Args:
-        forest: what `build_forest` lays out.
-        dense: every token pays for the whole forest, as under a dense mask; otherwise for its segment, and a branch for
-            the trunk as well.
-        target_gradient: False where targets are encoded in rows of their own, without gradient.
-        tube: the semantic tube's vectors (`Example.tube`), whose states are read as well.
-    """
-    kinds = np.full(len(forest), _TRUNK)
-    keys = np.full(len(forest), forest.trunk_length)
-    for part in forest.parts:
-        kinds[part.start : part.stop] = _TARGET if part.kind == "target" else _BRANCH
-        keys[part.start : part.stop] = part.stop - part.start + (part.kind == "branch") * forest.trunk_length
-    if dense:
-        targets = np.zeros_like(kinds, bool) if target_gradient else kinds == _TARGET
-        keys = np.where(targets, targets.sum(), (~targets).sum())
-    read = np.full(len(forest), not cost.trims or cost.checkpointing)
-    states = [] if tube is None else [tube.source.position, tube.target.position]
-    for places in (forest.label_positions, forest.source_readouts, forest.target_readouts, *states):
-        read[places] = True
-    flops = dict.fromkeys(KINDS, 0.0)
-    for kind in (_TRUNK, _BRANCH, _TARGET):
-        own = kinds == kind
-        gradient = target_gradient or kind != _TARGET
-        flops[KINDS[kind]] = cost.tokens(int(own.sum()), int(read[own].sum()), int(keys[own].sum()), gradient)
-    sources = len(forest.source_readouts) if tube is None else len(tube.weight)
-    return flops | {"head": cost.heads(len(forest.label_positions), sources)}
-
-
-def run_flops(
-    examples: Iterable[Example],
-    cost: ModelCost,
-    predictor_ids: Sequence[int],
-    *,
-    dense: bool = False,
-    target_gradient: bool = True,
-) -> dict[str, float]:
-    """Sum of `forest_flops` over examples: one epoch of the packed forward, whatever its batches are.
-
-    All kinds together, with pairs over without (``example._replace(pairs=())``), are the epochs of a regular run that cost
-    as much as one of this. Padding and the repeated forward of long heads depend on the batches and are left out.
-    """
-    flops = dict.fromkeys(KINDS, 0.0)
-    for example in examples:
-        forest = build_forest(example, predictor_ids)
-        own = forest_flops(forest, cost, dense=dense, target_gradient=target_gradient, tube=example.tube)
-        for name, value in own.items():
-            flops[name] += value
     return flops
 
 

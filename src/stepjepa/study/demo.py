@@ -29,10 +29,11 @@ from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.modeling.export import write_json
+from stepjepa.training.announce import say
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.meter import collapse_signs
 from stepjepa.training.options import RunOptions, option
-from stepjepa.training.run import check_output_dir, run_training, say
+from stepjepa.training.run import check_output_dir, run_training
 from stepjepa.training.setup import encode
 from stepjepa.training.trainer import JEPATrainer
 

@@ -39,6 +39,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
             super().__post_init__()
         except (ValueError, ImportError) as error:
             raise ConfigError(" ".join(str(error).split())) from None
+        self.check_batch()
         # Rows are chats or packed forests; there are no model inputs to select among their columns.
         self.remove_unused_columns = False
         if self.device.type == "cpu":
@@ -60,6 +61,23 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         for name, is_set in ignored.items():
             if is_set:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")
+
+    def check_batch(self) -> None:
+        """Refuse a batch of one pair for what compares the pairs of a batch.
+
+        Raises:
+            ConfigError: InfoNCE without a negative, or shuffled targets without another example.
+        """
+        if not self.uses_pairs or self.per_device_train_batch_size > 1:
+            return
+        several = self.objective == "step_jepa" and (self.step_pairs == "all" or len(self.horizons) > 1)
+        raise_it = "raise per_device_train_batch_size"
+        if self.control == "shuffled":
+            raise ConfigError(
+                f"control=shuffled takes targets of other examples of the micro-batch, of one: {raise_it}"
+            )
+        if self.jepa_loss == "infonce" and self.world_size == 1 and not several:
+            raise ConfigError(f"jepa_loss=infonce is 0 where the micro-batch has one pair to choose from: {raise_it}")
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""

@@ -5,13 +5,19 @@ Shapes: P pairs, D width.
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from stepjepa.modeling.flops import KINDS
 from stepjepa.modeling.forward import ForestOutput
 from stepjepa.training.objective import LossParts, total_weight
+from stepjepa.training.options import JEPAOptions
 
 # Target states kept between two logs for the collapse signs; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
@@ -29,6 +35,9 @@ class LossMeter:
 
     sums: torch.Tensor | None = None  # (8,) float64, in the order of SUMS
     targets: list[torch.Tensor] = field(default_factory=list)
+    flops: Counter[str] = field(default_factory=Counter)  # by kind, of this process
+    since: float = field(default_factory=time.perf_counter)
+    tokens: float = 0.0  # of all processes, once `metrics` was called
 
     def add(
         self, parts: LossParts, output: ForestOutput, batch: dict[str, torch.Tensor], target_PD: torch.Tensor
@@ -52,18 +61,36 @@ class LossMeter:
         if pairs and sum(len(kept) for kept in self.targets) < KEPT_TARGETS:
             self.targets.append(target.float())
 
-    def totals(self, device: torch.device) -> torch.Tensor:
-        """(8,) float64 of this process, in the order of `SUMS`."""
-        return torch.zeros(len(SUMS), dtype=precise_dtype(device), device=device) if self.sums is None else self.sums
+    def _over_processes(self, values: Sequence[float] | torch.Tensor | None, accelerator: Any) -> list[float]:
+        device = accelerator.device
+        if values is None:
+            values = [0.0] * len(SUMS)
+        totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
+        return accelerator.reduce(totals, reduction="sum").tolist()
 
+    def metrics(self, options: JEPAOptions, accelerator: Any) -> dict[str, float]:
+        """Means over the labels and pairs of all processes, by the names of the log. Every process must call it."""
+        sums = dict(zip(SUMS, self._over_processes(self.sums, accelerator), strict=True))
+        self.tokens = sums["tokens"]
+        weight = sums["weight"] or 1.0
+        metrics = {"lm_loss": sums["lm"] / max(sums["labels"], 1)}
+        if options.uses_pairs:
+            metrics["jepa_loss"] = sums["jepa"] / weight
+            metrics["cosine_similarity"] = sums["cosine"] / max(sums["pairs"], 1)
+            if options.regularizer != "none":
+                metrics["regularizer"] = sums["regularizer"] / weight
+            metrics["num_pairs"] = int(sums["pairs"])
+            metrics |= collapse_signs(self.targets)
+        return metrics
 
-def means(sums: dict[str, float]) -> dict[str, float]:
-    """The log's averages from the sums (by the names of `SUMS`) over all processes."""
-    weight = sums["weight"] or 1.0
-    result = {"lm_loss": sums["lm"] / max(sums["labels"], 1), "jepa_loss": sums["jepa"] / weight}
-    result["cosine_similarity"] = sums["cosine"] / max(sums["pairs"], 1)
-    result["regularizer"] = sums["regularizer"] / weight
-    return result
+    def speed(self) -> dict[str, float]:
+        """Tokens a second of all processes since `since`; `metrics` has counted them."""
+        return {"tokens_per_second": round(self.tokens / (time.perf_counter() - self.since), 1)}
+
+    def flops_by_kind(self, accelerator: Any) -> dict[str, float]:
+        """FLOPs of all processes, by kind. Every process must call it."""
+        totals = self._over_processes([self.flops[kind] for kind in KINDS], accelerator)
+        return {f"flops_{kind}": value for kind, value in zip(KINDS, totals, strict=True)}
 
 
 def count_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:

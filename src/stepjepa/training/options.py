@@ -199,6 +199,14 @@ class RunOptions:
     eval_file: str | None = option(None, "File or data set for the evaluation losses.", "run")
     dataset_split: str = option("train", "Split of a Hub data set given as train_file.", "run")
     eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "run")
+    debug_level: int = option(
+        0,
+        "How much is said: from 5 the losses of every step, from 7 the first row as stepjepa inspect shows it.",
+        "run",
+    )
+    additive_mask: bool = option(
+        False, "A flag of the published script; the packed forward has taken its place.", "run"
+    )
     model_name: str = option("mini", "Hub id, local folder, or a built-in preset (tiny, mini).", "run")
     pretrain: bool = option(False, "Start from random weights of the model's configuration.", "run")
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from stepjepa.data.sources import RowSource, row_to_messages
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import write_json
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
+from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions
@@ -29,27 +29,16 @@ from stepjepa.training.trainer import JEPATrainer
 # Rows that a preset's tokenizer is trained on, at most.
 TOKENIZER_ROWS = 50_000
 # A run cannot go on with other values of these: its checkpoints would mean something else.
-FIXED_ON_RESUME = (
-    "model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules objective predictors "
-    "predictor_order jepa_loss infonce_temperature lbd gamma step_pairs step_splitter step_separator last_token "
-    "system_prompt chat_template max_length jepa_ratio seed data_seed per_device_train_batch_size "
-    "gradient_accumulation_steps"
-).split()
+_FREE_OPTIONS = {"merge_lora", "keep_predictors", "overwrite_output_dir", "track_flop", "max_row_length", "strict_data"}
+FIXED_ON_RESUME = [
+    *"model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules seed data_seed".split(),
+    *"per_device_train_batch_size gradient_accumulation_steps".split(),
+    *(name for name in JEPAOptions.__dataclass_fields__ if name not in _FREE_OPTIONS),
+]
 _OWN_FILES = set(
     "resolved.yaml run.json metrics.json data_report.json config.json generation_config.json model.safetensors "
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json".split()
 )
-
-
-def is_main_process() -> bool:
-    """Whether this process prints and writes (the first of a distributed run, or the only one)."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def say(line: str) -> None:
-    """Print a line, once over all processes."""
-    if is_main_process():
-        print(line, flush=True)
 
 
 def contents(source: Any, split: str = "train", limit: int = TOKENIZER_ROWS) -> Iterator[str]:
@@ -273,23 +262,3 @@ def check_same_run(output: Path, record: dict[str, Any]) -> None:
             f"--resume_from_checkpoint: the training data is not that of the run in {output}; resume with the same file, "
             "or give another --output_dir"
         )
-
-
-def announce(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> None:
-    """Say what will be trained, on what, and where it will be written."""
-    args = trainer.args
-    for name, report in trainer.data_reports.items():
-        for line in report.lines():
-            say(f"{name if not line.startswith(' ') else ' ' * len(name)}  {line}")
-    model: Any = trainer.model
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    every = sum(p.numel() for p in model.parameters())
-    loss = "LM loss alone"
-    if args.uses_pairs:
-        pairs = f", {args.step_pairs} pairs" if args.objective == "step_jepa" else ""
-        loss = f"{args.gamma:g} * LM + {args.lbd:g} * {args.jepa_loss}, K = {args.predictors}{pairs}"
-    elif args.objective != "regular":
-        loss += " (lbd is 0: trains exactly like regular)"
-    say(f"model  {run.model_name}: {every:,} parameters, {trained:,} trained{' (LoRA)' if run.lora else ''}")
-    say(f"loss   {args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}")
-    say(f"output {args.output_dir}{f' (going on from {checkpoint.name})' if checkpoint else ''}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,22 @@ import torch
 from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from stepjepa.data.examples import ExampleStore
-from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import add_target_encoder, target_encoder
 from stepjepa.modeling.export import export_model
+from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
 from stepjepa.modeling.heads import load_head, save_head
 from stepjepa.modeling.load import has_experts, load_model, max_positions
-from stepjepa.training.batches import DrawnExamples, EpochCallback, EpochSampler
+from stepjepa.training.batches import EpochCallback, EpochSampler
 from stepjepa.training.callbacks import TargetEncoderCallback, display_callback
 from stepjepa.training.checkpoints import last_complete_checkpoint
+from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.meter import SUMS, LossMeter, collapse_signs, means, precise_dtype
+from stepjepa.training.meter import LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
-from stepjepa.training.setup import encode, make_collator, set_up_model
+from stepjepa.training.reading import ExampleReader
+from stepjepa.training.setup import make_collator, set_up_model
 
 
 class JEPATrainer(Trainer):
@@ -82,25 +84,12 @@ class JEPATrainer(Trainer):
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(model)
-        self.data_reports: dict[str, DataReport] = {}
-        positions = max_positions(model)
-        pad_id = processing_class.pad_token_id
-        if pad_id is None:
-            pad_id = processing_class.eos_token_id or 0
-
-        def examples(source: Any, name: str, ratio: float) -> DrawnExamples | None:
-            if source is None or isinstance(source, DrawnExamples):
-                return source
-            store = source
-            if not isinstance(source, ExampleStore):
-                store, self.data_reports[name] = encode(source, processing_class, args, positions)
-            return DrawnExamples(store, args, args.seed, ratio, pad_id)
-
-        self._examples = examples
-        train = examples(train_dataset, "train", args.jepa_ratio)
-        evaluation = examples(eval_dataset, "eval", 1.0)
+        reader = self._reader = ExampleReader(processing_class, args, max_positions(model))
+        self.data_reports = reader.reports
+        train = reader.read(train_dataset, "train", args.jepa_ratio)
+        evaluation = reader.read(eval_dataset, "eval")
         model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
-        collator = make_collator(self.setup, args, pad_id, model.config._attn_implementation, args.device.type)
+        collator = make_collator(self.setup, args, reader.pad_id, model.config._attn_implementation, args.device.type)
         try:
             super().__init__(
                 model=model,
@@ -124,7 +113,6 @@ class JEPATrainer(Trainer):
             self.remove_callback(shown)
         self.add_callback(display_callback(bool(args.disable_tqdm)))
         self._meter = LossMeter()
-        self._meter_since = time.perf_counter()
 
     # Order of examples
 
@@ -182,38 +170,49 @@ class JEPATrainer(Trainer):
             loss = total_loss(self.args, parts, counts[0], counts[1], lbd) * self.accelerator.num_processes
         return (loss, output) if return_outputs else loss
 
+    # Compute
+
+    @cached_property
+    def _cost(self) -> ModelCost:
+        """What one token costs the model."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        return ModelCost.of(model, self.setup.vocabulary, autocast=self.args.bf16 or self.args.fp16)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> float:  # type: ignore[override]
+        """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
+        if not self.args.track_flop:
+            return 0.0
+        flops = batch_flops(inputs, self._cost)
+        self._meter.flops.update(flops)
+        return sum(flops.values())
+
+    @cached_property
+    def equal_compute(self) -> EqualCompute:
+        """The length of this run at which it costs what a regular run of the given length costs."""
+        dataset: Any = self.train_dataset
+        args = self.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        ratio = cost_over_regular(dataset, self.data_collator, self._cost, args.train_batch_size, seed)
+        return equal_compute(planned_steps(args, len(dataset), self.accelerator.num_processes), ratio)
+
     # The log
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the number of pairs, the speed and the collapse signs to the training log."""
         if "loss" in logs:
-            now = time.perf_counter()
-            metrics, tokens = self._pop_metrics(self._meter)
+            metrics = self._meter.metrics(self.args, self.accelerator)
             if self.args.uses_pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
                 metrics["lbd"] = lbd_at(self.args, self.state.global_step, self.state.max_steps)
-            metrics["tokens_per_second"] = round(tokens / (now - self._meter_since), 1)
-            self._meter, self._meter_since = LossMeter(), now
+            metrics |= self._meter.flops_by_kind(self.accelerator) if self.args.track_flop else {}
+            metrics |= self._meter.speed()
+            self._meter = LossMeter()
             logs = {"loss": logs.pop("loss"), **metrics, **logs}
         super().log(logs, start_time)
-
-    def _pop_metrics(self, meter: LossMeter) -> tuple[dict[str, float], float]:
-        """Means over labels and pairs of all processes, and the number of tokens."""
-        totals = self.accelerator.reduce(meter.totals(self.args.device), reduction="sum").tolist()
-        sums = dict(zip(SUMS, totals, strict=True))
-        every = means(sums)
-        metrics = {"lm_loss": every["lm_loss"]}
-        if self.args.uses_pairs:
-            metrics |= {name: every[name] for name in ("jepa_loss", "cosine_similarity")}
-            if self.args.regularizer != "none":
-                metrics["regularizer"] = every["regularizer"]
-            metrics["num_pairs"] = int(sums["pairs"])
-            metrics |= collapse_signs(meter.targets)
-        return metrics, sums["tokens"]
 
     def recent_losses(self) -> dict[str, float]:
         """The losses since the last log entry, or those of the last entry. Every process must call it."""
         if self._meter.sums is not None:
-            return self._pop_metrics(self._meter)[0]
+            return self._meter.metrics(self.args, self.accelerator)
         entries = [entry for entry in self.state.log_history if "lm_loss" in entry]
         names = ("lm_loss", "jepa_loss", "cosine_similarity", "target_std", "effective_rank")
         return {name: entries[-1][name] for name in names if name in entries[-1]} if entries else {}
@@ -222,9 +221,9 @@ class JEPATrainer(Trainer):
         """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor takes."""
         begin = time.perf_counter()
         if eval_dataset is not None and not isinstance(eval_dataset, (str, dict)):
-            eval_dataset = self._examples(eval_dataset, "eval", 1.0)
+            eval_dataset = self._reader.read(eval_dataset, "eval")
         metrics = super().evaluate(eval_dataset, *args, **kwargs)
-        self._meter_since += time.perf_counter() - begin  # evaluation is no training time
+        self._meter.since += time.perf_counter() - begin  # evaluation is no training time
         return metrics
 
     def evaluation_loop(
@@ -250,7 +249,7 @@ class JEPATrainer(Trainer):
                 parts, output, targets = self._forward(model, inputs)
                 meter.add(parts, output, inputs, targets)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        metrics, _ = self._pop_metrics(meter)
+        metrics = meter.metrics(self.args, self.accelerator)
         jepa = metrics.get("jepa_loss", 0.0) + metrics.get("regularizer", 0.0)
         loss = self.args.gamma * metrics["lm_loss"] + self.args.lbd * jepa
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in {"loss": loss, **metrics}.items()}
@@ -267,13 +266,15 @@ class JEPATrainer(Trainer):
             if found is None:
                 raise ConfigError(f"resume_from_checkpoint: no whole checkpoint in {self.args.output_dir}")
             resume_from_checkpoint = str(found)
-        self._meter_since = time.perf_counter()
+        if self.args.same_flop and self.args.uses_pairs:
+            self.args.max_steps = self.equal_compute.steps
+        self._meter.since = time.perf_counter()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         begin = time.perf_counter()
         super()._save_checkpoint(model, trial)
-        self._meter_since += time.perf_counter() - begin
+        self._meter.since += time.perf_counter() - begin
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
