@@ -102,7 +102,29 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
     """
     if name == "doubled":
         steps = 1  # so slow that a round of it is one step
-    common = {
+    common = common_arguments(folder, batch_size)
+    model = load_model(workload.model, workload.tokenizer)
+    if name == "doubled":
+        trainer = _doubled(workload, model, common)
+    elif name.startswith("trl_"):
+        trainer = _trl(workload, model, common, best=name == "trl_best")
+    else:
+        return library_arm(name, method_of(name, workload), workload, folder, batch_size, steps)
+    return Arm(name, trainer, chat_lengths(workload), steps)
+
+
+def library_arm(name: str, method: dict[str, Any], workload: Workload, folder: str, batch_size: int, steps: int) -> Arm:
+    """An arm of this library with the given options of `JEPAConfig`; the rest as in `build_arm`."""
+    model = load_model(workload.model, workload.tokenizer)
+    config = JEPAConfig(max_length=MAX_LENGTH, **method, **common_arguments(folder, batch_size))
+    rows = [{"messages": chat} for chat in workload.chats]
+    trainer = JEPATrainer(model, config, train_dataset=rows, processing_class=workload.tokenizer)
+    return Arm(name, trainer, chat_lengths(workload), steps)
+
+
+def common_arguments(folder: str, batch_size: int) -> dict[str, Any]:
+    """Training arguments that all arms share."""
+    return {
         "output_dir": folder,
         "per_device_train_batch_size": batch_size,
         "train_sampling_strategy": "sequential",
@@ -117,14 +139,6 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
         "eval_strategy": "no",
         "disable_tqdm": True,
     }
-    model = load_model(workload.model, workload.tokenizer)
-    if name == "doubled":
-        trainer = _doubled(workload, model, common)
-    elif name.startswith("trl_"):
-        trainer = _trl(workload, model, common, best=name == "trl_best")
-    else:
-        trainer = _ours(workload, model, common, name)
-    return Arm(name, trainer, chat_lengths(workload), steps)
 
 
 def chat_lengths(workload: Workload) -> np.ndarray:
@@ -133,19 +147,12 @@ def chat_lengths(workload: Workload) -> np.ndarray:
     return np.array([len(ids) for ids in workload.tokenizer(texts, add_special_tokens=False)["input_ids"]])
 
 
-def config_of(name: str, workload: Workload, common: dict[str, Any]) -> JEPAConfig:
-    """The configuration of one of this library's arms."""
+def method_of(name: str, workload: Workload) -> dict[str, Any]:
+    """Options of `JEPAConfig` for one of this library's arms."""
     method: dict[str, Any] = {"objective": "regular"} if name == "regular" else dict(OBJECTIVES[workload.name])
     method["forward"] = "two_pass" if name == "two_pass" else "packed"
     method["gradient_checkpointing"] = name == "jepa_checkpointed"
-    return JEPAConfig(max_length=MAX_LENGTH, **method, **common)
-
-
-def _ours(workload: Workload, model: Any, common: dict[str, Any], name: str) -> Trainer:
-    """`JEPATrainer`: `regular` and `jepa` in packed rows (also with checkpointing); `two_pass`: `jepa` unpacked."""
-    rows = [{"messages": chat} for chat in workload.chats]
-    config = config_of(name, workload, common)
-    return JEPATrainer(model, config, train_dataset=rows, processing_class=workload.tokenizer)
+    return method
 
 
 def _doubled(workload: Workload, model: Any, common: dict[str, Any]) -> Trainer:

@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 import transformers
-from arms import ARMS, Arm, Work, build_arm, config_of
+from arms import ARMS, Arm, Work, build_arm, method_of
 from measure import peak_mib, ratio, spread, table
-from workload import OBJECTIVES, TEMPLATES, Workload, load_workload, make_tokenizer, read_chats
+from workload import MAX_LENGTH, OBJECTIVES, TEMPLATES, Workload, load_workload, make_tokenizer, read_chats
 
+from stepjepa import JEPAConfig
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.packing import plan_rows
 from stepjepa.training.setup import encode
@@ -124,7 +125,7 @@ def time_preparation(
 ) -> dict[str, Any]:
     """Seconds to encode a whole data set under the JEPA objective, and to plan the packed rows of all its batches."""
     chats, _ = read_chats(data, path, args.prepare_rows)
-    options = config_of("jepa", workload, {"output_dir": folder, "use_cpu": True})
+    options = JEPAConfig(max_length=MAX_LENGTH, output_dir=folder, use_cpu=True, **method_of("jepa", workload))
     start = time.perf_counter()
     store, _ = encode([{"messages": chat} for chat in chats], workload.tokenizer, options)
     encoded = time.perf_counter()

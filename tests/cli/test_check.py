@@ -103,7 +103,7 @@ def test_hostile_text(data, capsys):
 
 def test_help(capsys):
     assert main(["check", "--help"]) == 0
-    assert "--step_splitter {separator,lines,numbered}" in capsys.readouterr().out
+    assert "--step_splitter {auto,separator,lines,numbered}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

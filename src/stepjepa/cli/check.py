@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepjepa.cli.parser import StrictParser
+from stepjepa.data.encode import find_splitter
 from stepjepa.data.format_check import check_format
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import SPLITTERS
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import option
@@ -21,7 +23,12 @@ class CheckOptions:
     """Options of ``stepjepa check``."""
 
     file: str | None = option(None, "The data file; usually written without --file.", "check")
-    step_splitter: str = option("separator", "How steps are found in an answer.", "check", choices=SPLITTERS)
+    step_splitter: str = option(
+        "auto",
+        "How steps are found in an answer; auto is what training takes for this file.",
+        "check",
+        choices=("auto", *SPLITTERS),
+    )
     step_separator: str = option("\\n\\n", "The string between steps for step_splitter=separator.", "check")
     show: int = option(1, "How many rows to show.", "check")
     strict_data: bool = option(False, "Stop at the first row that cannot be used, instead of counting it.", "check")
@@ -39,9 +46,12 @@ def run(argv: list[str]) -> int:
     options: CheckOptions
     (options,) = parser.parse(file_argument(parser, argv))
     source = needed_file(options.file, "check")
-    report = check_format(
-        source, options.step_splitter, options.step_separator, show=options.show, strict=options.strict_data
-    )
+    splitter = options.step_splitter
+    if splitter == "auto" and "step_separator" in parser.explicit:
+        splitter = "separator"
+    if splitter == "auto":
+        splitter = find_splitter(RowSource(source), options.step_separator)[0]
+    report = check_format(source, splitter, options.step_separator, show=options.show, strict=options.strict_data)
     if options.json:
         print_text(json.dumps(report.to_dict(), indent=2))
     else:

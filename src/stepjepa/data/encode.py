@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ from stepjepa.data.labels import label_spans
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.pairing import chat_pairs, stream_pairs, usable_pairs
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource, row_to_messages
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.steps import choose_splitter
 from stepjepa.data.streams import blocks, is_stream, stream_ids
 from stepjepa.data.tokens import TokenSpan, TurnEnds, check_tokenizer, encode_apart, encode_texts, token_span
 from stepjepa.data.views import Turn
 from stepjepa.errors import DataError
 
 _CHUNK_ROWS = 1000
+_SPLITTER_ROWS = 200
 Chat = tuple[str, list[dict[str, str]], RenderedChat]  # place, messages, rendering
 
 
@@ -91,6 +94,24 @@ def encode_dataset(
     report.pairs = store.num_pairs
     report.set_lengths(store.lengths)
     return store, report
+
+
+def find_splitter(
+    source: RowSource, separator: str = "\n\n", columns: PairColumns | None = None
+) -> tuple[str, int, int]:
+    """The step splitter that serves a data set's first rows (``step_splitter=auto``), see `steps.choose_splitter`.
+
+    Returns:
+        Its name, the answers in which it finds two or more steps, and the answers that were looked at.
+    """
+    answers: list[str] = []
+    for _, row in islice(source, _SPLITTER_ROWS):
+        try:
+            messages = row_to_messages(row, None, columns)
+        except RowError:
+            continue
+        answers += (message["content"] for message in messages if message["role"] == "assistant")
+    return *choose_splitter(answers, separator), len(answers)
 
 
 class _Encoder:

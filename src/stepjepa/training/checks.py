@@ -80,6 +80,8 @@ def _fill_in(options: JEPAOptions) -> None:
         options.views = "standalone" if options.front_pred or options.reverse_pred else "in_context"
     if options.labels is None:
         options.labels = "all" if options.objective == "split" else "assistant"
+    if options.step_splitter == "auto" and options.step_separator != _method_fields()["step_separator"].default:
+        options.step_splitter = "separator"  # who names a separator wants to split there
     if options.target_grad is None:
         options.target_grad = options.objective != "split" and options.target_encoder == "self"
     if options.regularizer_weight is None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from stepjepa.data.chat import ChatRenderer, RowError, load_chat_template, plain_template
-from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.chat import ChatRenderer, load_chat_template, plain_template
+from stepjepa.data.encode import encode_dataset, find_splitter
 from stepjepa.data.examples import Example, ExampleStore
+from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
-from stepjepa.data.steps import choose_splitter, make_splitter
+from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.steps import make_splitter
 from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import Batch, ForestCollator
@@ -31,8 +31,6 @@ from stepjepa.training.options import JEPAOptions
 
 logger = logging.getLogger("stepjepa")
 Collator = Callable[[list[Example]], Batch]
-# Rows that step_splitter=auto looks at.
-SPLITTER_ROWS = 200
 
 
 @dataclass(frozen=True)
@@ -98,21 +96,15 @@ def settle_splitter(source: RowSource, options: JEPAOptions) -> None:
     if options.objective != "step_jepa" or options.step_splitter != "auto":
         return
     columns = encode_options(options).columns
-    answers: list[str] = []
-    for _, row in islice(source, SPLITTER_ROWS):
-        try:
-            messages = row_to_messages(row, None, columns)
-        except RowError:
-            continue
-        answers += (message["content"] for message in messages if message["role"] == "assistant")
-    options.step_splitter, found = choose_splitter(answers, options.step_separator)  # type: ignore[assignment]
+    name, found, seen = find_splitter(source, options.step_separator, columns)
+    options.step_splitter = name  # type: ignore[assignment]
     if options.step_splitter != "separator":
         logger.warning(
             "%s: steps are found by --step_splitter %s (%d of the first %d answers have two or more)",
             source.name,
-            options.step_splitter,
+            name,
             found,
-            len(answers),
+            seen,
         )
 
 
