@@ -17,7 +17,7 @@ import numpy as np
 
 from stepjepa.data.chat import ChatRenderer, RowError
 from stepjepa.data.examples import NO_VIEWS
-from stepjepa.data.tokens import encode_texts, token_span
+from stepjepa.data.tokens import encode_apart, encode_texts, token_span
 from stepjepa.data.views import Pair
 
 # Stands where the predictors go while the template writes the message; templates trim contents, but not around this.
@@ -121,6 +121,10 @@ def target_view(tokenizer: Any, renderer: ChatRenderer, message: Message, last_t
     start, end = _content(renderer, message, text)
     ((ids, last),) = encode_texts(tokenizer, [text])
     first, stop = token_span(last, start, end)
+    if start < end and (first == stop or last[stop - 1] != end - 1):
+        # The content's end was merged with the template's text behind it, which no end of turn keeps apart.
+        ids, last = encode_apart(tokenizer, text, [end])
+        first, stop = token_span(last, start, end)
     if first == stop:
         raise RowError("empty_view", "the message has no tokens")
     return View(ids, _readout(len(ids), stop - 1, last_token))

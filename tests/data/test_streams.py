@@ -1,0 +1,169 @@
+"""Plain text and token ids: blocks, splits, labels."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from stepjepa.data.chat import ChatRenderer, RowError, plain_template
+from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.sources import PairColumns, row_to_messages
+from stepjepa.data.steps import choose_splitter, make_splitter
+from stepjepa.data.streams import blocks, is_stream, split_pair, stream_ids
+from stepjepa.data.views import Pair
+from stepjepa.errors import ConfigError, DataError
+from support.tokenizers import byte_bpe_tokenizer, fresh
+
+SPLITTER = make_splitter("separator")
+
+
+def test_what_is_a_stream():
+    assert is_stream({"text": "a"}) and is_stream({"input_ids": [1, 2], "id": 7})
+    assert not is_stream({"text": "a", "code": "b"}) and not is_stream({"messages": [], "text": "a"})
+    assert not is_stream({"text": None}) and not is_stream(["a"]) and not is_stream({"label": 1})
+
+
+@pytest.mark.parametrize("fixture", ["llama3_tokenizer", "mistral_tokenizer", "tekken_tokenizer", "bpe_tokenizer"])
+def test_text_has_its_bos_and_eos_once(request, fixture):
+    tokenizer = request.getfixturevalue(fixture)
+    ids = stream_ids({"text": "It is 17.\n\nYes."}, tokenizer).tolist()
+    own = tokenizer("It is 17.\n\nYes.")["input_ids"]
+    assert ids == own + [tokenizer.eos_token_id]
+    assert ids.count(tokenizer.eos_token_id) == 1
+
+
+def test_token_ids_are_taken_as_they_are(bpe_tokenizer):
+    assert stream_ids({"input_ids": [5, 6, 7]}, bpe_tokenizer).tolist() == [5, 6, 7]
+    size = len(bpe_tokenizer)
+    for wrong in ([5, size], [-1, 5]):
+        with pytest.raises(RowError) as caught:
+            stream_ids({"input_ids": wrong}, bpe_tokenizer)
+        assert caught.value.reason == "unknown_token"
+    for wrong in ("abc", [], [1.5], [True, 1]):
+        with pytest.raises(RowError) as caught:
+            stream_ids({"input_ids": wrong}, bpe_tokenizer)
+        assert caught.value.reason == "content_not_text"
+    for wrong in (7, ["a"], "\ud800", "  "):
+        with pytest.raises(RowError):
+            stream_ids({"text": wrong}, bpe_tokenizer)
+
+
+def test_blocks_lose_nothing():
+    ids = np.arange(25, dtype=np.int32)
+    assert [len(block) for block in blocks(ids, 10)] == [10, 10, 5]
+    assert np.array_equal(np.concatenate(blocks(ids, 10)), ids)
+    assert [len(block) for block in blocks(ids[:21], 10)] == [10, 10]  # a single token predicts nothing
+    assert blocks(ids[:1], 10) == []
+
+
+def test_split():
+    ids = np.arange(100, 140, dtype=np.int32)
+    pairs, views, reason = split_pair(ids, 0.5, None)
+    assert pairs == [Pair(19, 19, 40, 60, 59)] and views.tolist() == list(range(120, 140)) and reason is None
+    assert split_pair(ids, 0.25, -2)[0] == [Pair(9, 8, 40, 70, 68)]
+    assert split_pair(ids[:4], 0.1, None)[0] == [Pair(1, 1, 4, 6, 5)]  # two tokens at least on either side
+    assert split_pair(ids[:3], 0.5, None)[2] == "too_short_to_split"
+    assert split_pair(ids, 0.99, None)[2] == "too_short_to_split"
+    assert split_pair(ids, 0.5, -21)[2] == "view_shorter_than_last_token"
+
+
+def encode(tokenizer, rows, renderer=None, **options):
+    options = {"objective": "split", "labels": "all", **options}
+    return encode_dataset(rows, tokenizer, renderer, EncodeOptions(splitter=SPLITTER, **options))
+
+
+def test_a_data_set_of_text_needs_no_template():
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.chat_template = None
+    rows = [{"text": "Add the two numbers first. " * 9}, {"text": "x"}, {"text": ""}, {"question": "a", "answer": "b"}]
+    with pytest.raises(ConfigError, match="no chat template"):
+        encode(tokenizer, rows, max_length=16)
+    store, report = encode(tokenizer, rows[:3], max_length=16)
+    assert report.rows_kept == 2 and report.rows_skipped == {"nothing_to_learn": 1}
+    assert report.examples == len(store) > 2 and f"{len(store)} examples" in "\n".join(report.lines())
+    assert all(example.label_spans == ((1, len(example.input_ids)),) for example in store)
+    assert sum(len(example.input_ids) for example in store) == report.tokens
+    for example in store:
+        if example.pairs:
+            (pair,) = example.pairs
+            assert np.array_equal(example.views, example.input_ids[pair.source_end + 1 :])
+    assert report.examples_without_pairs["too_short_to_split"] == sum(not example.pairs for example in store)
+
+
+def test_text_has_no_pairs_of_chats(bpe_tokenizer):
+    for objective in ("llm_jepa", "step_jepa", "semantic_tube"):
+        with pytest.raises(DataError, match=f"columns found: text; {objective} needs chats"):
+            encode(bpe_tokenizer, [{"text": "a b c d e f"}], objective=objective)
+
+
+def test_a_stray_text_row_among_chats_is_counted(bpe_tokenizer):
+    chat = {"question": "What is 12 + 5?", "answer": "It is 17."}
+    _, report = encode(bpe_tokenizer, [chat, {"text": "a b c"}], ChatRenderer(bpe_tokenizer))
+    assert report.rows_skipped == {"no_known_columns": 1}
+
+
+def test_a_chat_splits_as_a_sequence(bpe_tokenizer):
+    rows = [{"question": "What is 12 + 5?", "answer": "It is 17."}]
+    store, _ = encode(bpe_tokenizer, rows, ChatRenderer(bpe_tokenizer), max_length=12)
+    assert len(store[0].input_ids) == 12 and store[0].pairs[0].source_end == 5
+    assert np.array_equal(store[0].views, store[0].input_ids[6:])
+
+
+def test_named_columns():
+    columns = PairColumns("ctx", "endings", "label")
+    row = {"ctx": "A man", "endings": ["runs.", "sings."], "label": "1"}
+    assert [m["content"] for m in row_to_messages(row, None, columns)] == ["A man", "sings."]
+    for label in ("2", "-1", "x", [1]):
+        with pytest.raises(RowError) as caught:
+            row_to_messages({**row, "label": label}, None, columns)
+        assert caught.value.reason == "no_such_choice"
+    with pytest.raises(RowError, match="no column 'ctx'"):
+        row_to_messages({"endings": ["a"], "label": 0}, None, columns)
+    pair = row_to_messages({"messages": "ignored", "a": "x", "b": "y"}, "S", PairColumns("a", "b"))
+    assert [m["role"] for m in pair] == ["system", "user", "assistant"]
+    assert [m["content"] for m in row_to_messages({"text": "x", "code": "y"})] == ["x", "y"]
+
+
+def test_plain_template(llama3_tokenizer, bpe_tokenizer):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for tokenizer, start in ((llama3_tokenizer, "<|begin_of_text|>"), (bpe_tokenizer, "")):
+        tokenizer = fresh(tokenizer)
+        tokenizer.chat_template = plain_template(tokenizer)
+        renderer = ChatRenderer(tokenizer)
+        assert renderer.render(chat).text == start + "a\nb"
+        assert renderer.prompt(chat[:1]) == start + "a\n"
+        store, report = encode(tokenizer, [{"messages": chat}], renderer, objective="llm_jepa", labels="assistant")
+        assert store[0].input_ids[-1] == tokenizer.eos_token_id and report.pairs == 1
+
+
+def test_choose_splitter():
+    lines, blank, numbered = "a\nb\nc", "a\n\nb", "1. a\n2. b"
+    assert choose_splitter([blank] * 3 + [lines]) == ("separator", 3)
+    assert choose_splitter([lines] * 3 + [blank]) == ("lines", 4)
+    assert choose_splitter([numbered] * 3 + ["x"]) == ("numbered", 3)
+    assert choose_splitter(["a<S>b"] * 2, "<S>") == ("separator", 2)
+    assert choose_splitter(["a", "b"])[1] == 0 and choose_splitter([]) == ("separator", 0)
+
+
+def test_label_modes(tmp_path, llama3_tokenizer):
+    row = {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "What is 12 + 5?"},
+                        {"role": "assistant", "content": "It is 17."}]}  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    tokenizer, counts = fresh(llama3_tokenizer), {}
+    for labels in ("assistant", "all", "reference"):
+        options = EncodeOptions("regular", SPLITTER, labels=labels)
+        store, report = encode_dataset(file, tokenizer, ChatRenderer(tokenizer), options)
+        example, counts[labels] = store[0], report.labelled_tokens
+        labelled = [i for start, stop in example.label_spans for i in range(start, stop)]
+        text = tokenizer.decode(example.input_ids[labelled])
+        if labels == "assistant":
+            assert text == "It is 17.<|eot_id|>"
+        if labels == "all":
+            assert labelled == list(range(1, len(example.input_ids)))
+        if labels == "reference":
+            assert "<|eot_id|>" not in text and text.startswith("<|start_header_id|>system") and text.endswith("17.")
+            assert len(example.label_spans) == 3
+    assert counts["assistant"] < counts["reference"] == counts["all"] - 3

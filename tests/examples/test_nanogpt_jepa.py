@@ -1,0 +1,268 @@
+"""The nanoGPT example runs as a user would run it, and its packed losses are those of the literal separate passes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stepjepa.forest.collate import ForestCollator
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "nanogpt_jepa.py"
+TINY = (
+    "--n_layer 1 --n_head 2 --n_embd 32 --block_size 32 --batch_size 8 --max_iters 30 --eval_interval 10 --eval_iters 2"
+)
+TINY = [*TINY.split(), "--num_texts", "200", "--learning_rate", "1e-2", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("nanogpt_jepa", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_it_stays_short_and_plain():
+    source = SCRIPT.read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 300
+    assert "transformers" not in re.findall(r"^\s*(?:from|import) (\w+)", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "arms"),
+    [
+        (["--tokenizer", "char", "--control", "shuffled"], ["baseline", "jepa", "shuffled"]),
+        (["--tokenizer", "bpe", "--jepa_k", 2], ["baseline", "jepa"]),
+        (["--jepa_lambda", 0], ["baseline"]),
+    ],
+)
+def test_run(tmp_path, options, arms):
+    done = run(*TINY, *options, "--out_dir", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.json", "curves.png"}
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(results["arms"]) == arms
+    assert results["settings"]["n_embd"] == 32
+    for name, arm in results["arms"].items():
+        assert [entry["iter"] for entry in arm["log"]] == [10, 20, 30]
+        for key in ("train_ce", "held_out_ce"):
+            assert arm["log"][-1][key] < arm["log"][0][key] - 0.2
+        assert (arm["train_jepa"] is None) == (name == "baseline")
+        assert 0 < arm["held_out_jepa"] < 2 and 0 < arm["held_out_jepa_other"] < 2
+        assert arm["tokens_per_second"] > 0
+        assert any(line.startswith(f"{name:8}  ") for line in done.stdout.splitlines())
+        assert f"{name} iter 30: CE " in done.stdout
+    for word in ("several seeds", "shuffled targets", "same compute", "no evidence"):
+        assert word in done.stdout
+
+
+def test_char_path_loads_no_transformers(script, tmp_path):
+    names = ("transformers", "tokenizers", "datasets")
+    code = f"import runpy, sys; sys.argv[1:] = {TINY + ['--max_iters', '1', '--out_dir', str(tmp_path / 'out')]!r}\n"
+    code += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__'); assert not {{*{names!r}}} & {{*sys.modules}}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--n_layer", "two"], "--n_layer"),
+        (["--n_layer", 0], "--n_layer must be 1 or more"),
+        (["--n_head", 5], "no multiple of --n_head 5"),
+        (["--n_head", 0], "--n_head must be 1 or more"),
+        (["--max_iter", 5], "--max_iter"),
+        (["--jepa_lambda", -1], "--jepa_lambda"),
+        (["--jepa_lambda", "nan"], "--jepa_lambda"),
+        (["--learning_rate", 0], "--learning_rate"),
+        (["--jepa_split", 1], "--jepa_split"),
+        (["--jepa_split", "nan"], "--jepa_split"),
+        (["--jepa_split", 0.995], "needs"),
+        (["--block_size", 1], "needs"),
+        (["--jepa_k", -1], "--jepa_k"),
+        (["--jepa_k", 65], "0 .. 64"),
+        (["--seed", -1], "--seed"),
+        (["--tokenizer", "word"], "--tokenizer"),
+        (["--control", "shuffled", "--batch_size", 1], "--batch_size of 2"),
+        (["--control", "shuffled", "--jepa_lambda", 0], "--jepa_lambda above 0"),
+        (["--device", "toaster"], "--device toaster"),
+        (["--device", "cuda:99"], "--device cuda:99"),
+    ],
+)
+def test_bad_values_give_one_line(script, tmp_path, capsys, arguments, said):
+    with pytest.raises(SystemExit) as stopped:
+        script.parse([*map(str, arguments), "--out_dir", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert error.count("\n") == 1 and said in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_are_not_overwritten_unasked(script, tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    for folder in (tmp_path, tmp_path / "notes.txt", tmp_path / "notes.txt" / "out"):
+        with pytest.raises(SystemExit):
+            script.parse(["--out_dir", str(folder)])
+        assert capsys.readouterr().err.count("\n") == 1
+    assert script.parse(["--out_dir", str(tmp_path), "--overwrite"]).out_dir == tmp_path
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_text_shorter_than_a_block_is_one_line(tmp_path):
+    done = run("--num_texts", 1, "--block_size", 100_000, "--n_embd", 4, "--n_head", 1, "--out_dir", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "--num_texts" in done.stderr
+
+
+# The literal computation: the notebook's two separate passes, written against the example's model.
+
+
+def literal_states(model, idx, predictors=0):
+    """States of idx (B, T) and `predictors` copies of the predictor, by themselves with positions from 0."""
+    vector = torch.full((len(idx), predictors), model.vocab_size)
+    return model(torch.cat([idx, vector], dim=1))
+
+
+def literal_losses(model, x, y, ratio, count):
+    logits = model(x) @ model.transformer.wte.weight[: model.vocab_size].T
+    ce = F.cross_entropy(logits.reshape(-1, model.vocab_size), y.reshape(-1))
+    split = max(2, int(x.size(1) * ratio))
+    prediction = literal_states(model, x[:, :split], count)[:, -1, :]
+    with torch.no_grad():
+        target = literal_states(model, x[:, split:])[:, -1, :]
+    prediction, target = F.normalize(prediction, dim=-1), F.normalize(target, dim=-1)
+    return ce, (1.0 - (prediction * target).sum(dim=-1)).mean()
+
+
+def packed_losses(script, model, x, y, ratio, count, **options):
+    collator = ForestCollator((model.vocab_size,) * count, pad_token_id=0, separate_targets=True, **options)
+    batch = script.lay_out(x.numpy().astype(np.int32), collator, ratio, "cpu")
+    ce, distance, other = script.losses(model, batch, y)
+    assert distance.shape == other.shape == (len(x),)
+    return ce, distance.mean(), other.mean()
+
+
+def gradients(model, loss):
+    parameters = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
+    return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+
+
+@pytest.fixture
+def setting(script):
+    torch.manual_seed(0)
+    model = script.GPT(vocab_size=23, block_size=24, n_layer=2, n_head=2, n_embd=32)
+    for parameter in model.parameters():  # weights as drawn hardly attend, and a wrong mask would hardly show
+        parameter.data.mul_(5.0).add_(0.02 * torch.randn_like(parameter))
+    tokens = torch.randint(23, (5, 25))
+    return model, tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.5, 0), (0.5, 1), (0.5, 3), (0.01, 2), (0.8, 4)])
+def test_packed_equals_separate_passes(script, setting, ratio, count):
+    model, x, y = setting
+    slow = literal_losses(model, x, y, ratio, count)
+    fast = packed_losses(script, model, x, y, ratio, count)
+    assert 0.05 < slow[1].item() < 1.95
+    for slow_loss, fast_loss in zip(slow, fast, strict=False):
+        assert fast_loss.item() == pytest.approx(slow_loss.item(), abs=1e-5)
+        slow_gradients, fast_gradients = gradients(model, slow_loss), gradients(model, fast_loss)
+        assert slow_gradients.keys() == fast_gradients.keys() and len(slow_gradients) > 20
+        for name, value in slow_gradients.items():
+            assert value.abs().max() > 1e-4, name
+            torch.testing.assert_close(
+                fast_gradients[name], value, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
+    rows = gradients(model, fast[1])["transformer.wte.weight"]
+    assert (rows[-1].abs().max() > 1e-4) == (count > 0)  # the predictor learns from the JEPA term
+    assert not gradients(model, fast[0])["transformer.wte.weight"][-1].any()  # and is no class of the softmax
+
+
+def test_shuffled_targets_are_those_of_another_block(script, setting):
+    model, x, y = setting
+    true, other = packed_losses(script, model, x, y, 0.5, 1)[1:]
+    ce, shuffled, _ = packed_losses(script, model, x, y, 0.5, 1, shuffle_targets=True)
+    assert abs(shuffled.item() - true.item()) > 1e-4
+    assert ce.item() == pytest.approx(literal_losses(model, x, y, 0.5, 1)[0].item(), abs=1e-5)
+    # The measured control turns the targets the other way round, so it is compared with its own literal form.
+    target = literal_states(model, x[:, 12:])[:, -1]
+    prediction = literal_states(model, x[:, :12], 1)[:, -1]
+    for value, shift in ((shuffled, -1), (other, 1)):
+        literal = (1 - F.cosine_similarity(prediction, target.roll(shift, 0))).mean()
+        assert value.item() == pytest.approx(literal.item(), abs=1e-5)
+
+
+def test_arms_begin_alike_and_see_the_same_blocks(script, tmp_path, monkeypatch):
+    args = script.parse([*TINY, "--max_iters", "2", "--eval_interval", "1", "--out_dir", str(tmp_path / "out")])
+    train, held_out, vocab_size = script.make_streams(args)
+    get_batch, drawn = script.get_batch, []
+
+    def recorded(stream, starts, args):
+        drawn.append((stream is train, starts.tolist()))
+        return get_batch(stream, starts, args)
+
+    monkeypatch.setattr(script, "get_batch", recorded)
+    arms, blocks = [], []
+    for name in ("baseline", "jepa", "shuffled", "baseline"):
+        arms.append(script.train_arm(name, train, held_out, vocab_size, args))
+        blocks.append(drawn[:])
+        drawn.clear()
+    assert len(blocks[0]) == 6 and blocks.count(blocks[0]) == 4
+    assert blocks[0][0] != blocks[0][3]
+    baseline, jepa, shuffled, again = (arm["log"] for arm in arms)
+    assert baseline[0]["train_ce"] == pytest.approx(jepa[0]["train_ce"], abs=1e-5)
+    assert jepa[0]["train_ce"] == shuffled[0]["train_ce"]
+    assert jepa[0]["train_jepa"] != shuffled[0]["train_jepa"]
+    assert abs(baseline[1]["train_ce"] - jepa[1]["train_ce"]) > 1e-5
+    assert baseline == again
+
+
+def nanogpt(script, golden):
+    from safetensors.torch import load_file
+
+    values = json.loads((golden / "nanogpt.json").read_text())
+    sizes = values["meta"]["config"]
+    names = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+    model = script.GPT(**{name: sizes[name] for name in names})
+    weights = load_file(golden / "nanogpt_tiny.safetensors")
+    table = [weights["transformer.wte.weight"], weights.pop("pred_token")[0]]
+    model.load_state_dict(weights | {"transformer.wte.weight": torch.cat(table)})
+    x = torch.tensor(values["x"])
+    y = torch.cat([x[:, 1:], torch.tensor(values["y_last_column"])[:, None]], dim=1)
+    return model, x, y, values["cases"]
+
+
+def test_published_values(script, shared_dir):
+    golden = shared_dir / "golden"
+    if not (golden / "nanogpt.json").is_file():
+        pytest.skip("no reference values here")
+    model, x, y, cases = nanogpt(script, golden)
+    assert {case["k"] for case in cases} == {0, 2}
+    for case in cases:
+        ce, jepa, _ = packed_losses(script, model, x, y, case["split"], case["k"])
+        assert ce.item() == pytest.approx(case["ce"], rel=2e-5)
+        assert jepa.item() == pytest.approx(case["jepa_cosine"], rel=2e-5)
+        total = ce + 0.5 * jepa
+        assert total.item() == pytest.approx(case["total_lambda_0p5"], rel=2e-5)
+        found = gradients(model, total)
+        norm = torch.stack([value.norm() for value in found.values()]).norm()
+        assert norm.item() == pytest.approx(case["grad_norm_total"], rel=1e-4)
+        predictor = found["transformer.wte.weight"][-1].norm().item()
+        assert predictor == pytest.approx(case["grad_norm_pred_token"] or 0.0, rel=1e-4)
