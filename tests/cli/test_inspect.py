@@ -1,10 +1,17 @@
 """``stepjepa inspect`` through the entry point, with a tokenizer trained on the file."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 
+from stepjepa.cli.inspect_row import FED, InspectOptions
 from stepjepa.cli.main import main
+from stepjepa.cli.parser import StrictParser
+from stepjepa.cli.train import inspect_arguments
+from stepjepa.training.options import JEPAOptions, RunOptions
 
 STEPS = {"question": "How many?", "answer": "First one.\n\nThen two.\n\nSo three."}
 ONE = {"question": "How many?", "answer": "Three."}
@@ -29,7 +36,7 @@ def inspect(capsys, monkeypatch, file):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
 
-    def call(*options, status=0):
+    def call(*options, status=0, file=file):
         assert main(["inspect", file, "--model_name", "tiny", *options]) == status
         out, err = capsys.readouterr()
         assert (err == "") == (status == 0)
@@ -51,8 +58,8 @@ def cells(out, name):
     return "|".join(found).replace("\u2502", "").replace("|", "")
 
 
-def test_first_pair_by_default(inspect, file):
-    out = inspect()
+def test_first_pair(inspect, file):
+    out = inspect("--step_jepa")
     assert out.startswith(f"row 0 ({file} line 1)") or file in out.splitlines()[0] + out.splitlines()[1]
     assert "2 predictors" in " ".join(out.split())
     assert "1 pair\n" in out
@@ -66,46 +73,105 @@ def test_first_pair_by_default(inspect, file):
 
 
 def test_all_pairs_and_the_order_of_predictors(inspect):
-    out = inspect("--step_pairs", "all", "--predictors", "1")
+    out = inspect("--step_jepa", "--step_pairs", "all", "--predictors", "1")
     assert "2 pairs\n" in out
     assert cells(out, "branch 2") == "<predictor_1> «source 2»"
     assert cells(out, "target 2") == "So·three. «target 2»"
-    out = inspect("--predictor_order", "descending")
+    out = inspect("--step_jepa", "--predictor_order", "descending")
     assert cells(out, "branch 1") == "<predictor_2><predictor_1> «source 1»"
 
 
 def test_question_to_answer(inspect):
-    out = inspect("--objective", "llm_jepa")
-    assert "0 predictors" in " ".join(out.split())
+    out = inspect()  # as `stepjepa train` without an objective
+    said = " ".join(out.split())  # where the title breaks depends on the file's name
+    assert "llm_jepa, in_context, K = 0, packed" in said
+    assert "predictor" not in said.split("segment")[0].split("K = 0")[1]
     assert "branch" not in out.split("segment")[1]
-    assert cells(out, "trunk: user") == "How·many? «end of source 1, source 1»"
+    assert cells(out, "trunk: user") == "How·many? «end of source 1; source 1»"
     assert cells(out, "target 1") == "First·one.↵↵Then·two.↵↵So·three. «target 1»"
     out = inspect("--objective", "llm_jepa", "--last_token", "-1")
     assert cells(out, "target 1").endswith("<end> «target 1»")
 
 
 def test_a_row_without_a_pair_is_drawn_with_the_reason(inspect):
-    out = inspect("--row", "1")
+    out = inspect("--step_jepa", "--row", "1")
     assert "no pair: the answer has fewer than two steps" in out
     assert "pairs: none" in out
     assert cells(out, "trunk: step 1") == "Three."
     assert "no pair: the objective regular makes none" in inspect("--objective", "regular")
-    out = inspect("--max_length", "14")
+    out = inspect("--step_jepa", "--max_length", "14")
     assert "no pair: the views were cut at max_length" in out
     assert "cut at max_length 14" in out
 
 
 def test_options_of_the_chat(inspect, tmp_path):
-    assert cells(inspect("--system_prompt", "Add."), "trunk: system") == "Add."
+    assert cells(inspect("--step_jepa", "--system_prompt", "Add."), "trunk: system") == "Add."
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}<<{{ m['role'] }}>>{{ m['content'] }}{% endfor %}")
-    out = inspect("--chat_template", str(template))
+    out = inspect("--step_jepa", "--chat_template", str(template))
     assert cells(out, "trunk: template") == "<<user>>"
     assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
 
 
+def test_plain_text(inspect, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "One and two are three."}\n{"text": ""}\n{"input_ids": [5, 6, 7, 8, 9]}\n')
+    out = inspect("--objective", "split", file=str(texts))
+    assert cells(out, "trunk: text").replace(" «end of source 1»", "") == "One·and·two·are·three.<end>"
+    out = inspect("--objective", "split", "--max_length", "3", file=str(texts))
+    assert re.search(r"cut into [2-9] examples of up to 3 tokens; the first is shown", " ".join(out.split()))
+    assert "regular" in inspect("--regular", "--row", "2", file=str(texts))
+    assert "'text' is empty; training skips this row" in inspect("--regular", "--row", "1", file=str(texts), status=2)
+    err = inspect("--step_jepa", file=str(texts), status=2)
+    assert "step_jepa needs chats" in err and "skips" not in err
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text(json.dumps(STEPS) + '\n{"text": "One and two are three."}\n')
+    assert "training skips this row" in inspect("--regular", "--row", "1", file=str(mixed), status=2)
+
+
+def test_named_columns(inspect, tmp_path):
+    rows = tmp_path / "choices.jsonl"
+    rows.write_text('{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": 1}\n')
+    columns = ("--source_column", "sentence", "--target_column", "texts", "--choice_column", "right")
+    out = inspect(*columns, file=str(rows))
+    assert cells(out, "trunk: user").startswith("It·is·red.")
+    assert cells(out, "target 1") == "a·rose «target 1»"
+    err = inspect(*columns[:4], file=str(rows), status=2)
+    assert "content of type list" in err and "training skips this row" in err
+
+
+def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
+    rows = tmp_path / "lines.jsonl"
+    lines = {"question": "How many?", "answer": "One.\nTwo.\nThree."}
+    rows.write_text("\n".join(json.dumps(row) for row in (STEPS, lines, lines, lines)))
+    out = inspect("--step_jepa", file=str(rows))
+    assert "steps are found by --step_splitter lines (4 of the first 4 answers" in " ".join(out.split())
+    assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
+    out = inspect("--step_jepa", "--step_splitter", "separator", "--row", "1", file=str(rows))
+    assert "no pair: the answer has fewer than two steps" in out and "are found by" not in out
+
+
+def test_options_that_are_not_read(inspect):
+    assert "--step_pairs has no effect with objective llm_jepa" in inspect("--step_pairs", "all")
+    out = inspect("--objective", "regular", "--predictors", "2", "--views", "in_context")
+    assert "--predictors has no effect with objective regular" in out
+    assert "--views has no effect" not in out  # it is what it would be anyway
+
+
+def test_options_are_those_of_training():
+    fields = InspectOptions.__dataclass_fields__
+    for name in FED:
+        trained = JEPAOptions.__dataclass_fields__[name]
+        assert (fields[name].default, fields[name].metadata) == (trained.default, trained.metadata)
+    options = JEPAOptions(objective="split", multi_horizon=[1, 2], labels="reference", front_pred=False)
+    options.check()
+    words = [word for word in inspect_arguments(RunOptions(train_file="data.jsonl"), options) if word != "data.jsonl"]
+    (shown,) = StrictParser((InspectOptions,)).parse(words)
+    assert {name: getattr(shown, name) for name in FED} == {name: getattr(options, name) for name in FED}
+
+
 def test_hostile_text(inspect):
-    out = inspect("--row", "2")
+    out = inspect("--step_jepa", "--row", "2")
     assert all(character == "\n" or character.isprintable() for character in out)
     assert cells(out, "trunk: system") == r"[bold]Be\x1b[31m"
     assert cells(out, "trunk: user") == r"\u202e:smile:\r↵[/]"
@@ -123,6 +189,14 @@ def test_hostile_text(inspect):
         (["--last_token", "1"], "last_token is 1"),
         (["--step_pairs", "every"], "--step_pairs"),
         (["--lbd", "1"], "unknown flag --lbd"),
+        (["--front_pred"], "front_pred puts predictors in front"),
+        (["--step_jepa", "--views", "standalone"], "use it with objective llm_jepa"),
+        (["--step_jepa", "--forward", "inline", "--step_pairs", "all"], "forward=inline holds one pair"),
+        (["--objective", "semantic_tube", "--predictors", "1"], "semantic_tube has no predictor tokens"),
+        (["--objective", "semantic_tube", "--tube_mode", "mean", "--tube_times", "2"], "draws no spans"),
+        (["--source_column", "question"], "give both"),
+        (["--plain", "--chat_template", "x"], "leave one of them out"),
+        (["--horizon", "0"], "horizons are [0]"),
         (["--chat_template", "no.jinja"], "no.jinja"),
     ],
 )
@@ -145,12 +219,18 @@ def test_files_that_cannot_be_used(tmp_path, capsys):
 
 def test_help(capsys):
     assert main(["inspect", "--help"]) == 0
-    assert "--predictor_order {ascending,descending}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "--predictor_order {ascending,descending}" in out and "also --step_jepa" in out
+    code = (
+        "import sys\nfrom stepjepa.cli.main import main\nmain(['inspect', '--help'])\nsys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def test_published_data(shared_dir, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     file = str(shared_dir / "data" / "gsm8k_test.jsonl")
-    assert main(["inspect", file, "--model_name", "tiny", "--step_splitter", "lines", "--step_pairs", "all"]) == 0
+    assert main(["inspect", file, "--model_name", "tiny", "--step_jepa", "--step_pairs", "all"]) == 0
     out = capsys.readouterr().out
     assert "target 2" in out and "####" in out
+    assert "steps are found by --step_splitter lines" in " ".join(out.split())

@@ -11,17 +11,9 @@ from rich.cells import cell_len
 
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
+from stepjepa.inspect.glyphs import ASCII, UNICODE, token_label
 from stepjepa.inspect.model import row_record
-from stepjepa.inspect.terminal import (
-    ASCII,
-    UNICODE,
-    draw,
-    make_console,
-    mask_lines,
-    shown_positions,
-    token_label,
-    token_lines,
-)
+from stepjepa.inspect.terminal import draw, make_console, mask_lines, shown_positions, token_lines
 
 HOSTILE = ["[bold]q[/bold]", "[/]", "\x1b[31mb\x1b[0m", " \U0001f600\u200d\u202e", "\r\n", ":smile:\t", "\x07\x9b"]
 
@@ -66,7 +58,7 @@ def test_a_drawing_in_full():
         "",
         "  . trunk, no label",
         "  a trunk, labelled",
-        "  s end of a source view (a branch hangs behind it)",
+        "  s end of a source view on the trunk",
         "  o a target view's original on the trunk",
         "  p predictor token",
         "  t isolated copy of a target view",
@@ -76,6 +68,8 @@ def test_a_drawing_in_full():
         "trunk: answer      1         1  a│b «end of source 1»│c│d│e",
         "branch 1           6         3  <|predictor_1|>│<|predictor_2|> «source 1»",
         "target 1           8         5  c│d «target 1»",
+        "",
+        "LM loss on 5 tokens: 1-5",
         "",
         "pairs",
         '  pair 1  source ends at 2 "b", read at 7 "<|predictor_2|>"',

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepjepa.cli.options import Option
 from stepjepa.cli.parser import StrictParser
+from stepjepa.cli.values import BadValue
 from stepjepa.data.encode import find_splitter
 from stepjepa.data.format_check import check_format
 from stepjepa.data.sources import RowSource
@@ -63,17 +65,30 @@ def file_argument(parser: StrictParser, argv: Sequence[str]) -> list[str]:
     """`argv` with its first free word (one that is no flag and no flag's value) as ``--file WORD``."""
     waiting = False  # for the value of the flag before
     switch = False  # that flag may stand without a value
+    many = None  # that flag takes any number of values
     for index, word in enumerate(argv):
         taken = waiting and (not switch or word.lower() in _SWITCH_WORDS)
+        if many is not None and not waiting:
+            taken = _fits(many, word)
         if word.startswith("--"):
             known = parser.options.get(word[2:].replace("-", "_"))
             waiting = (known is not None or word == "--config") and "=" not in word
             switch = known is not None and known.boolean
+            many = known if known is not None and known.many else None
         elif taken or (word.startswith("-") and len(word) > 1):
             waiting = False
         else:
             return [*argv[:index], *argv[index + 1 :], f"--file={word}"]
     return list(argv)
+
+
+def _fits(option: Option, word: str) -> bool:
+    """Whether a word can be one more value of an option with several."""
+    try:
+        option.read([word])
+    except BadValue:
+        return False
+    return True
 
 
 def needed_file(name: str | None, command: str) -> str:

@@ -27,6 +27,7 @@ class EncodeOptions:
         front_pred, reverse_pred: see `apart.ApartOptions`.
         horizons: values of h in step i -> step i + h.
         split_ratio: where ``split`` cuts.
+        one_pair: keep the first pair of an example only (`inline`, where a second would see the first one's predictors).
         columns: the two columns that hold the views, None for the known names.
     """
 
@@ -45,4 +46,5 @@ class EncodeOptions:
     reverse_pred: bool = False
     horizons: tuple[int, ...] = (1,)
     split_ratio: float = 0.5
+    one_pair: bool = False
     columns: PairColumns | None = None

@@ -73,6 +73,9 @@ def usable_pairs(
         if len(kept) < len(pairs):
             report.pairs_dropped[why] += len(pairs) - len(kept)
             pairs, reason = kept, None if kept else why
+    if options.one_pair and len(pairs) > 1:
+        report.pairs_dropped["second_pair"] += len(pairs) - 1
+        pairs = pairs[:1]
     if not pairs and options.objective != "regular":
         report.examples_without_pairs[reason or "empty_view"] += 1
     return pairs, views if pairs else NO_VIEWS

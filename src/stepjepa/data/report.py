@@ -27,6 +27,7 @@ REASONS = {
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
     "too_short_to_split": "too few tokens to split",
     "view_refused": "the chat template cannot write a message alone",
+    "second_pair": "forward=inline holds one pair an example",
     "pair_truncated": "the views were cut at max_length",
     "empty_view": "a view has no tokens",
     "no_user_message": "no user message before the answer",

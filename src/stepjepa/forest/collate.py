@@ -74,6 +74,8 @@ class ForestCollator:
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
+        if self.inline:
+            examples = [example._replace(pairs=example.pairs[:1]) for example in examples]
         build = build_inline if self.inline else build_forest
         batch = self.lay_out([build(example, self.predictor_ids, not self.separate_targets) for example in examples])
         starts = batch.pop("starts").tolist()
@@ -83,8 +85,7 @@ class ForestCollator:
             batch["target_readouts"] = rows.pop("target_readouts")
             unused = ("label_positions", "label_ids", "source_readouts", "starts")
             batch |= {f"target_{name}": value for name, value in rows.items() if name not in unused}
-        pairs = [min(len(e.pairs), 1) if self.inline else len(e.pairs) for e in examples]
-        batch = targets_in_order(batch, pairs, self.shuffle_targets)
+        batch = targets_in_order(batch, [len(example.pairs) for example in examples], self.shuffle_targets)
         tube = combination_fields(examples, starts, self.shuffle_targets)
         if tube:
             read = (batch["read_positions"], tube["tube_source_positions"], tube["tube_target_positions"])

@@ -1,21 +1,18 @@
 """The record of a row drawn in a terminal: tokens by segment, pairs with their readouts, and the mask in half blocks.
 
-    ```
-    segment        index  position  tokens
-    trunk: step 1     12        12  First|,|·add|.|..  <end of source 1>
-    branch 1          40        17  <|predictor_1|>|<|predictor_2|> <source 1>
-    target 1          42        19  Then|·double|.  <target 1>
-    ```
-
-Text from the data reaches the terminal only through `token_label`, and rich only as `Text`, so neither control
-characters nor rich's markup in it do anything.
+```
+segment   index  position  tokens
+step 1       12        12  First|,|·add|.|..  <end of source 1>
+branch 1     40        17  <|predictor_1|>|<|predictor_2|> <source 1>
+target 1     42        19  Then|·double|.  <target 1>
+```
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -23,35 +20,11 @@ from rich.console import Console
 from rich.text import Text
 
 from stepjepa.data.format_check import escaped
-from stepjepa.inspect.model import KINDS, Readout, RowRecord
+from stepjepa.inspect.glyphs import ASCII, FAINT, LETTERS, READOUT, STYLES, UNICODE, Glyphs, token_label
+from stepjepa.inspect.model import RowRecord
+from stepjepa.inspect.prose import head_lines, label_lines, legend_lines, pair_lines
 
-STYLES = {
-    "prompt": "",
-    "answer": "green",
-    "source_end": "bold yellow",
-    "original": "cyan",
-    "predictor": "bold magenta",
-    "target": "blue",
-}
-LETTERS = {"prompt": ".", "answer": "a", "source_end": "s", "original": "o", "predictor": "p", "target": "t"}
-_READOUT = "underline"
-_FAINT = "dim"
 _NARROWEST = 20  # columns for tokens, and for the mask, at least
-
-
-class Glyphs(NamedTuple):
-    """Characters to draw with. `blocks`: nothing, upper half, lower half, both."""
-
-    space: str
-    newline: str
-    tab: str
-    bar: str
-    tag: tuple[str, str]
-    blocks: str
-
-
-UNICODE = Glyphs("\u00b7", "\u21b5", "\u21e5", "\u2502", ("\u00ab", "\u00bb"), " \u2580\u2584\u2588")
-ASCII = Glyphs(" ", "\\n", "\\t", "|", ("<", ">"), " '.#")
 
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
@@ -75,36 +48,35 @@ def draw(record: RowRecord, console: Console, title: str = "", notes: Sequence[s
         notes: further lines under it.
     """
     glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
-    tokens, mask = token_lines(record, console.width, glyphs), mask_lines(record, console.width, glyphs)
-    prose = (_head(record, title, notes), _legend(), _pair_lines(record, glyphs))
-    for number, block in enumerate((*prose[:2], tokens, prose[2], mask)):
+    blocks: list[tuple[Iterable[Text], bool]] = [  # lines, and whether they may be broken
+        (head_lines(record, title, notes), True),
+        (legend_lines(record), True),
+        (token_lines(record, console.width, glyphs), False),
+        (label_lines(record), True),
+        (pair_lines(record, glyphs), True),
+        (mask_lines(record, console.width, glyphs), False),
+    ]
+    for number, (lines, prose) in enumerate(blocks):
         if number:
             console.print()
-        for line in block:
+        for line in lines:
             # Drawn lines are filled to the width already; only a token that is wider than that goes beyond it.
-            console.print(line, soft_wrap=block not in prose)
-
-
-def token_label(text: str, glyphs: Glyphs = UNICODE) -> str:
-    """A token's text on one line, white space visible, control and format characters as escapes."""
-    for character, glyph in ((" ", glyphs.space), ("\n", glyphs.newline), ("\t", glyphs.tab)):
-        text = text.replace(character, glyph)
-    text = escaped(text)
-    return text.encode("ascii", "backslashreplace").decode() if glyphs is ASCII else text
+            console.print(line, soft_wrap=not prose)
 
 
 def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
     """The tokens, section by section, with the row index and the position of each line's first token."""
     names = [_section_name(record, start) for start, _ in record.sections()]
     column = max(map(len, [*names, "segment"]))
-    yield Text(f"{'segment':<{column}}  index  position  tokens", style=_FAINT)
+    yield Text(f"{'segment':<{column}}  index  position  tokens", style=FAINT)
     room = max(width - column - 19, _NARROWEST)
     tags = _tags(record, glyphs)
     readouts = {index for pair in record.pairs for index in (pair.source.index, pair.target.index)}
+    readouts |= {term.index for drawn in record.tube for _, term in drawn.ends}
     for (start, stop), name in zip(record.sections(), names, strict=True):
         for first, cells in _filled(record, start, stop, room, tags, readouts, glyphs):
             line = Text().append(f"{name:<{column}}  ", style=STYLES[record.kinds[start]])
-            line.append(f"{first:>5}  {record.positions[first]:>8}  ", style=_FAINT)
+            line.append(f"{first:>5}  {record.positions[first]:>8}  ", style=FAINT)
             line.append_text(cells)
             yield line
             name = ""
@@ -113,15 +85,15 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
 def mask_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
     """Who sees whom, two query rows a line; a row wider than `width` is shortened, which the first line says."""
     shown = shown_positions(record, max(width - 10, _NARROWEST))
-    yield Text("who sees whom (down: who looks, two a line; across: who is seen)", style=_FAINT)
+    yield Text("who sees whom (down: who looks, two a line; across: who is seen)", style=FAINT)
     if len(shown) < len(record):
-        yield Text(f"{len(shown)} of {len(record)} positions fit: readouts, segments' ends, some others", style=_FAINT)
+        yield Text(f"{len(shown)} of {len(record)} positions fit: readouts, segments' ends, some others", style=FAINT)
     strip = Text(" " * 10)
     for index in shown:
         strip.append(LETTERS[record.kinds[index]], style=STYLES[record.kinds[index]])
     yield strip
     for upper, lower in zip(shown[::2], [*shown[1::2], None][: (len(shown) + 1) // 2], strict=True):
-        line = Text().append(f"{upper:>6} ", style=_FAINT)
+        line = Text().append(f"{upper:>6} ", style=FAINT)
         for query in (upper, lower):
             kind = None if query is None else record.kinds[query]
             line.append(LETTERS[kind] if kind else " ", style=STYLES[kind] if kind else "")
@@ -139,6 +111,7 @@ def shown_positions(record: RowRecord, room: int) -> list[int]:
     if len(record) <= room:
         return list(range(len(record)))
     needed = {index for pair in record.pairs for index in (pair.source_end.index, pair.source.index, pair.target.index)}
+    needed |= {term.index for drawn in record.tube for _, term in drawn.ends}
     needed |= {index for index, kind in enumerate(record.kinds) if kind == "predictor"}
     for start, stop in record.sections():
         needed |= {start, stop - 1}
@@ -153,39 +126,31 @@ def _thinned(indices: Sequence[int], count: int) -> list[int]:
     return [indices[pick] for pick in picks]
 
 
-def _head(record: RowRecord, title: str, notes: Sequence[str]) -> Iterator[Text]:
-    kinds = record.kinds
-    trunk = int((record.segments == 0).sum())
-    parts = [f"{trunk} on the trunk ({int(record.labelled.sum())} labelled)"]
-    parts += [f"{kinds.count('predictor')} predictors", f"{kinds.count('target')} in isolated targets"]
-    pairs = f"{len(record.pairs)} pair{'' if len(record.pairs) == 1 else 's'}"
-    counts = f"{len(record)} tokens: {', '.join(parts)}; {pairs}"
-    yield Text(escaped(f"{title}: {counts}" if title else counts), style="bold")
-    for note in notes:
-        yield Text(escaped(note), style="yellow")
-
-
-def _legend() -> Iterator[Text]:
-    for kind, words in KINDS.items():
-        line = Text(f"  {LETTERS[kind]} ", style=STYLES[kind])
-        line.append(words, style=STYLES[kind])
-        yield line
-
-
 def _section_name(record: RowRecord, start: int) -> str:
     several = len(record) and record.examples[-1] > 0
     return escaped(f"{record.examples[start]} {record.names[start]}" if several else record.names[start])
 
 
 def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
-    """What is said behind a token: where a source view ends, and what is read there."""
-    words: dict[int, list[str]] = {}
+    """What is said behind a token: where a source view or a drawn span ends, and what is read there."""
+    words: dict[int, dict[str, list[int]]] = {}
+
+    def say(index: int, what: str, number: int) -> None:
+        words.setdefault(index, {}).setdefault(what, []).append(number)
+
     for pair in record.pairs:
-        words.setdefault(pair.source_end.index, []).append(f"end of source {pair.number}")
-        words.setdefault(pair.source.index, []).append(f"source {pair.number}")
-        words.setdefault(pair.target.index, []).append(f"target {pair.number}")
+        if not pair.apart:
+            say(pair.source_end.index, "end of source", pair.number)
+        say(pair.source.index, "source", pair.number)
+        say(pair.target.index, "target", pair.number)
+    for drawn in record.tube:
+        for name, term in drawn.ends:
+            say(term.index, name, drawn.number)
     left, right = glyphs.tag
-    return {index: f"{left}{', '.join(said)}{right}" for index, said in words.items()}
+    return {
+        index: left + "; ".join(f"{what} {', '.join(map(str, numbers))}" for what, numbers in said.items()) + right
+        for index, said in words.items()
+    }
 
 
 def _filled(
@@ -207,33 +172,10 @@ def _filled(
             yield first, line
             first, line, used = index, Text(), 0
         if used:
-            line.append(glyphs.bar, style=_FAINT)
+            line.append(glyphs.bar, style=FAINT)
         style = STYLES[record.kinds[index]]
-        line.append(label, style=f"{style} {_READOUT}" if index in readouts else style)
+        line.append(label, style=f"{style} {READOUT}" if index in readouts else style)
         if tag:
             line.append(f" {tag}", style="italic")
         used += needs
     yield first, line
-
-
-def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
-    yield Text("pairs" if record.pairs else "pairs: none", style=_FAINT)
-    several = len(record) and record.examples[-1] > 0
-
-    def shown(readout: Readout) -> str:
-        return f'{readout.index} "{token_label(readout.text, glyphs)}"'
-
-    for pair in record.pairs:
-        title = f"  example {pair.example}, pair {pair.number}  " if several else f"  pair {pair.number}  "
-        line = Text(title)
-        line.append(f"source ends at {shown(pair.source_end)}", style=STYLES["source_end"])
-        line.append(", read at ")
-        line.append(shown(pair.source), style=STYLES[record.kinds[pair.source.index]])
-        yield line
-        line = Text(" " * len(title))
-        line.append(f"target {pair.copy[0]}-{pair.copy[1] - 1}", style=STYLES["target"])
-        line.append(" (on the trunk ")
-        line.append(f"{pair.original[0]}-{pair.original[1] - 1}", style=STYLES["original"])
-        line.append("), read at ")
-        line.append(shown(pair.target), style=STYLES["target"])
-        yield line

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from stepjepa.forest.tube import Combination, Tube
 
@@ -24,7 +23,8 @@ SIDES = {
 DRAWN = ("span", "three_index")
 
 
-class Term(NamedTuple):
+@dataclass(frozen=True)
+class Term:
     """``coefficient * h[index]``, and the text of the token there."""
 
     index: int

@@ -16,7 +16,8 @@ import transformers
 
 import stepjepa
 from stepjepa.data.chat import RowError
-from stepjepa.data.sources import RowSource, row_to_messages
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.streams import is_stream
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import write_json
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
@@ -24,6 +25,7 @@ from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.setup import pair_columns
 from stepjepa.training.trainer import JEPATrainer
 
 # Rows that a preset's tokenizer is trained on, at most.
@@ -41,11 +43,16 @@ _OWN_FILES = set(
 )
 
 
-def contents(source: Any, split: str = "train", limit: int = TOKENIZER_ROWS) -> Iterator[str]:
-    """The message contents of a data set's first rows, for a preset's tokenizer."""
+def contents(
+    source: Any, split: str = "train", columns: PairColumns | None = None, limit: int = TOKENIZER_ROWS
+) -> Iterator[str]:
+    """The texts of a data set's first rows, for a preset's tokenizer."""
     for _, row in islice(RowSource(source, split), limit):
+        if columns is None and is_stream(row) and isinstance(row.get("text"), str):
+            yield row["text"]
+            continue
         try:
-            messages = row_to_messages(row)
+            messages = row_to_messages(row, None, columns)
         except RowError:
             continue
         yield from (message["content"] for message in messages)
@@ -84,7 +91,8 @@ def run_training(
             f"--eval_strategy {getattr(config.eval_strategy, 'value', config.eval_strategy)} needs --eval_file"
         )
     tokenizer_name = str(checkpoint) if checkpoint and is_preset(run.model_name) else run.model_name
-    tokenizer = load_tokenizer(tokenizer_name, contents(run.train_file, run.dataset_split), run.trust_remote_code)
+    texts = contents(run.train_file, run.dataset_split, pair_columns(config))
+    tokenizer = load_tokenizer(tokenizer_name, texts, run.trust_remote_code)
     from_scratch = is_preset(run.model_name) or run.pretrain
     if from_scratch and scratch_lr is not None:
         config.learning_rate = scratch_lr

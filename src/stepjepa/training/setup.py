@@ -56,9 +56,6 @@ class ModelSetup:
 def encode_options(options: JEPAOptions, positions: int | None = None) -> EncodeOptions:
     """How rows become examples under `options`."""
     splitter = "separator" if options.step_splitter == "auto" else options.step_splitter
-    columns = None
-    if options.source_column and options.target_column:
-        columns = PairColumns(options.source_column, options.target_column, options.choice_column)
     return EncodeOptions(
         objective=options.objective if options.uses_pairs else "regular",
         splitter=make_splitter(splitter, options.step_separator),
@@ -75,8 +72,16 @@ def encode_options(options: JEPAOptions, positions: int | None = None) -> Encode
         reverse_pred=options.reverse_pred,
         horizons=options.horizons,
         split_ratio=options.split_ratio,
-        columns=columns,
+        one_pair=options.forward == "inline" and options.step_pairs != "random",
+        columns=pair_columns(options),
     )
+
+
+def pair_columns(options: JEPAOptions) -> PairColumns | None:
+    """The columns that hold the views, where the options name them."""
+    if not options.source_column or not options.target_column:
+        return None
+    return PairColumns(options.source_column, options.target_column, options.choice_column)
 
 
 def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
@@ -95,8 +100,7 @@ def settle_splitter(source: RowSource, options: JEPAOptions) -> None:
     """Replace ``step_splitter=auto`` by the splitter that serves the data set's first rows, and say which."""
     if options.objective != "step_jepa" or options.step_splitter != "auto":
         return
-    columns = encode_options(options).columns
-    name, found, seen = find_splitter(source, options.step_separator, columns)
+    name, found, seen = find_splitter(source, options.step_separator, pair_columns(options))
     options.step_splitter = name  # type: ignore[assignment]
     if options.step_splitter != "separator":
         logger.warning(

@@ -1,0 +1,154 @@
+"""Drawings of every form and of the semantic tube, in full or by their lines."""
+
+import io
+
+import numpy as np
+import pytest
+
+from stepjepa.data.examples import Example
+from stepjepa.data.views import Pair
+from stepjepa.forest.tube import TubeOptions, tube_of_spans
+from stepjepa.inspect.glyphs import LETTERS, STYLES
+from stepjepa.inspect.model import KINDS, row_record
+from stepjepa.inspect.terminal import draw, make_console
+
+
+@pytest.fixture(autouse=True)
+def no_colours(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def drawn(row, width):
+    file = io.StringIO()
+    draw(row, make_console(file, width))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def shown(example, predictors=2, **options):
+    return drawn(row_record([example], predictors, "qabcdefghij".__getitem__, vocabulary=11, **options), 140)
+
+
+def test_the_inline_form():
+    example = Example(np.arange(6, dtype=np.int32), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
+    lines = shown(example, forward="inline")
+    assert lines == [
+        "8 tokens: 6 on the trunk (5 labelled), 2 predictors; 1 pair",
+        "",
+        "  . trunk, no label",
+        "  a trunk, labelled",
+        "  s end of a source view on the trunk",
+        "  i a target view isolated in its place",
+        "  p predictor token",
+        "",
+        "segment        index  position  tokens",
+        "trunk: prompt      0         0  q",
+        "trunk: answer      1         1  a│b «end of source 1»",
+        "predictors         3         3  <|predictor_1|>│<|predictor_2|> «source 1»",
+        "trunk: answer      5         5  c│d «target 1»│e",
+        "",
+        "LM loss on 5 tokens: 1-2, 5-7",
+        "",
+        "pairs",
+        '  pair 1  source ends at 2 "b", read at 4 "<|predictor_2|>"',
+        '          target 5-6 (isolated in its place), read at 6 "d"',
+        "",
+        "who sees whom (down: who looks, two a line; across: who is seen)",
+        "          .asppiia",
+        "     0 .a █▄",
+        "     2 sp ███▄",
+        "     4 pi ▀▀▀▀▀▄",
+        "     6 ia ▄▄▄▄▄██▄",
+    ]
+
+
+def test_views_apart_and_their_rows_in_two_passes():
+    example = Example(
+        np.arange(2, dtype=np.int32), ((1, 2),), (Pair(6, 4, 7, 9, 8, 2),), np.array([0, 2, -1, -2, 5, 0, 3], np.int32)
+    )
+    lines = shown(example)
+    assert (
+        lines[0]
+        == "9 tokens: 2 on the trunk (1 labelled), 2 predictors, 3 in sources of their own, 2 in isolated targets; 1 pair"
+    )
+    assert "source 1           2         0  q│b│<|predictor_1|> «source 1»│<|predictor_2|>│e" in lines
+    assert "target 1           7         0  q│c «target 1»" in lines
+    assert '  pair 1  source 2-6, read at 4 "<|predictor_1|>"' in lines
+    assert '          target 7-8, read at 8 "c"' in lines
+    assert lines[-6:] == [
+        "          .avvppvtt",
+        "     0 .a █▄",
+        "     2 vv   █▄",
+        "     4 pp   ███▄",
+        "     6 vt   ▀▀▀▀▀▄",
+        "     8 t         ▀▀",
+    ]
+    steps = Example(np.arange(6, dtype=np.int32), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
+    lines = shown(steps, forward="two_pass")
+    assert '  pair 1  source ends at 2 "b" (row 6-10), read at 10 "<|predictor_2|>"' in lines
+    assert '          target 11-12 (on the trunk 3-4), read at 12 "d"' in lines
+
+
+def test_shared_segments_say_whom_they_serve():
+    pairs = (Pair(1, 1, 2, 3, 2), Pair(1, 1, 3, 4, 3), Pair(2, 2, 3, 4, 3))
+    example = Example(np.arange(5, dtype=np.int32), ((1, 5),), pairs)
+    lines = shown(example, predictors=1)
+    assert "trunk: answer      1         1  a «end of source 1, 2»│b «end of source 3»│c│d" in lines
+    assert "branch 1           5         2  <|predictor_1|> «source 1, 2»" in lines
+    assert "target 2           7         4  c «target 2, 3»" in lines
+    assert "branch 3           8         3  <|predictor_1|> «source 3»" in lines
+    lines = shown(example, predictors=0)
+    assert any("a «end of source 1, 2; source 1, 2»│b «end of source 3; source 3»│c│d" in line for line in lines)
+
+
+@pytest.fixture
+def tube_example():
+    def make(mode, spans=(), **options):
+        tube = tube_of_spans((2, 5), (7, 9), spans, TubeOptions(mode, **options))
+        return Example(np.arange(10, dtype=np.int32), ((7, 10),), tube=tube)
+
+    return make
+
+
+def test_drawn_spans(tube_example):
+    lines = shown(tube_example("span", [(2, 4)]), 0)
+    assert lines[:6] == [
+        "10 tokens: 10 on the trunk (3 labelled); 1 span",
+        "",
+        "  . trunk, no label",
+        "  a trunk, labelled",
+        "  x within a drawn span",
+        "",
+    ]
+    first = lines.index("spans (h: the state of a token)")
+    assert lines[first + 1 : first + 6] == [
+        '  pair 1  s = 3 "c", t = 7 "g"',
+        '          T      h[4] - h[1] + h[8] - h[6]: 2-4 ("b" .. "d"), 7-8 ("g" .. "h")',
+        '          P      h[4] - h[3] + h[7] - h[6]: 4 ("d"), 7 ("g")',
+        '          T - P  h[3] - h[1] + h[8] - h[7]: 2-3 ("b" .. "c"), 8 ("h")',
+        "          compared: T - P (source) with P (target)",
+    ]
+    assert "trunk: prompt      0         0  q│a│b│c «s 1»│d│e│f" in lines
+    assert "trunk: answer      7         7  g «t 1»│h│i" in lines
+    three = shown(tube_example("three_index", [(0, 2, 4)]), 0, tube_mode="three_index")
+    assert '  pair 1  s = 1 "a", r = 3 "c", t = 7 "g"' in three
+    assert "          compared: r to t (source) with s to r (target)" in three
+
+
+def test_vectors_that_are_not_drawn(tube_example):
+    lines = shown(tube_example("mean"), 0, tube_mode="mean")
+    assert lines[0].endswith("; 1 pair of vectors")
+    assert '  pair 1  user    mean of h over 2-4 ("b" .. "d")' in lines
+    lines = shown(tube_example("curvature"), 0, tube_mode="curvature")
+    assert lines[0].endswith("; 3 pairs of vectors")
+    assert '  pair 3  before  h[7] - h[6]: 7 ("g")' in lines
+    assert "          compared: before (source) with behind (target), weight 0.333" in lines
+    many = tube_of_spans((2, 30), (32, 60), (), TubeOptions("curvature"))
+    row = row_record(
+        [Example(np.arange(60, dtype=np.int32), ((32, 60),), tube=many)], 0, str, vocabulary=60, tube_mode="curvature"
+    )
+    assert "  and 48 more" in drawn(row, 140)
+
+
+def test_every_kind_has_a_letter_and_a_colour():
+    assert list(LETTERS) == list(STYLES) == list(KINDS)
+    assert len(set(LETTERS.values())) == len(KINDS)

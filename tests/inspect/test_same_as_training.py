@@ -1,0 +1,199 @@
+"""The row that is shown is the row that training lays out: same ids, positions, mask, readouts, labels and draws."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stepjepa.cli.inspect_row import find_row, inspected
+from stepjepa.forest.dense import dense_mask
+from stepjepa.modeling.load import load_tokenizer
+from stepjepa.training.batches import Draw, DrawnExamples
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run import contents
+from stepjepa.training.setup import ModelSetup, encode, make_collator
+from support.rows import step_rows
+
+SEED = 7
+TURNS = [
+    {"role": "system", "content": "Count."},
+    {"role": "user", "content": "How many are two and three?"},
+    {"role": "assistant", "content": "Two.\n\nThree more.\n\nSo five."},
+    {"role": "user", "content": "And with four?"},
+    {"role": "assistant", "content": "Five.\n\nFour more.\n\nThat makes nine.\n\nNine."},
+]
+ROWS = [step_rows(1)[0], {"messages": []}, *step_rows(4, seed=3)[1:], {"messages": TURNS}]
+TEXTS = [{"text": "Three and four are seven, " * 5}, {"text": " "}, {"text": "Five more make twelve."}]
+CHAT, TEXT = len(ROWS) - 1, len(TEXTS) - 1  # the rows that are looked at
+
+EVERYWHERE = [
+    {"objective": "regular", "labels": "all"},
+    {"objective": "llm_jepa"},
+    {"objective": "llm_jepa", "predictors": 3, "labels": "reference"},
+    {"objective": "llm_jepa", "predictors": 2, "last_token": -2, "same_predictor": True},
+    {"objective": "llm_jepa", "views": "standalone"},
+    {"objective": "llm_jepa", "views": "standalone", "predictors": 2},
+    {"objective": "llm_jepa", "front_pred": True, "predictors": 2},
+    {"objective": "llm_jepa", "reverse_pred": True, "predictors": 1, "last_token": -2},
+    {"objective": "llm_jepa", "predictors": 1, "plain": True},
+    {"objective": "step_jepa"},
+    {"objective": "step_jepa", "step_pairs": "all", "predictors": 0},
+    {"objective": "step_jepa", "step_pairs": "all", "predictors": 1, "multi_horizon": [1, 2, 3]},
+    {"objective": "step_jepa", "step_pairs": "all", "horizon": 2, "predictor_order": "descending"},
+    {"objective": "step_jepa", "step_pairs": "random"},
+    {"objective": "step_jepa", "step_pairs": "random", "jepa_ratio": 1e-6, "max_length": 70},
+    {"objective": "split", "target_grad": True},
+    {"objective": "split", "target_grad": True, "predictors": 3, "split_ratio": 0.2, "same_predictor": True},
+    {"objective": "semantic_tube", "tube_times": 3},
+    {"objective": "semantic_tube", "tube_mode": "three_index", "tube_content": "with_markup"},
+    {"objective": "semantic_tube", "tube_mode": "curvature"},
+]
+INLINE = [
+    {"objective": "llm_jepa", "predictors": 2},
+    {"objective": "llm_jepa", "predictors": 0, "last_token": -1},
+    {"objective": "step_jepa", "labels": "all"},
+    {"objective": "step_jepa", "step_pairs": "random", "horizon": 2, "predictors": 1, "same_predictor": True},
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for name, rows in (("chats", ROWS), ("texts", TEXTS)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {name: str(folder / f"{name}.jsonl") for name in ("chats", "texts")}
+
+
+def both(file, row, index, **options):
+    """The record, training's batch of the same row, and training's example; `index` is the row's among the kept ones."""
+    shown, trained = JEPAOptions(**options), JEPAOptions(**options)
+    shown.check()
+    trained.check()
+    record, _ = inspected(file, find_row(file, row), "tiny", shown, SEED)
+    tokenizer = load_tokenizer("tiny", contents(file))
+    store, _ = encode(file, tokenizer, trained)
+    assert shown == trained  # the splitter is settled alike
+    example = DrawnExamples(store, trained, SEED, trained.jepa_ratio)[Draw(0, index)]
+    size, count = len(tokenizer), 1 if trained.same_predictor else trained.predictors or 0
+    ids = list(range(size, size + count)) if trained.uses_pairs else []
+    form = "packed" if trained.forward == "auto" else trained.forward
+    collator = make_collator(ModelSetup(size, ids, form), trained, tokenizer.pad_token_id, "sdpa", "cpu")
+    return record, collator([example]), example
+
+
+def assert_same_row(record, batch):
+    for name, values in (
+        ("input_ids", record.ids),
+        ("position_ids", record.positions),
+        ("example", record.examples),
+        ("segment", record.segments),
+        ("order", record.orders),
+        ("attach", record.attaches),
+    ):
+        assert batch[name][0].tolist() == values.tolist(), name
+    if "floor" in batch:
+        assert batch["floor"][0].tolist() == record.floors.tolist()
+    else:
+        assert not record.floors.any()
+    np.testing.assert_array_equal(dense_mask(batch)[0, 0].numpy(), record.visible)
+    assert_same_readouts(record, batch)
+
+
+def assert_same_readouts(record, batch):
+    labels = np.flatnonzero(record.labelled)
+    assert (batch["label_positions"] + 1).tolist() == labels.tolist()
+    assert batch["label_ids"].tolist() == record.ids[labels].tolist()
+    assert batch["source_readouts"].tolist() == [pair.source.index for pair in record.pairs]
+    assert batch["target_readouts"].tolist() == [pair.target.index for pair in record.pairs]
+
+
+@pytest.mark.parametrize("options", EVERYWHERE, ids=str)
+def test_packed(files, options):
+    record, batch, example = both(files["chats"], CHAT, CHAT - 1, **options)
+    assert_same_row(record, batch)
+    assert len(record.pairs) == len(example.pairs)
+    dropped = options.get("jepa_ratio", 1) < 1
+    assert bool(record.pairs or record.tube) == (options["objective"] != "regular" and not dropped)
+    if example.tube is not None:
+        drawn = [(term.index, term.coefficient) for pair in record.tube for term in pair.target.terms]
+        positions, coefficients = batch["tube_target_positions"], batch["tube_target_coefficients"]
+        assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
+        assert batch["tube_weights"].tolist() == [pair.weight for pair in record.tube]
+
+
+@pytest.mark.parametrize("options", INLINE, ids=str)
+def test_inline(files, options):
+    record, batch, _ = both(files["chats"], CHAT, CHAT - 1, forward="inline", **options)
+    assert_same_row(record, batch)
+    assert len(record.pairs) == 1 and record.floors.any()
+
+
+@pytest.mark.parametrize("options", EVERYWHERE, ids=str)
+def test_two_pass(files, options):
+    record, batch, example = both(files["chats"], CHAT, CHAT - 1, forward="two_pass", **options)
+    if options["objective"] == "regular":
+        assert batch["input_ids"][0].tolist() == record.ids.tolist()
+        return
+    rows = list(zip(batch["input_ids"], batch["attention_mask"], batch["position_ids"], strict=True))
+    if example.pairs:
+        names = ("input_ids", "attention_mask", "position_ids")
+        rows += zip(*(batch[f"view_{name}"] for name in names), strict=True)
+    edges = [0]
+    for number, (ids, mask, positions) in enumerate(rows):
+        own = slice(edges[-1], edges[-1] + int(mask.sum()))
+        assert record.ids[own].tolist() == ids[mask == 1].tolist()
+        assert record.positions[own].tolist() == positions[mask == 1].tolist()
+        assert set(record.segments[own].tolist()) == {number}
+        np.testing.assert_array_equal(record.visible[own, own], np.tri(own.stop - own.start))
+        edges.append(own.stop)
+    assert edges[-1] == len(record) and record.visible.sum() == sum(n * (n + 1) // 2 for n in np.diff(edges))
+    width = batch["view_input_ids"].shape[1] if example.pairs else 1
+
+    def places(flat):
+        return [edges[index // width + 1] + index % width for index in flat.tolist()]
+
+    assert places(batch["source_readouts"]) == [pair.source.index for pair in record.pairs]
+    assert places(batch["target_readouts"]) == [pair.target.index for pair in record.pairs]
+
+
+@pytest.mark.parametrize("row", [0, 2, 3, 4])
+@pytest.mark.parametrize(
+    "options", [{"objective": "semantic_tube"}, {"step_pairs": "random", "jepa_ratio": 0.7}], ids=str
+)
+def test_draws_of_every_row(files, row, options):
+    options = {"objective": "step_jepa", **options}
+    record, batch, example = both(files["chats"], row, row - (row > 1), **options)
+    assert_same_row(record, batch)
+    if example.tube is not None:
+        positions = [term.index for pair in record.tube for term in pair.source.terms]
+        assert sorted(positions) == sorted(batch["tube_source_positions"].tolist())
+
+
+@pytest.mark.parametrize("predictors", [0, 1, 2])
+def test_split_as_it_is_trained_by_default(files, predictors):
+    """Its targets get no gradient and go through a pass of their own."""
+    record, batch, _ = both(files["chats"], CHAT, CHAT - 1, objective="split", predictors=predictors)
+    own = record.segments < (2 if predictors else 1)
+    assert batch["input_ids"][0].tolist() == record.ids[own].tolist()
+    assert batch["target_input_ids"][0].tolist() == record.ids[~own].tolist()
+    assert batch["target_position_ids"][0].tolist() == record.positions[~own].tolist()
+    np.testing.assert_array_equal(dense_mask(batch)[0, 0].numpy(), record.visible[own][:, own])
+    assert not record.visible[own][:, ~own].any() and not record.visible[~own][:, own].any()
+    (pair,) = record.pairs
+    assert batch["source_readouts"].tolist() == [pair.source.index]
+    assert (batch["target_readouts"] + own.sum()).tolist() == [pair.target.index]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"objective": "regular"},
+        {"objective": "split", "target_grad": True},
+        {"objective": "split", "target_grad": True, "predictors": 2, "last_token": -2},
+    ],
+    ids=str,
+)
+def test_texts(files, options):
+    record, batch, _ = both(files["texts"], TEXT, TEXT - 1, **options)
+    assert_same_row(record, batch)
+    assert set(record.names[: record.names.count("trunk: text")]) == {"trunk: text"}

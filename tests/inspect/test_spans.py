@@ -1,0 +1,151 @@
+"""Names of the trunk's tokens: they agree with what the data package encodes, in every template."""
+
+import numpy as np
+import pytest
+
+from stepjepa.data.chat import ChatRenderer, plain_template
+from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.examples import Example
+from stepjepa.data.steps import LineSplitter, SeparatorSplitter
+from stepjepa.inspect.model import row_record, token_text
+from stepjepa.inspect.spans import TrunkSpan, trunk_names, trunk_spans
+from stepjepa.modeling.presets import train_tokenizer
+from support.templates import FORMATS
+from support.tokenizers import byte_bpe_tokenizer, with_template
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["First we add 2 and 3.\n\nThen we double it.\n\nSo 10. What is it?"], 320)
+
+
+def encoded(tokenizer, messages, splitter):
+    renderer = ChatRenderer(tokenizer)
+    options = EncodeOptions("step_jepa", splitter, step_pairs="all")
+    store, _ = encode_dataset([{"messages": messages}], tokenizer, renderer, options)
+    return store[0], trunk_spans(tokenizer, renderer, messages, splitter)
+
+
+@pytest.mark.parametrize("splitter", [SeparatorSplitter(), LineSplitter()])
+def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer, splitter):
+    messages = [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "What is it?\n\nSo?"},
+        {"role": "assistant", "content": "First we add 2 and 3.\n\nThen we double it \U0001f600.\r\n\r\nSo 10."},
+    ]
+    example, spans = encoded(tokenizer, messages, splitter)
+    assert [span.name for span in spans] == ["system", "user", "step 1", "step 2", "step 3"]
+    steps = spans[2:]
+    assert [pair.source_end + 1 for pair in example.pairs] == [step.stop for step in steps[:-1]]
+    assert [(pair.target_start, pair.target_end) for pair in example.pairs] == [step[1:] for step in steps[1:]]
+    row = row_record([example], 2, token_text(tokenizer), vocabulary=len(tokenizer), spans=[spans])
+    start, stop = spans[1][1:]
+    assert "".join(row.texts[start:stop]) == messages[1]["content"]
+    start, stop = row.pairs[0].original
+    assert row.texts[start:stop] == row.texts[slice(*row.pairs[0].copy)]
+    assert row.texts[row.pairs[1].target.index] == "."
+
+
+def test_several_answers_have_their_own_steps(tokenizer):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b\n\nc"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    _, spans = encoded(tokenizer, messages, SeparatorSplitter())
+    names = [span.name for span in spans]
+    assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
+    plain = trunk_spans(tokenizer, ChatRenderer(tokenizer), messages)
+    assert [span.name for span in plain] == ["user", "answer 1", "user", "answer 2"]
+
+
+CHAT = [
+    {"role": "user", "content": "What is it?"},
+    {"role": "assistant", "content": "First we add 2 and 3."},
+    {"role": "user", "content": "So?"},
+    {"role": "assistant", "content": "So 10."},
+]
+
+
+def named(tokenizer, labels="assistant", **options):
+    """Name -> text of the trunk's tokens of that name, the names, and the example."""
+    renderer = ChatRenderer(tokenizer)
+    settings = EncodeOptions("llm_jepa", SeparatorSplitter(), labels=labels, **options)
+    store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
+    spans = trunk_spans(tokenizer, renderer, CHAT, None, store[0].input_ids)
+    names, text = trunk_names(store[0], spans), token_text(tokenizer)
+    found: dict[str, str] = {}
+    for name, index in zip(names, store[0].input_ids.tolist(), strict=True):
+        found[name] = found.get(name, "") + text(index)
+    return found, names, store[0]
+
+
+def labelled(example):
+    marks = np.zeros(len(example.input_ids), bool)
+    for start, stop in example.label_spans:
+        marks[start:stop] = True
+    return marks.tolist()
+
+
+@pytest.mark.parametrize("template", FORMATS)
+def test_names_in_every_template(template):
+    tokenizer = byte_bpe_tokenizer(template=template)
+    found, names, example = named(tokenizer)
+    assert found["trunk: answer 1"].lstrip() == CHAT[1]["content"]
+    assert found["trunk: answer 2"].lstrip() == CHAT[3]["content"]
+    assert [name in ("trunk: answer 1", "trunk: answer 2", "trunk: end of turn") for name in names] == labelled(example)
+    end = FORMATS[template].end_of_turn
+    assert found.get("trunk: end of turn", "").count(end or "\n") == (2 if end else 0)
+
+
+def test_names_where_answers_are_kept_apart_from_the_template(llama3_tokenizer):
+    # This tokenizer merges a full stop with the line break behind it, and nothing but that ends an answer here.
+    found, names, example = named(with_template(llama3_tokenizer, "plain_no_eot"))
+    assert found["trunk: answer 1"].lstrip() == CHAT[1]["content"]
+    assert found["trunk: answer 2"].lstrip() == CHAT[3]["content"]
+    assert found["trunk: end of turn"] == llama3_tokenizer.eos_token
+    assert [name.startswith(("trunk: answer", "trunk: end")) for name in names] == labelled(example)
+
+
+def test_names_without_a_template():
+    tokenizer = train_tokenizer(["First we add 2 and 3.\nSo?\nSo 10. What is it?"] * 9, 320)
+    tokenizer.chat_template = plain_template(tokenizer)
+    found, names, example = named(tokenizer)
+    assert found == {
+        "trunk: user": "What is it?So?",
+        "trunk: template": "\n\n\n",
+        "trunk: answer 1": CHAT[1]["content"],
+        "trunk: answer 2": CHAT[3]["content"],
+        "trunk: end of turn": "<|end|>",
+    }
+    assert labelled(example) == [name.startswith(("trunk: answer", "trunk: end")) for name in names]
+
+
+@pytest.mark.parametrize("labels", ["all", "reference"])
+def test_labels_of_another_mode_name_no_end_of_turn(labels):
+    found, names, _ = named(byte_bpe_tokenizer(), labels)
+    assert "trunk: end of turn" not in found
+    assert found["trunk: answer 2"] == "So 10."
+
+
+def test_names_of_a_chat_that_is_cut():
+    whole = named(byte_bpe_tokenizer())[1]
+    for length in (len(whole) - 1, whole.index("trunk: answer 1") + 2):
+        assert named(byte_bpe_tokenizer(), max_length=length)[1] == whole[:length]
+
+
+def test_tokens_that_are_none_of_the_chats_are_not_named():
+    tokenizer = byte_bpe_tokenizer()
+    renderer = ChatRenderer(tokenizer)
+    ids = np.asarray(tokenizer(renderer.render(CHAT).text, add_special_tokens=False)["input_ids"])
+    assert trunk_spans(tokenizer, renderer, CHAT, None, ids)
+    assert trunk_spans(tokenizer, renderer, CHAT, None, ids[::-1]) == ()
+    assert trunk_spans(tokenizer, renderer, CHAT, None, np.append(ids, [1, 1])) == ()
+
+
+def test_spans_beyond_the_trunk_name_nothing():
+    example = Example(np.arange(4, dtype=np.int32), ((1, 4),))
+    spans = [TrunkSpan("user", 0, 1), TrunkSpan("answer", 1, 3), TrunkSpan("user", 6, 9)]
+    assert trunk_names(example, spans) == ["trunk: user", "trunk: answer", "trunk: answer", "trunk: end of turn"]
+    assert trunk_names(example) == ["trunk: prompt", *["trunk: answer"] * 3]
