@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from stepjepa.data.examples import Example
 from stepjepa.data.streams import split_pair
 from stepjepa.data.synthetic import generate_split
-from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.collate import ForestCollator, sub_batch
 from stepjepa.forest.dense import dense_mask
 from stepjepa.losses.cosine import cosine_loss
 from stepjepa.losses.lm import linear_cross_entropy_sum
@@ -109,7 +109,7 @@ def losses(model, batch, y):
     prediction = hidden.flatten(0, 1)[batch["source_readouts"]]  # (B, D)
     # Targets in the same rows and a .detach() would give the same numbers, but the backward pass would then compute the
     # zeros of all their tokens. Rows of their own, in a pass that keeps no graph, are cheaper.
-    rows = {name.removeprefix("target_"): value for name, value in batch.items() if name.startswith("target_")}
+    rows = sub_batch(batch, "target_")
     with torch.no_grad():
         states = model(rows["input_ids"], rows["position_ids"], dense_mask(rows))  # (R, T - s and padding, D)
         target = states.flatten(0, 1)[rows["readouts"]]  # (B, D)

@@ -211,6 +211,15 @@ def combination_fields(examples: Sequence[Example], starts: Sequence[int], shuff
     return batch if order is None else batch | {"tube_target_order": torch.from_numpy(order)}
 
 
+def sub_batch(batch: Batch, prefix: str) -> Batch:
+    """The rows of their own inside a batch: the fields whose names begin with `prefix`, without it.
+
+    ``target_`` gives the targets of `separate_targets`, their readouts as ``readouts``; ``view_`` the views of the two-pass
+    form. Empty where there are none.
+    """
+    return {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
+
+
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
     """Integer arrays one after the other, int64."""
     return torch.from_numpy(np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64))

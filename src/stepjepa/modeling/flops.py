@@ -13,11 +13,12 @@ Shapes: R rows, T tokens a row, L = R * T, B examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
+from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.forest.segments import segment_plan
 from stepjepa.forest.visibility import ISOLATED, TRUNK
 from stepjepa.modeling.cost import ModelCost
@@ -29,7 +30,7 @@ KINDS = ("trunk", "branch", "target", "head", "padding")
 _TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
 
 
-def batch_flops(batch: Mapping[str, torch.Tensor], cost: ModelCost) -> dict[str, float]:
+def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     """FLOPs of forward and backward on one batch, by `KINDS`.
 
     A token counts as ``trunk`` (segment 0), as ``branch`` where its segment sees the trunk or holds a source's readout, else
@@ -67,7 +68,7 @@ class _Rows(NamedTuple):
     gradient: bool
 
 
-def _passes(batch: Mapping[str, torch.Tensor]) -> Iterator[_Rows]:
+def _passes(batch: Batch) -> Iterator[_Rows]:
     """The calls of the backbone on one batch, as `modeling.forward` makes them."""
     separate = "target_input_ids" in batch
     if "example" in batch:
@@ -81,7 +82,7 @@ def _passes(batch: Mapping[str, torch.Tensor]) -> Iterator[_Rows]:
             kinds[len(kinds) // 2 :] = _TARGET  # a source and a target for each pair, the sources first
         yield _padded(mask, kinds, True)
     if separate:
-        rows = {name.removeprefix("target_"): value for name, value in batch.items() if name.startswith("target_")}
+        rows = sub_batch(batch, "target_")
         kinds = torch.full_like(rows["input_ids"], _TARGET)
         if "example" in rows:
             yield _packed(rows, kinds, rows.get("read_positions"), False)
@@ -89,7 +90,7 @@ def _passes(batch: Mapping[str, torch.Tensor]) -> Iterator[_Rows]:
             yield _padded(rows["attention_mask"], kinds, False)
 
 
-def _kinds(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _kinds(batch: Batch) -> torch.Tensor:
     """(R, T) int64, the kind of each token that is no padding."""
     segment = batch["segment"]
     # Sources that are encoded apart see no trunk either; their readout tells them from targets.
@@ -99,7 +100,7 @@ def _kinds(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.where(branch, _BRANCH, torch.where(segment == TRUNK, _TRUNK, _TARGET))
 
 
-def _packed(rows: Mapping[str, torch.Tensor], kinds: torch.Tensor, read: torch.Tensor | None, gradient: bool) -> _Rows:
+def _packed(rows: Batch, kinds: torch.Tensor, read: torch.Tensor | None, gradient: bool) -> _Rows:
     kinds = torch.where(rows["example"] < 0, _PADDING, kinds)
     keys = torch.full_like(kinds, kinds.shape[1])
     if "forests" in rows:

@@ -20,6 +20,7 @@ import torch
 from transformers.modeling_outputs import ModelOutput
 
 from stepjepa.errors import ConfigError
+from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
 from stepjepa.losses.tube import combine
 from stepjepa.modeling.configs import text_config
@@ -27,8 +28,6 @@ from stepjepa.modeling.ema import target_encoder
 from stepjepa.modeling.heads import predictor_head
 from stepjepa.modeling.masks import attention_masks
 from stepjepa.modeling.trim import decoder_layers, trimmed
-
-Batch = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -154,11 +153,6 @@ def _forest_forward(model: Any, head: OutputHead, tube_layer: int | None, batch:
         source_states=source if predictor is None else predictor(source),
         target_states=target,
     )
-
-
-def sub_batch(batch: Batch, prefix: str) -> Batch:
-    """The fields whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
 
 
 def row_states(model: Any, rows: Batch) -> torch.Tensor:

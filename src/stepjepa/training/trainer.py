@@ -278,12 +278,20 @@ class JEPATrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        wrapped: Any = self.model if model is None else model
-        inner = causal_lm(wrapped)
-        load_head(inner, resume_from_checkpoint)
-        encoder = target_encoder(inner)
+        self._load_extras(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.state.best_model_checkpoint:
+            self._load_extras(self.state.best_model_checkpoint)
+
+    def _load_extras(self, folder: str) -> None:
+        """What a checkpoint holds beside the model: the predictor head and the EMA target encoder."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        load_head(causal_lm(model), folder)
+        encoder = target_encoder(causal_lm(model))
         if encoder is not None:
-            encoder.load(resume_from_checkpoint)
+            encoder.load(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
