@@ -104,9 +104,11 @@ class JEPATrainer(Trainer):
             raise ConfigError(" ".join(str(error).split())) from error
         if self.is_fsdp_enabled and peft_config is not None:
             raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
+        if args.uses_pairs and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            for name, plain in (("target_encoder", "self"), ("predictor_head", "none")):
+                if getattr(args, name) != plain:
+                    raise ConfigError(f"{name}={getattr(args, name)} keeps whole weights on every process; use DDP")
         if args.uses_pairs and args.target_encoder == "ema":
-            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                raise ConfigError("target_encoder=ema keeps whole weights on every process; use DDP")
             self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(model))))
         self.model_accepts_loss_kwargs = True
         for shown in (ProgressCallback, PrinterCallback):
@@ -285,22 +287,24 @@ class JEPATrainer(Trainer):
         if self.state.best_model_checkpoint:
             self._load_extras(self.state.best_model_checkpoint)
 
+    # What a checkpoint holds beside the model: the predictor head and the EMA target encoder.
+
+    def _save_extras(self, folder: str) -> None:
+        inner: Any = causal_lm(self.accelerator.unwrap_model(self.model))
+        save_head(inner, folder)
+        encoder = target_encoder(inner)
+        if encoder is not None:
+            encoder.save(folder)
+
     def _load_extras(self, folder: str) -> None:
-        """What a checkpoint holds beside the model: the predictor head and the EMA target encoder."""
-        model: Any = self.accelerator.unwrap_model(self.model)
-        load_head(causal_lm(model), folder)
-        encoder = target_encoder(causal_lm(model))
+        inner: Any = causal_lm(self.accelerator.unwrap_model(self.model))
+        load_head(inner, folder)
+        encoder = target_encoder(inner)
         if encoder is not None:
             encoder.load(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        inner: Any = causal_lm(self.accelerator.unwrap_model(self.model))
-        if self.args.should_save:
-            save_head(inner, output_dir)
-            encoder = target_encoder(inner)
-            if encoder is not None:
-                encoder.save(output_dir)
         # The trainer's state is written next and marks the checkpoint as whole: every process must be done by then.
         self.accelerator.wait_for_everyone()
 
@@ -311,6 +315,8 @@ class JEPATrainer(Trainer):
         """
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
+            if self.args.should_save:
+                self._save_extras(str(output_dir or self.args.output_dir))
             return
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
         if self.args.should_save:
