@@ -26,6 +26,7 @@ def run(argv: list[str]) -> int:
         print(help_text())
         return 0
     parser, (options, config) = parse(argv)
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.training.announce import say
@@ -47,6 +48,8 @@ def run(argv: list[str]) -> int:
         inspect_row.run(inspect_arguments(options, config))
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
     _, metrics = run_training(options, config, save_options, scratch_lr)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # or its threads may outlive the interpreter
     say("")
     for name in ("lm_loss", "jepa_loss", "cosine_similarity", "eval_lm_loss", "eval_jepa_loss"):
         if name in metrics:

@@ -41,7 +41,8 @@ class TargetEncoder:
             for name, parameter in inner.named_parameters()
             if parameter.requires_grad and not is_head_weight(name)
         }
-        self.shadow = {name: parameter.detach().clone() for name, parameter in self._weights.items()}
+        # In float32: a step of 1 - m is lost in a shorter dtype.
+        self.shadow = {name: parameter.detach().float().clone() for name, parameter in self._weights.items()}
 
     @torch.no_grad()
     def update(self, momentum: float) -> None:
@@ -56,11 +57,13 @@ class TargetEncoder:
         own = {name: weight.data for name, weight in self._weights.items()}
         try:
             for name, weight in self._weights.items():
-                weight.data = self.shadow[name]
+                weight.data = self.shadow[name].to(weight.dtype)
+            torch.clear_autocast_cache()  # autocast keeps its copies by tensor object, whatever data that holds
             yield
         finally:
             for name, weight in self._weights.items():
                 weight.data = own[name]
+            torch.clear_autocast_cache()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the shadows to `EMA_FILE` in a folder."""

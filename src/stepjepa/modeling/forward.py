@@ -201,30 +201,36 @@ def hidden_states(model: Any, layer: int | None) -> Iterator[list[torch.Tensor]]
     if layer is None:
         yield kept
         return
-    module = layer_module(model, layer)
+    layers = list(known_layers(model, layer))
 
-    def keep(module: Any, arguments: Any, output: Any) -> None:
+    def keep(tensor: Any) -> None:
         if not kept:  # gradient checkpointing runs the layer again
-            kept.append(output if isinstance(output, torch.Tensor) else output[0])
+            kept.append(tensor if isinstance(tensor, torch.Tensor) else tensor[0])
 
-    handle = module.register_forward_hook(keep)
+    if layer == len(layers):
+        handle = layers[-1].register_forward_hook(lambda module, arguments, output: keep(output))
+    else:  # what a layer is given: behind the embeddings and their positions for the first
+        handle = layers[layer].register_forward_pre_hook(
+            lambda module, arguments, named: keep(arguments[0] if arguments else named["hidden_states"]),
+            with_kwargs=True,
+        )
     try:
         yield kept
     finally:
         handle.remove()
 
 
-def layer_module(model: Any, layer: int) -> torch.nn.Module:
-    """The module whose output is hidden state number `layer`: 0 the embeddings, n the n-th decoder layer.
+def known_layers(model: Any, layer: int) -> torch.nn.ModuleList:
+    """The decoder's layers, of which `layer` counts so many (0: the embeddings).
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are fewer, or they go by no known name.
     """
     layers = decoder_layers(getattr(model, model.base_model_prefix))
     if layers is None or not 0 <= layer <= len(layers):
         known = "its layers have no name that is known" if layers is None else f"it has layers 0 to {len(layers)}"
         raise ConfigError(f"tube_layer is {layer}, and of this model {known}")
-    return model.get_input_embeddings() if layer == 0 else layers[layer - 1]
+    return layers
 
 
 def last_states(

@@ -146,6 +146,9 @@ def _check_combinations(options: JEPAOptions) -> None:
         raise ConfigError("plain means no chat template, and chat_template gives one; leave one of them out")
     if options.target_encoder == "ema" and options.target_grad:
         raise ConfigError("target_encoder=ema takes no gradient; leave target_grad out or set it to false")
+    if options.control == "random" and options.jepa_loss == "infonce" and options.uses_pairs:
+        raise ConfigError("control=random gives every source the same target, so infonce has nothing to tell apart; use "
+                          "control=shuffled")  # fmt: skip
     if options.forward == "inline" and options.uses_pairs:
         several = options.step_pairs == "all" or len(options.horizons) > 1
         if options.objective not in ("step_jepa", "llm_jepa") or options.views == "standalone":

@@ -68,16 +68,21 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         Raises:
             ConfigError: InfoNCE without a negative, or shuffled targets without another example.
         """
-        if not self.uses_pairs or self.per_device_train_batch_size > 1:
+        single = [
+            name for name in ("per_device_train_batch_size", "per_device_eval_batch_size") if getattr(self, name) == 1
+        ]
+        if not self.uses_pairs or not single:
             return
-        several = self.objective == "step_jepa" and (self.step_pairs == "all" or len(self.horizons) > 1)
-        raise_it = "raise per_device_train_batch_size"
         if self.control == "shuffled":
             raise ConfigError(
-                f"control=shuffled takes targets of other examples of the micro-batch, of one: {raise_it}"
+                f"control=shuffled takes targets of other examples of the micro-batch, of one: raise {single[0]}"
             )
-        if self.jepa_loss == "infonce" and self.world_size == 1 and not several:
-            raise ConfigError(f"jepa_loss=infonce is 0 where the micro-batch has one pair to choose from: {raise_it}")
+        several = self.step_pairs == "all" or (self.step_pairs == "first" and len(self.horizons) > 1)
+        alone = self.per_device_train_batch_size == 1 and self.world_size == 1
+        if self.jepa_loss == "infonce" and alone and not (self.objective == "step_jepa" and several):
+            raise ConfigError(
+                f"jepa_loss=infonce is 0 where a micro-batch has one pair to choose from: raise {single[0]}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""

@@ -22,7 +22,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import Batch, ForestCollator
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.two_pass import TwoPassCollator
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, has_forest_forward, layer_module
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, has_forest_forward, known_layers
 from stepjepa.modeling.heads import add_head
 from stepjepa.modeling.load import add_lora, masks_unsupported
 from stepjepa.modeling.predictors import add_predictors, known_predictors, vocabulary_size
@@ -174,7 +174,7 @@ def set_up_model(
     if options.uses_pairs:
         add_head(causal_lm(model), options.predictor_head, seed)
         if options.tube_layer is not None and options.objective == "semantic_tube":
-            layer_module(causal_lm(model), options.tube_layer)
+            known_layers(causal_lm(model), options.tube_layer)
     attach_forest_forward(model, vocabulary, options.tube_layer)
     return model, ModelSetup(vocabulary, predictor_ids, choose_forward(model, options, vocabulary, device))
 

@@ -141,11 +141,16 @@ class JEPATrainer(Trainer):
         counts = torch.tensor([labels, weight], device=device, dtype=precise_dtype(device))
         return self.accelerator.reduce(counts, reduction="sum")
 
-    def _forward(self, model: Any, inputs: dict[str, torch.Tensor]) -> tuple[LossParts, ForestOutput, torch.Tensor]:
-        """The parts of the loss of one micro-batch, what the model returned, and the targets compared with, (P, D)."""
+    def _forward(
+        self, model: Any, inputs: dict[str, torch.Tensor], step: int
+    ) -> tuple[LossParts, ForestOutput, torch.Tensor]:
+        """The parts of the loss of one micro-batch, what the model returned, and the targets compared with, (P, D).
+
+        `step` draws what is random in the loss.
+        """
         output = model(**inputs)
         targets = used_targets(self.args, output, self.args.seed)
-        return loss_parts(self.args, output, inputs, targets, self.state.global_step), output, targets
+        return loss_parts(self.args, output, inputs, targets, step), output, targets
 
     def compute_loss(  # type: ignore[override]
         self,
@@ -161,7 +166,7 @@ class JEPATrainer(Trainer):
         counts = num_items_in_batch
         if counts is None:
             counts = self._get_num_items_in_batch([inputs], self.args.device)
-        parts, output, targets = self._forward(model, inputs)
+        parts, output, targets = self._forward(model, inputs, self.state.global_step)
         if model.training:
             self._meter.add(parts, output, inputs, targets)
         lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
@@ -204,7 +209,8 @@ class JEPATrainer(Trainer):
         if "loss" in logs:
             metrics = self._meter.metrics(self.args, self.accelerator)
             if self.args.uses_pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
-                metrics["lbd"] = lbd_at(self.args, self.state.global_step, self.state.max_steps)
+                # The step that is logged has been counted already.
+                metrics["lbd"] = lbd_at(self.args, max(self.state.global_step - 1, 0), self.state.max_steps)
             metrics |= self._meter.flops_by_kind(self.accelerator) if self.args.track_flop else {}
             metrics |= self._meter.speed()
             self._meter = LossMeter()
@@ -238,7 +244,8 @@ class JEPATrainer(Trainer):
     ) -> EvalLoopOutput:
         """Losses over a data set: ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``.
 
-        Means over all labels and all pairs, whatever the batches and processes are.
+        Means over all labels and all pairs, whatever the batches and processes are; but for InfoNCE and the regularizers,
+        which compare the pairs of a batch.
         """
         model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
         if not self.accelerator._models and model is self.model:
@@ -248,7 +255,7 @@ class JEPATrainer(Trainer):
         for batch in dataloader:
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
-                parts, output, targets = self._forward(model, inputs)
+                parts, output, targets = self._forward(model, inputs, 0)
                 meter.add(parts, output, inputs, targets)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         metrics = meter.metrics(self.args, self.accelerator)

@@ -1,0 +1,414 @@
+"""What a training step moves and what it leaves alone, by name: predictors, heads, targets, adapters, the EMA encoder."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from stepjepa.modeling.ema import momentum_at, target_encoder
+from stepjepa.modeling.forward import ForestOutput, causal_lm
+from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.training.batches import Draw
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.objective import loss_parts, random_target, used_targets
+from stepjepa.training.trainer import JEPATrainer
+from support.models import tiny_model
+from support.rows import step_rows
+
+Options = dict[str, Any]
+IN_CONTEXT: Options = {"objective": "llm_jepa"}
+STANDALONE: Options = {"objective": "llm_jepa", "views": "standalone"}
+STEPS: Options = {"objective": "step_jepa", "step_pairs": "all"}
+VARIANTS: tuple[Options, ...] = (
+    IN_CONTEXT,
+    STANDALONE,
+    {"objective": "llm_jepa", "front_pred": True},
+    {"objective": "llm_jepa", "reverse_pred": True},
+    {"objective": "llm_jepa", "forward": "inline"},
+    {"objective": "llm_jepa", "forward": "two_pass"},
+    STEPS,
+    {"objective": "step_jepa", "step_pairs": "random"},
+    {"objective": "step_jepa", "multi_horizon": [1, 2]},
+    {"objective": "step_jepa", "forward": "inline"},
+    {"objective": "split"},
+)
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def name_of(options: Options) -> str:
+    return "-".join(str(value) if isinstance(value, str) else f"{name}={value}" for name, value in options.items())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
+
+
+def trainer_for(tmp_path, tokenizer, rows=None, peft=None, prepare=None, **options) -> JEPATrainer:
+    """A trainer with plain gradient descent, without clipping and decay: what has a gradient moves, and nothing else."""
+    arguments = {"lbd": 1.0, "max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "logging_steps": 1, **options}
+    config = JEPAConfig(
+        output_dir=str(tmp_path / "out"),
+        per_device_train_batch_size=8,
+        max_grad_norm=0.0,
+        lr_scheduler_type="constant",
+        save_strategy="no",
+        disable_tqdm=True,
+        **arguments,
+    )
+    model = tiny_model("llama", vocab_size=len(tokenizer))
+    if prepare is not None:
+        prepare(model)
+    return JEPATrainer(model, config, rows or step_rows(8), processing_class=tokenizer, peft_config=peft)
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def train(trainer) -> set[str]:
+    """Train and name the parameters that moved."""
+    before = weights(trainer.model)
+    trainer.train()
+    return {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+
+
+def collated(trainer) -> dict[str, torch.Tensor]:
+    """All rows as one batch, with the draws of the first epoch."""
+    dataset = trainer.train_dataset
+    return trainer.data_collator([dataset[Draw(0, row)] for row in range(len(dataset))])
+
+
+def gradients(trainer, batch=None) -> dict[str, torch.Tensor]:
+    """Gradients of the loss that training computes, by name; None counts as zero."""
+    model = trainer.model
+    model.zero_grad()
+    trainer.compute_loss(model, collated(trainer) if batch is None else batch).backward()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def flat(found: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in found.values()])
+
+
+# Full fine-tuning
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
+def test_every_parameter_and_every_predictor_moves(tmp_path, tokenizer, options):
+    trainer = trainer_for(tmp_path, tokenizer, predictors=3, predictor_head="mlp", **options)
+    rows = trainer.model.get_input_embeddings().weight
+    before = rows.detach().clone()
+    assert train(trainer) == set(weights(trainer.model))
+    head = {"jepa_head.layers.0.weight", "jepa_head.layers.0.bias", "jepa_head.layers.2.weight"}
+    assert head < set(weights(trainer.model))
+    assert len(rows) == len(tokenizer) + 3
+    assert trainer.setup.predictor_ids == [len(tokenizer), len(tokenizer) + 1, len(tokenizer) + 2]
+    assert ((rows - before)[len(tokenizer) :].norm(dim=-1) > 1e-6).all()
+    unused = set(range(len(tokenizer))) - set(collated(trainer)["input_ids"].unique().tolist())
+    assert unused and torch.equal(rows[sorted(unused)], before[sorted(unused)])
+
+
+@pytest.mark.parametrize("options", [IN_CONTEXT, STANDALONE, STEPS, {"objective": "split"}], ids=name_of)
+def test_one_predictor_repeated_is_one_row(tmp_path, tokenizer, options):
+    trainer = trainer_for(tmp_path, tokenizer, predictors=3, same_predictor=True, **options)
+    rows = trainer.model.get_input_embeddings().weight
+    before = rows.detach().clone()
+    assert len(rows) == len(tokenizer) + 1 and trainer.setup.predictor_ids == [len(tokenizer)]
+    example = trainer.train_dataset.store[next(i for i, e in enumerate(trainer.train_dataset.store) if e.pairs)]
+    batch = trainer.data_collator([example])
+    assert (batch["input_ids"] == len(tokenizer)).sum() == 3 * len(example.pairs)
+    train(trainer)
+    assert (rows - before)[-1].norm() > 1e-6
+
+
+@pytest.mark.parametrize("head", ["none", "linear", "mlp"])
+@pytest.mark.parametrize("mode", ["span", "three_index", "e2e", "mean", "curvature"])
+def test_semantic_tube_moves_everything_and_adds_nothing(tmp_path, tokenizer, mode, head):
+    trainer = trainer_for(tmp_path, tokenizer, objective="semantic_tube", tube_mode=mode, predictor_head=head)
+    assert len(trainer.model.get_input_embeddings().weight) == len(tokenizer)
+    assert train(trainer) == set(weights(trainer.model))
+
+
+def test_a_linear_head_starts_as_none(tmp_path, tokenizer):
+    none, linear = (trainer_for(tmp_path, tokenizer, predictor_head=head, **STEPS) for head in ("none", "linear"))
+    assert torch.equal(linear.model.jepa_head.layers[0].weight, torch.eye(32))
+    found, expected = gradients(linear), gradients(none)
+    assert found.pop("jepa_head.layers.0.weight").norm() > 1e-3
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(flat(found), flat(expected), atol=1e-6, rtol=1e-4)
+
+
+def test_the_head_is_on_the_source_alone(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, predictor_head="mlp", **STEPS)
+    batch = collated(trainer)
+    with torch.no_grad():
+        before = trainer.model(**batch)
+        trainer.model.jepa_head.layers[2].bias += 1.0
+        after = trainer.model(**batch)
+    torch.testing.assert_close(after.source_states, before.source_states + 1.0)
+    assert torch.equal(after.target_states, before.target_states)
+    assert torch.equal(after.lm_loss_sum, before.lm_loss_sum)
+
+
+# The JEPA loss alone
+
+
+@pytest.mark.parametrize("options", [*VARIANTS, {"objective": "semantic_tube"}], ids=name_of)
+def test_the_gradient_is_the_sum_of_both_sides(tmp_path, tokenizer, options):
+    options = {"gamma": 0.0, "predictor_head": "mlp", "predictors": 1, **options}
+    if options["objective"] == "semantic_tube":
+        options["predictors"] = None
+    both = trainer_for(tmp_path, tokenizer, **options, target_grad=True)
+    source_only = trainer_for(tmp_path, tokenizer, **options, target_grad=False)
+    found, without = gradients(both), gradients(source_only)
+    model, batch = both.model, collated(both)
+    model.zero_grad()
+    output = model(**batch)
+    held = ForestOutput(output.lm_loss_sum, output.source_states.detach(), output.target_states)
+    parts = loss_parts(both.args, held, batch, used_targets(both.args, held, both.args.seed))
+    (parts.jepa / both._get_num_items_in_batch([batch], torch.device("cpu"))[1]).backward()
+    target_only = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    assert flat(target_only).norm() > 1e-3 and flat(without).norm() > 1e-3
+    torch.testing.assert_close(flat(found), flat(without) + flat(target_only), atol=1e-6, rtol=1e-3)
+    assert (flat(found) - flat(without)).norm() > 1e-2 * flat(found).norm()
+
+
+@pytest.mark.parametrize("options", [IN_CONTEXT, STEPS, {"objective": "semantic_tube"}], ids=name_of)
+def test_without_the_lm_loss_the_output_embedding_stays(tmp_path, tokenizer, options):
+    moved = train(trainer_for(tmp_path, tokenizer, gamma=0.0, predictor_head="linear", **options))
+    assert "jepa_head.layers.0.weight" in moved and EMBEDDING in moved
+    assert OUTPUT not in moved
+
+
+ROW = {"question": "bcd.", "answer": "fgh.\n\njkl.\n\nmno."}  # the letters say where a token stands
+
+
+def letters(trainer, tokenizer, text: str) -> list[int]:
+    """Ids of single letters that are tokens of the only row."""
+    ids = [tokenizer.convert_tokens_to_ids(letter) for letter in text]
+    assert set(ids) <= set(trainer.train_dataset.store[0].input_ids.tolist())
+    return ids
+
+
+@pytest.mark.parametrize("forward", ["packed", "two_pass", "inline"])
+@pytest.mark.parametrize(
+    ("objective", "source", "target", "neither"),
+    [("llm_jepa", "bcd", "fghjklmno", ""), ("step_jepa", "bcdfgh", "jkl", "mno")],
+)
+def test_embeddings_of_the_target_learn_through_the_target_alone(
+    tmp_path, tokenizer, forward, objective, source, target, neither
+):
+    reached = {}
+    for target_grad in (True, False):
+        options = {"objective": objective, "predictors": 1, "gamma": 0.0, "forward": forward}
+        trainer = trainer_for(tmp_path, tokenizer, rows=[ROW], target_grad=target_grad, **options)
+        rows = gradients(trainer)[EMBEDDING]
+        norms = rows.norm(dim=-1)
+        assert (norms[letters(trainer, tokenizer, source)] > 0).all() and norms[trainer.setup.predictor_ids].item() > 0
+        assert (norms[letters(trainer, tokenizer, neither)] == 0).all()
+        reached[target_grad] = norms[letters(trainer, tokenizer, target)]
+    assert (reached[True] > 0).all()
+    assert (reached[False] == 0).all()
+
+
+@pytest.mark.parametrize("options", [IN_CONTEXT, STANDALONE], ids=name_of)
+def test_a_random_target_has_no_gradient(tmp_path, tokenizer, options):
+    found = []
+    for target_grad in (True, False):
+        options = {**options, "predictors": 1, "gamma": 0.0, "control": "random"}
+        trainer = trainer_for(tmp_path, tokenizer, rows=[ROW], target_grad=target_grad, **options)
+        found.append(gradients(trainer))
+        norms = found[-1][EMBEDDING].norm(dim=-1)
+        assert (norms[letters(trainer, tokenizer, "bcd")] > 0).all()
+        assert (norms[letters(trainer, tokenizer, "fghjklmno")] == 0).all()
+        batch = collated(trainer)
+        output = trainer.model(**batch)
+        expected = 1 - torch.cosine_similarity(output.source_states, random_target(32, 42, torch.device("cpu"))[None])
+        assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.mean().item(), rel=1e-5)
+    torch.testing.assert_close(flat(found[0]), flat(found[1]))
+
+
+def test_a_tube_behind_a_layer_stops_there(tmp_path, tokenizer):
+    for layer, reached in ((0, set()), (1, {"model.layers.0"}), (2, {"model.layers.0", "model.layers.1"})):
+        options = {"objective": "semantic_tube", "gamma": 0.0, "tube_layer": layer}
+        found = {name for name, value in gradients(trainer_for(tmp_path, tokenizer, **options)).items() if value.any()}
+        layers = {".".join(name.split(".")[:3]) for name in found if ".layers." in name}
+        assert layers == reached and EMBEDDING in found
+        assert "model.norm.weight" not in found and OUTPUT not in found
+
+
+# Adapters and frozen weights
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**STEPS, "predictor_head": "mlp"},
+        {**STANDALONE, "predictor_head": "linear"},
+        {**IN_CONTEXT, "target_encoder": "ema"},
+        {"objective": "split", "same_predictor": True},
+    ],
+    ids=name_of,
+)
+def test_under_lora_adapter_predictors_and_head_move(tmp_path, tokenizer, options):
+    peft = lora_config(4, dropout=0.0)
+    trainer = trainer_for(tmp_path, tokenizer, peft=peft, predictors=2, max_steps=3, **options)
+    before = weights(trainer.model)
+    base = {name: value for name, value in trainer.model.state_dict().items() if "base_layer" in name}
+    base = {name: value.clone() for name, value in base.items()}
+    moved = train(trainer)
+    assert moved == {name for name, value in trainer.model.named_parameters() if value.requires_grad}
+    kinds = {
+        next((kind for kind in ("lora_", "trainable_tokens", "jepa_head") if kind in name), name) for name in moved
+    }
+    head = {"jepa_head"} if "predictor_head" in options else set()
+    assert kinds == {"lora_", "trainable_tokens"} | head
+    (rows,) = (name for name in moved if "trainable_tokens" in name)
+    count = 1 if "same_predictor" in options else 2
+    assert before[rows].shape[0] == count
+    assert ((dict(trainer.model.named_parameters())[rows] - before[rows]).norm(dim=-1) > 1e-7).all()
+    assert base and all(torch.equal(trainer.model.state_dict()[name], value) for name, value in base.items())
+
+
+def freeze_first_layer(model) -> None:
+    for parameter in model.model.layers[0].parameters():
+        parameter.requires_grad_(False)
+
+
+@pytest.mark.parametrize("encoder", ["self", "ema"])
+def test_what_was_frozen_stays(tmp_path, tokenizer, encoder):
+    options = {**STEPS, "target_encoder": encoder, "predictor_head": "mlp"}
+    trainer = trainer_for(tmp_path, tokenizer, prepare=freeze_first_layer, **options)
+    frozen = {name for name, value in trainer.model.named_parameters() if not value.requires_grad}
+    assert len(frozen) == 9 and all(name.startswith("model.layers.0.") for name in frozen)
+    assert train(trainer) == set(weights(trainer.model)) - frozen
+    if encoder == "ema":
+        trained = set(weights(trainer.model)) - frozen
+        assert set(target_encoder(trainer.model).shadow) == {name for name in trained if "jepa_head" not in name}
+
+
+# The EMA target encoder
+
+
+class Recorder(TrainerCallback):
+    """The weights after every optimizer step."""
+
+    def __init__(self, model):
+        self.model, self.steps = model, [weights(model)]
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps.append(weights(self.model))
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_the_shadows_follow_the_formula(tmp_path, tokenizer, peft):
+    options = {"target_encoder": "ema", "ema_momentum": 0.6, "ema_momentum_end": 0.9, "predictor_head": "mlp"}
+    adapter = lora_config(4, dropout=0.0) if peft else None
+    trainer = trainer_for(tmp_path, tokenizer, peft=adapter, max_steps=4, **STEPS, **options)
+    inner = causal_lm(trainer.model)
+    encoder, recorder = target_encoder(inner), Recorder(inner)
+    trainer.add_callback(recorder)
+    trained = {name for name, p in inner.named_parameters() if p.requires_grad and "jepa_head" not in name}
+    assert set(encoder.shadow) == trained and (not peft or len(trained) < len(weights(inner)))
+    expected = {name: recorder.steps[0][name].clone() for name in trained}
+    assert all(torch.equal(encoder.shadow[name], expected[name]) for name in trained)
+    trainer.train()
+    assert len(recorder.steps) == 5
+    for step in (1, 2, 3, 4):
+        momentum = 0.9 - 0.3 * (math.cos(math.pi * step / 4) + 1) / 2
+        assert momentum == pytest.approx([0.643934, 0.75, 0.856066, 0.9][step - 1], abs=1e-6)
+        for name in trained:
+            expected[name] = momentum * expected[name] + (1 - momentum) * recorder.steps[step][name]
+    for name in trained:
+        torch.testing.assert_close(encoder.shadow[name], expected[name], atol=1e-6, rtol=1e-5)
+        assert not torch.equal(encoder.shadow[name], recorder.steps[0][name]), name
+        assert not torch.equal(encoder.shadow[name], recorder.steps[-1][name]), name
+
+
+def test_momentum_by_hand():
+    assert [momentum_at(done, 0.5, 1.0) for done in (0.0, 0.5, 1.0)] == pytest.approx([0.5, 0.75, 1.0])
+    assert momentum_at(0.25, 0.9, 1.0) == pytest.approx(1 - 0.1 * (1 + math.sqrt(0.5)) / 2)
+    assert momentum_at(0.3, 0.99, 0.99) == pytest.approx(0.99)
+
+
+def test_the_optimizer_never_sees_the_shadows(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, target_encoder="ema", **STEPS)
+    encoder = target_encoder(trainer.model)
+    trainer.train()
+    seen = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    addresses = {parameter.data_ptr() for parameter in seen}
+    assert {id(parameter) for parameter in seen} == {id(p) for p in trainer.model.parameters() if p.requires_grad}
+    assert not addresses & {shadow.data_ptr() for shadow in encoder.shadow.values()}
+    assert not any(shadow.requires_grad for shadow in encoder.shadow.values())
+    assert trainer.model.state_dict().keys() == weights(trainer.model).keys()
+
+
+@pytest.mark.parametrize("forward", ["packed", "two_pass", "inline"])
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_targets_come_from_the_shadows_and_sources_from_the_weights(tmp_path, tokenizer, forward, peft):
+    options = {"objective": "step_jepa", "target_encoder": "ema", "forward": forward}
+    without = {**options, "target_encoder": "self", "target_grad": False}
+    trainer, plain = (
+        trainer_for(tmp_path, tokenizer, peft=lora_config(4, dropout=0.0) if peft else None, **each)
+        for each in (options, without)
+    )
+    plain.model.load_state_dict(trainer.model.state_dict())
+    model, batch = trainer.model, collated(trainer)
+    encoder = target_encoder(causal_lm(model))
+
+    def states():
+        model.eval()
+        with torch.no_grad():
+            output = model(**batch)
+        return output.source_states, output.target_states
+
+    source, target = states()
+    with torch.no_grad():
+        same = plain.model.eval()(**batch)
+    assert torch.equal(same.source_states, source) and torch.equal(same.target_states, target)
+    changed = [p for p in model.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for parameter in changed:
+            parameter += 0.05
+    own = [parameter.data_ptr() for parameter in changed]
+    moved_source, same_target = states()
+    assert (moved_source - source).abs().max() > 1e-2 and torch.equal(same_target, target)
+    for shadow in encoder.shadow.values():
+        shadow += 0.05
+    same_source, moved_target = states()
+    assert torch.equal(same_source, moved_source) and (moved_target - target).abs().max() > 1e-2
+    with torch.no_grad():
+        for parameter, weight in zip(plain.model.parameters(), model.parameters(), strict=True):
+            parameter.copy_(weight)
+        torch.testing.assert_close(plain.model(**batch).target_states, moved_target)
+    assert [parameter.data_ptr() for parameter in changed] == own, "the weights were not put back"
+
+
+def test_the_weights_are_put_back_when_the_targets_fail(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, target_encoder="ema", **STEPS)
+    encoder, before = target_encoder(trainer.model), weights(trainer.model)
+    for shadow in encoder.shadow.values():
+        shadow += 1.0
+    with pytest.raises(ZeroDivisionError), encoder.in_place():
+        raise ZeroDivisionError
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer.model).items())
+
+
+def test_under_autocast_the_trunk_keeps_its_own_weights(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, target_encoder="ema", **STEPS)
+    batch = collated(trainer)
+    encoder = target_encoder(trainer.model)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        alone = trainer.model(**batch)
+    for shadow in encoder.shadow.values():
+        shadow *= 2.0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = trainer.model(**batch)
+    assert (output.target_states - alone.target_states).abs().max() > 1e-2
+    assert torch.equal(output.source_states, alone.source_states)
+    assert torch.equal(output.lm_loss_sum, alone.lm_loss_sum)
