@@ -94,7 +94,7 @@ def command_line(output, batch, processes, data, more=""):
     arguments += f" {more} --logging_steps 1 --save_strategy no --disable_tqdm true --seed 3 --output_dir {output}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [*run, "stepjepa", "train", *arguments.split()], capture_output=True, text=True, env=environment, timeout=120
+        [*run, "stepjepa", "train", *arguments.split()], capture_output=True, text=True, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((output / "metrics.json").read_text())

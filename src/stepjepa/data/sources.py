@@ -6,21 +6,23 @@ two columns that are named.
 
 from __future__ import annotations
 
-import csv
 import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError, check_messages
+from stepjepa.data.lines import check_unchanged, csv_rows, file_state, line_row, line_text, read_lines
 from stepjepa.errors import DataError
 
 Row = Mapping[str, Any]
 TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
-_JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
-_FILE_SUFFIXES = _JSON_SUFFIXES | {".parquet", ".csv"}
+JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
+FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
+_SHOWN_COLUMNS = 20
 
 
 class PairColumns(NamedTuple):
@@ -62,14 +64,13 @@ def row_to_messages(
 def _from_named(row: Row, columns: PairColumns) -> list[dict[str, str]]:
     for name in columns:
         if name is not None and row.get(name) is None:
-            found = ", ".join(map(str, row)) or "none"
-            raise RowError("no_known_columns", f"no column {name!r} (columns found: {found})")
+            raise RowError("no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})")
     target = row[columns.target]
     if columns.choice is not None:
         try:
             index = int(row[columns.choice])
             target = list(target)[index] if index >= 0 and not isinstance(target, str) else None
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             target = None
         if target is None:
             raise RowError(
@@ -84,7 +85,7 @@ def _as_list(messages: Any) -> Any:
     if isinstance(messages, str) and messages.lstrip()[:1] == "[":
         try:
             return json.loads(messages)
-        except ValueError:
+        except (ValueError, RecursionError):
             return messages
     if isinstance(messages, Mapping):
         roles, contents = messages.get("role"), messages.get("content")
@@ -104,11 +105,17 @@ def _from_columns(row: Row) -> list[dict[str, str]]:
         return check_messages([{"role": "user", "content": left}, {"role": "assistant", "content": right}])
     if "messages" in row:
         return check_messages(row["messages"])
-    found = ", ".join(map(str, row)) or "none"
     raise RowError(
         "no_known_columns",
-        f"columns found: {found}; expected messages, question/answer, prompt/completion or text/code",
+        f"columns found: {listed_columns(row)}; expected messages, question/answer, prompt/completion or text/code",
     )
+
+
+def listed_columns(row: Iterable[Any]) -> str:
+    """The names of a row's columns in one line, however many, long or odd they are."""
+    names = [" ".join(str(name).split()) for name in islice(row, _SHOWN_COLUMNS + 1)]
+    shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_SHOWN_COLUMNS]]
+    return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
 
 class RowSource:
@@ -124,12 +131,12 @@ class RowSource:
 
     def __init__(self, source: Any, split: str = "train"):
         self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
-        self._jsonl: Path | None = None
+        self._file: Path | None = None
         self._rows: Iterable[Any] = ()
         if isinstance(source, (str, os.PathLike)):
             path = Path(source).expanduser()
-            if path.is_file() and path.suffix.lower() in _JSON_SUFFIXES:
-                self._jsonl = path
+            if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
+                self._file = path
             else:
                 self._rows = _load_dataset(path, str(source), split)
         elif isinstance(source, Mapping):
@@ -141,38 +148,74 @@ class RowSource:
 
     def place(self, index: int) -> str:
         """Where row `index` (as `__iter__` numbers it) stands, in words."""
-        return f"{self.name} line {index}" if self._jsonl else f"{self.name} row {index}"
+        by_line = self._file is not None and self._file.suffix.lower() != ".parquet"
+        return f"{self.name} line {index}" if by_line else f"{self.name} row {index}"
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""
-        if self._jsonl is not None:
-            yield from _read_json_lines(self._jsonl)
-        else:
+        if self._file is None:
             yield from enumerate(self._rows)
+        else:
+            yield from _read_file(self._file)
+
+
+def _read_file(path: Path) -> Iterator[tuple[int, Any]]:
+    """Rows of a file that must stay as it is meanwhile."""
+    read = {".csv": _read_csv, ".parquet": parquet_rows}.get(path.suffix.lower(), _read_json_lines)
+    try:
+        before = file_state(path)
+        try:
+            yield from read(path)
+        except DataError:
+            check_unchanged(path, before)  # what is being written looks broken
+            raise
+        check_unchanged(path, before)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     first = True
-    try:
-        with open(path, "rb") as file:
-            for number, raw in enumerate(file, 1):
-                place = f"{path} line {number}"
-                try:
-                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                except UnicodeDecodeError as error:
-                    raise DataError(f"{place}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
-                if not line:
+    with open(path, "rb") as file:
+        for number, raw in enumerate(read_lines(file), 1):
+            try:
+                text = line_text(raw)
+                if not text:
                     continue
-                if first and line[0] == "[":
-                    raise DataError(f"{place}: this looks like one JSON array; write one object per line (JSONL)")
+                if first and text[0] == "[":
+                    raise RowError("json_array", "this looks like one JSON array; write one object per line (JSONL)")
                 first = False
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{place}: broken JSON ({error}); one JSON object per line is expected") from None
-                yield number, row
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+                row = line_row(text, raw)
+            except RowError as error:
+                raise DataError(f"{path} line {number}: {error}") from None
+            yield number, row
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, row in csv_rows(path):
+        if isinstance(row, RowError):
+            raise DataError(f"{path} line {number}: {row}")
+        yield number, row
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, row) of every row of a Parquet file, a few at a time.
+
+    Raises:
+        DataError: it is no Parquet file, or a damaged one.
+    """
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    yield number, row
+                    number += 1
+    except Exception as error:  # pyarrow raises its own errors and those of decoding
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path}: cannot be read behind row {number} ({why}); copy or write it again") from None
 
 
 def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:
@@ -180,17 +223,14 @@ def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
     # The Hub knows names of one or two parts only.
-    is_path = suffix in _FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
+    is_path = suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{_did_you_mean(path)}")
-    if path.is_file() and suffix not in _FILE_SUFFIXES:
-        raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(_FILE_SUFFIXES))}")
+    if path.is_file() and suffix not in FILE_SUFFIXES:
+        raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(FILE_SUFFIXES))}")
     import datasets
 
     try:
-        if path.is_file():
-            options = _csv_options(path) if suffix == ".csv" else {}
-            return datasets.load_dataset(suffix[1:], data_files=str(path), split="train", **options)
         if path.is_dir() and ((path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()):
             stored = datasets.load_from_disk(str(path))
             return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
@@ -205,21 +245,6 @@ def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:
         raise DataError(
             f"{name}: neither a file here nor a data set that could be loaded ({why}){_did_you_mean(path)}"
         ) from None
-
-
-def _csv_options(path: Path) -> dict[str, Any]:
-    """Read every column as text: an answer such as 70000 must not become a number, nor "NA" a missing value."""
-    import datasets
-
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            columns = next(csv.reader(file), None)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
-    if not columns:
-        raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")
-    features = datasets.Features({column: datasets.Value("string") for column in columns})
-    return {"features": features, "keep_default_na": False, "encoding": "utf-8-sig"}
 
 
 def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[Any]:
