@@ -14,8 +14,8 @@ ARMS = ["regular", "jepa", "two_pass", "doubled"]
 pytestmark = pytest.mark.slow
 
 
-def run(*arguments: object) -> str:
-    command = [sys.executable, str(BENCHMARKS / "step_cost.py"), "--model", "tiny", "--threads", "1", "--rows", "8"]
+def run(*arguments: object, script: str = "step_cost.py") -> str:
+    command = [sys.executable, str(BENCHMARKS / script), "--model", "tiny", "--threads", "1", "--rows", "8"]
     command += ["--batch_size", "2", "--nl_rx", "absent.jsonl", "--gsm8k", "absent.jsonl", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
@@ -48,3 +48,14 @@ def test_every_arm_is_in_the_table_and_in_the_json(tmp_path):
 def test_peak_memory_of_one_arm():
     printed = run("--arms", "regular", "--data", "nl_rx", "--memory", "regular")
     assert json.loads(printed.splitlines()[-1])["peak_mib"] > 0
+
+
+def test_objectives(tmp_path):
+    file = tmp_path / "result.json"
+    arms = ["step all", "semantic tube", "split"]
+    printed = run("--rounds", 1, "--steps", 1, "--arms", *arms, "--json", file, script="objectives.py")
+    results = json.loads(file.read_text())
+    assert list(results) == ["regular", *arms]
+    assert all(any(line.startswith(f"{name} ") for line in printed.splitlines()) for name in results)
+    assert results["regular"]["flops"] == 1 and results["step all"]["flops"] > 1.1
+    assert all(result["time"]["median"] > 0 for result in results.values())
