@@ -89,7 +89,7 @@ def test_unknown_command_names_the_nearest(word, message, capsys):
     assert main([word, "--help"]) == 2
     first, second, _ = capsys.readouterr().err.split("\n")
     assert first == f"stepjepa: error: {message}"
-    assert second == "Commands: train, demo, check, inspect. More: stepjepa --help"
+    assert second == f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help"
 
 
 @pytest.mark.parametrize("kind", [StepJepaError, DataError, ConfigError])
