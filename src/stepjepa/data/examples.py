@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,16 +35,38 @@ class Example(NamedTuple):
 class ExampleStore(Sequence):
     """Examples in flat arrays, so that a data loader's workers share the memory instead of copying objects."""
 
+    ARRAYS = ("ids", "views", "spans", "pairs", "id_edges", "view_edges", "span_edges", "pair_edges")
+
     def __init__(self, examples: Sequence[Example]):
-        self.lengths = np.array([len(example.input_ids) for example in examples], dtype=np.int64)
-        self._ids = np.concatenate([e.input_ids for e in examples]) if examples else np.zeros(0, np.int32)
-        self._views = np.concatenate([e.views for e in examples]) if examples else NO_VIEWS
-        self._spans = np.array([s for e in examples for s in e.label_spans], dtype=np.int32).reshape(-1, 2)
-        self._pairs = np.array([p for e in examples for p in e.pairs], dtype=np.int32).reshape(-1, len(Pair._fields))
-        self._id_edges = _edges(self.lengths)
-        self._view_edges = _edges([len(example.views) for example in examples])
-        self._span_edges = _edges([len(example.label_spans) for example in examples])
-        self._pair_edges = _edges([len(example.pairs) for example in examples])
+        ids = np.concatenate([e.input_ids for e in examples]) if examples else np.zeros(0, np.int32)
+        self._set(
+            {
+                "ids": ids,
+                "views": np.concatenate([e.views for e in examples]) if examples else NO_VIEWS,
+                "spans": np.array([s for e in examples for s in e.label_spans], dtype=np.int32).reshape(-1, 2),
+                "pairs": np.array([p for e in examples for p in e.pairs], np.int32).reshape(-1, len(Pair._fields)),
+                "id_edges": _edges([len(example.input_ids) for example in examples]),
+                "view_edges": _edges([len(example.views) for example in examples]),
+                "span_edges": _edges([len(example.label_spans) for example in examples]),
+                "pair_edges": _edges([len(example.pairs) for example in examples]),
+            }
+        )
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ExampleStore:
+        """A store on arrays that `arrays` gave, also memory-mapped ones."""
+        store = cls.__new__(cls)
+        store._set(arrays)
+        return store
+
+    def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._ids, self._views, self._spans, self._pairs = (arrays[name] for name in self.ARRAYS[:4])
+        self._id_edges, self._view_edges, self._span_edges, self._pair_edges = (arrays[n] for n in self.ARRAYS[4:])
+        self.lengths = np.diff(self._id_edges)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that the store is made of, by the names in `ARRAYS`."""
+        return {name: getattr(self, f"_{name}") for name in self.ARRAYS}
 
     def __len__(self) -> int:
         return len(self.lengths)

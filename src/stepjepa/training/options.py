@@ -151,6 +151,11 @@ class JEPAOptions:
     chat_template: str | None = option(
         None, "File with a Jinja chat template to use instead of the tokenizer's.", _DATA
     )
+    data_cache: str | None = option(
+        None,
+        "Folder that keeps the tokenised examples of files, for the next run with the same data and options.",
+        _DATA,
+    )
     strict_data: bool = option(False, "Stop at the first row that cannot be used, instead of counting it.", _DATA)
     track_flop: bool = option(False, "Count the floating point operations of every step, by kind.", _OUTPUT)
     same_flop: bool = option(

@@ -30,8 +30,11 @@ from stepjepa.training.trainer import JEPATrainer
 
 # Rows that a preset's tokenizer is trained on, at most.
 TOKENIZER_ROWS = 50_000
-# A run cannot go on with other values of these: its checkpoints would mean something else.
-_FREE_OPTIONS = {"merge_lora", "keep_predictors", "overwrite_output_dir", "track_flop", "max_row_length", "strict_data"}
+# A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
+# else.
+_FREE_OPTIONS = set(
+    "merge_lora keep_predictors overwrite_output_dir track_flop max_row_length strict_data data_cache".split()
+)
 FIXED_ON_RESUME = [
     *"model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules seed data_seed".split(),
     *"per_device_train_batch_size gradient_accumulation_steps".split(),

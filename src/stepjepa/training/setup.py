@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stepjepa.data.cache import cache_key, load_cached, save_cached
 from stepjepa.data.chat import ChatRenderer, load_chat_template, plain_template
 from stepjepa.data.encode import encode_dataset, find_splitter
 from stepjepa.data.examples import Example, ExampleStore
@@ -126,12 +127,19 @@ def encode(
     if positions is not None:
         inserted = settings.predictors if options.forward == "inline" and options.uses_pairs else 0
         settings = replace(settings, max_length=min(settings.max_length, positions - inserted))
-    store, report = encode_dataset(rows, tokenizer, make_renderer(tokenizer, options), settings)
+    renderer = make_renderer(tokenizer, options)
+    key = cache_key(rows, tokenizer, settings) if options.data_cache else None
+    cached = load_cached(options.data_cache or "", key) if key else None
+    if cached is not None:
+        return cached  # only what has pairs was stored
+    store, report = encode_dataset(rows, tokenizer, renderer, settings)
     if options.uses_pairs and not report.pairs:
         reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
         raise DataError(
             f"{report.source}: no example has a pair for {options.objective} ({reasons}); {_advice(options, report)}"
         )
+    if key:
+        save_cached(options.data_cache or "", key, store, report)
     return store, report
 
 

@@ -1,0 +1,94 @@
+"""A cache of tokenised examples: a second run on the same file starts without reading it.
+
+One entry is a folder named by a key of everything that decides the examples: the file (path, size, time of change), the
+tokenizer, the chat template, the encoding options and this library's version. It holds the arrays of an `ExampleStore`,
+which are memory-mapped when they are read, and the data report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import stepjepa
+from stepjepa.data.examples import ExampleStore
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import ConfigError
+
+_FORMAT = 1
+_REPORT = "report.json"  # written last: an entry without it is none
+
+
+def cache_key(source: RowSource, tokenizer: Any, options: EncodeOptions) -> str | None:
+    """The key of a data set under the options of a run; None for data that is not a file, which is not cached."""
+    path = Path(source.name)
+    if not path.is_file():
+        return None
+    state = path.stat()
+    data = (str(path.resolve()), state.st_size, state.st_mtime_ns)
+    parts = [_FORMAT, stepjepa.__version__, data, _tokenizer_state(tokenizer), repr(options)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore, DataReport] | None:
+    """What `save_cached` stored under the key, memory-mapped; None where there is nothing whole."""
+    entry = Path(folder) / key
+    try:
+        record = json.loads((entry / _REPORT).read_text(encoding="utf-8"))
+        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
+    except (OSError, ValueError):
+        return None
+    kinds = {field.name: str(field.type) for field in fields(DataReport)}
+    known: dict[str, Any] = {name: value for name, value in record.items() if name in kinds}
+    for name in known:
+        if "Counter" in kinds[name]:
+            known[name] = Counter(known[name])
+    return ExampleStore.of_arrays(arrays), DataReport(**known)
+
+
+def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, report: DataReport) -> None:
+    """Store examples and their report under a key. The entry appears whole or not at all.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    root = Path(folder)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=root))
+        try:
+            for name, array in store.arrays().items():
+                np.save(part / f"{name}.npy", array)
+            (part / _REPORT).write_text(json.dumps(report.to_dict()), encoding="utf-8")
+            if not (root / key).exists():
+                os.replace(part, root / key)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except FileExistsError:
+        return  # another process was faster
+    except OSError as error:
+        if (root / key / _REPORT).exists():
+            return
+        raise ConfigError(f"--data_cache {folder}: cannot be written ({error.strerror or error})") from None
+
+
+def _tokenizer_state(tokenizer: Any) -> str:
+    """A digest of what the tokenizer does: its own description, its template and the names of its special tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    state = [
+        backend.to_str() if backend is not None else repr(tokenizer),
+        str(tokenizer.chat_template),
+        json.dumps({name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}),
+    ]
+    return hashlib.sha256("\0".join(state).encode()).hexdigest()

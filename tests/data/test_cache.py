@@ -1,0 +1,102 @@
+"""Tokenised examples on disk: the same examples, memory-mapped, and never those of other data or options."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from stepjepa.data.cache import cache_key, load_cached, save_cached
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.sources import RowSource
+from stepjepa.data.steps import make_splitter
+from stepjepa.errors import ConfigError
+from support.rows import step_rows
+from support.tokenizers import byte_bpe_tokenizer, fresh
+
+OPTIONS = EncodeOptions("llm_jepa", make_splitter("separator"), views="standalone", predictors=2)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [*step_rows(30), {"messages": []}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_what_is_read_is_what_was_stored(tmp_path, file):
+    tokenizer = byte_bpe_tokenizer()
+    source = RowSource(file)
+    key = cache_key(source, tokenizer, OPTIONS)
+    assert load_cached(tmp_path / "cache", key) is None
+    store, report = encode_dataset(source, tokenizer, ChatRenderer(tokenizer), OPTIONS)
+    save_cached(tmp_path / "cache", key, store, report)
+    again, same = load_cached(tmp_path / "cache", key)
+    assert same == report and same.lines() == report.lines() and report.rows_skipped == {"no_messages": 1}
+    assert len(again) == len(store) == 30 and again.num_pairs == store.num_pairs > 0
+    assert isinstance(again.arrays()["ids"], np.memmap)
+    for left, right in zip(again, store, strict=True):
+        assert np.array_equal(left.input_ids, right.input_ids) and np.array_equal(left.views, right.views)
+        assert left.label_spans == right.label_spans and left.pairs == right.pairs
+    save_cached(tmp_path / "cache", key, store, report)  # once more changes nothing
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [key]
+
+
+def test_the_key_knows_data_tokenizer_and_options(file):
+    tokenizer = byte_bpe_tokenizer()
+    source = RowSource(file)
+    keys = {cache_key(source, tokenizer, OPTIONS)}
+    assert keys == {cache_key(RowSource(file), byte_bpe_tokenizer(), OPTIONS)}
+    keys.add(cache_key(source, byte_bpe_tokenizer(template="gemma"), OPTIONS))
+    other = fresh(tokenizer)
+    other.add_tokens(["<|new|>"], special_tokens=True)
+    keys.add(cache_key(source, other, OPTIONS))
+    for change in ({"labels": "all"}, {"max_length": 99}, {"predictors": 3}, {"splitter": make_splitter("lines")}):
+        keys.add(cache_key(source, tokenizer, EncodeOptions(**{**vars(OPTIONS), **change})))
+    os.utime(file, ns=(1, 1))
+    keys.add(cache_key(RowSource(file), tokenizer, OPTIONS))
+    file.write_text(file.read_text() + json.dumps(step_rows(1)[0]) + "\n")
+    os.utime(file, ns=(1, 1))
+    keys.add(cache_key(RowSource(file), tokenizer, OPTIONS))
+    assert len(keys) == 9
+    assert cache_key(RowSource(step_rows(3)), tokenizer, OPTIONS) is None
+
+
+def test_half_an_entry_is_none(tmp_path, file):
+    tokenizer = byte_bpe_tokenizer()
+    store, report = encode_dataset(RowSource(file), tokenizer, ChatRenderer(tokenizer), OPTIONS)
+    save_cached(tmp_path / "cache", "key", store, report)
+    for name in ("report.json", "ids.npy", "pairs.npy"):
+        path = tmp_path / "cache" / "key" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        assert load_cached(tmp_path / "cache", "key") is None, name
+        path.write_bytes(whole)
+    assert load_cached(tmp_path / "cache", "key") is not None
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, file):
+    tokenizer = byte_bpe_tokenizer()
+    store, report = encode_dataset(RowSource(file), tokenizer, ChatRenderer(tokenizer), OPTIONS)
+    with pytest.raises(ConfigError, match="--data_cache"):
+        save_cached(file / "cache", "key", store, report)
+
+
+def test_training_from_the_cache_gives_the_same_weights(tmp_path, file):
+    from safetensors.torch import load_file
+
+    from stepjepa.cli.main import main
+
+    for name in ("first", "second"):
+        flags = f"--model_name tiny --step_jepa --max_steps 3 --data_cache {tmp_path / 'cache'} --disable_tqdm true"
+        assert main(["train", "--train_file", str(file), "--output_dir", str(tmp_path / name), *flags.split()]) == 0
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert all((first[name] == second[name]).all() for name in first)
+    reports = [json.loads((tmp_path / name / "data_report.json").read_text()) for name in ("first", "second")]
+    assert reports[0] == reports[1]
