@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.training.batches import FILLER, Draw, EpochSampler
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows
@@ -66,6 +68,32 @@ def test_micro_batches_do_not_matter(tmp_path, forward):
         for got, want in zip(gradients, expected_gradients, strict=True):
             assert want.norm() > 0.1
             torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+def test_grouping_by_length_changes_neither_losses_nor_gradients(tmp_path):
+    expected, expected_gradients = trained(tmp_path, 8, 1)
+    logs, gradients = trained(tmp_path, 2, 4, train_sampling_strategy="group_by_length")
+    for got, want in zip(logs, expected, strict=True):
+        assert got["lm_loss"] == pytest.approx(want["lm_loss"], abs=1e-5)
+        assert got["jepa_loss"] == pytest.approx(want["jepa_loss"], abs=1e-5)
+    for got, want in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+def test_grouping_keeps_the_examples_of_a_step_and_sorts_them():
+    lengths = np.random.default_rng(0).integers(5, 500, 50)
+    plain, grouped = (EpochSampler(50, 4, 7, lengths=given, window=16) for given in (None, lengths))
+    for epoch in (0, 3):
+        plain.set_epoch(epoch)
+        grouped.set_epoch(epoch)
+        before, after = list(plain), list(grouped)
+        assert len(after) == 52 and after[50:] == before[50:] == [Draw(epoch, FILLER)] * 2
+        for start in range(0, 50, 16):
+            window = after[start : min(start + 16, 50)]
+            assert sorted(window) == sorted(before[start : min(start + 16, 50)])
+            sizes = [lengths[draw.row] for draw in window]
+            assert sizes == sorted(sizes, reverse=True)
+        assert before != after
 
 
 def test_micro_batches_matter_where_the_divisor_is_local(tmp_path):

@@ -36,11 +36,24 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
         multiple: examples of one micro-batch over all processes; 1 for no filling.
         seed: of the order.
         shuffle: False keeps the rows' order.
+        lengths: (size,) tokens of each row. Where given, the examples of an optimizer step are put in order of length, so
+            that those of one micro-batch are alike and little of it is padding. Which examples a step sees does not change,
+            nor do losses and gradients, which are divided by the counts of the whole step.
+        window: examples of an optimizer step over all processes; with `lengths`.
     """
 
-    def __init__(self, size: int, multiple: int, seed: int, shuffle: bool = True):
+    def __init__(
+        self,
+        size: int,
+        multiple: int,
+        seed: int,
+        shuffle: bool = True,
+        lengths: np.ndarray | None = None,
+        window: int = 1,
+    ):
         self.size, self.seed, self.shuffle, self.epoch = size, seed, shuffle, 0
         self.padded = size + -size % max(multiple, 1)
+        self.lengths, self.window = lengths, window
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; called by the trainer before each one."""
@@ -54,6 +67,9 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
         order = np.arange(self.size)
         if self.shuffle:
             order = np.random.Generator(np.random.Philox(key=_key(self.seed, epoch))).permutation(self.size)
+        if self.lengths is not None:
+            windows = np.arange(self.size) // self.window
+            order = order[np.lexsort((-self.lengths[order], windows))]  # longest first, so that memory shows at once
         for row in order.tolist():
             yield Draw(epoch, row)
         for _ in range(self.padded - self.size):

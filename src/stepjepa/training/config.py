@@ -56,7 +56,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
             "bf16_full_eval": self.bf16_full_eval,
             "fp16_full_eval": self.fp16_full_eval,
             "train_sampling_strategy": getattr(self, "train_sampling_strategy", "random")
-            not in ("random", "sequential"),
+            not in ("random", "sequential", "group_by_length"),
         }
         for name, is_set in ignored.items():
             if is_set:

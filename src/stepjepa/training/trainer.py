@@ -121,9 +121,13 @@ class JEPATrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         drop_last = self.args.dataloader_drop_last
-        multiple = 1 if drop_last else self.args.train_batch_size * self.accelerator.num_processes
+        examples = self.args.train_batch_size * self.accelerator.num_processes
+        multiple = 1 if drop_last else examples
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        sampler = EpochSampler(len(dataset), multiple, seed, shuffle=self.args.train_sampling_strategy != "sequential")
+        strategy = self.args.train_sampling_strategy
+        lengths = dataset.store.lengths if strategy == "group_by_length" else None
+        window = examples * self.args.gradient_accumulation_steps
+        sampler = EpochSampler(len(dataset), multiple, seed, strategy != "sequential", lengths, window)
         self.pop_callback(EpochCallback)
         self.add_callback(EpochCallback(sampler))
         return sampler
