@@ -113,8 +113,9 @@ def _from_columns(row: Row) -> list[dict[str, str]]:
 
 def listed_columns(row: Iterable[Any]) -> str:
     """The names of a row's columns in one line, however many, long or odd they are."""
-    names = [" ".join(str(name).split()) for name in islice(row, _SHOWN_COLUMNS + 1)]
+    names = [str(name) for name in islice(row, _SHOWN_COLUMNS + 1)]
     shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_SHOWN_COLUMNS]]
+    shown = [name if name.isprintable() else repr(name) for name in shown]
     return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
 
@@ -134,11 +135,14 @@ class RowSource:
         self._file: Path | None = None
         self._rows: Iterable[Any] = ()
         if isinstance(source, (str, os.PathLike)):
-            path = Path(source).expanduser()
-            if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
-                self._file = path
-            else:
-                self._rows = _load_dataset(path, str(source), split)
+            path = Path(os.path.expanduser(source))
+            try:
+                if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
+                    self._file = path
+                else:
+                    self._rows = _load_dataset(path, str(source), split)
+            except OSError as error:  # a name that no file can have, a folder that may not be looked into
+                raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
         elif isinstance(source, Mapping):
             self._rows = _pick_split(source, self.name, split)
         elif isinstance(source, Iterable):
