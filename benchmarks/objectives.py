@@ -70,7 +70,8 @@ def parse_args() -> argparse.Namespace:
 def flops_over_regular(arm: Arm) -> float:
     """FLOPs of an arm's batches over those of the same examples without pairs."""
     trainer: Any = arm.trainer
-    return cost_over_regular(trainer.train_dataset, trainer.data_collator, trainer._cost, arm.batch_size, 0)
+    order = trainer._order(trainer.train_dataset)
+    return cost_over_regular(trainer.train_dataset, trainer.data_collator, trainer._cost, arm.batch_size, order)
 
 
 def workload_of(args: argparse.Namespace) -> Workload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass, field, make_dataclass
 from itertools import islice
 from typing import Any, NamedTuple, get_type_hints
@@ -86,7 +85,7 @@ def run(argv: list[str]) -> int:
             record,
             console,
             f"row {options.row} ({found.place}), {summary(method)}",
-            [*unread(method, parser.explicit), *notes],
+            [*without_effect(method, parser.explicit & set(FED)), *notes],
         )
     print_text(drawn.get().rstrip("\n"))
     return 0
@@ -107,15 +106,6 @@ def summary(method: JEPAOptions) -> str:
     views = f", {method.views}" if method.objective == "llm_jepa" else ""
     form = "packed" if method.forward == "auto" else method.forward
     return f"{method.objective}{views}, K = {method.predictors}, {form}"
-
-
-def unread(method: JEPAOptions, given: Collection[str]) -> list[str]:
-    """A line for every option that is set to something of its own and that the objective does not read."""
-    plain = JEPAOptions(objective=method.objective)
-    plain.check()
-    return without_effect(
-        method, {name for name in given if name in FED and getattr(method, name) != getattr(plain, name)}
-    )
 
 
 def find_row(source: Any, number: int) -> Found:

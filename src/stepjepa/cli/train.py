@@ -10,10 +10,12 @@ from typing import Any
 from stepjepa.cli import inspect_row
 from stepjepa.cli.parser import StrictParser, dump_yaml
 from stepjepa.cli.spellings import COMMON_TRAINER_FLAGS, PUBLISHED, notes
+from stepjepa.errors import StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
 
 SCRATCH_LEARNING_RATE = 1e-3
+_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 _DESCRIPTION = "Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone."
 _EXAMPLE = (
     "example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run"
@@ -40,12 +42,14 @@ def run(argv: list[str]) -> int:
     def save_options(path: Path) -> None:
         dump_yaml((options, config), path)
 
-    for line in [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]:
+    unread = [] if options.lora else [name for name in _LORA if getattr(options, name) != getattr(RunOptions(), name)]
+    lines = [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]
+    for line in [*lines, *(f"--{name} has no effect without --lora" for name in unread)]:
         say(f"note   {line}")
     if options.debug_level >= 5 and "logging_steps" not in parser.explicit:
         config.logging_steps = 1
     if options.debug_level >= 7:
-        inspect_row.run(inspect_arguments(options, config))
+        show_first_row(options, config)
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
     _, metrics = run_training(options, config, save_options, scratch_lr)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -87,8 +91,20 @@ def inspect_arguments(options: RunOptions, config: Any) -> list[str]:
     for field in dataclasses.fields(JEPAOptions):
         value = getattr(config, field.name)
         if field.name in inspect_row.InspectOptions.__dataclass_fields__ and value != field.default:
-            words += [f"--{field.name}", *map(str, value if isinstance(value, list) else [value])]
+            several = isinstance(value, list)
+            words += [f"--{field.name}", *map(str, value)] if several else [f"--{field.name}={value}"]
     return words
+
+
+def show_first_row(options: RunOptions, config: Any) -> None:
+    """Draw the first row, once over all processes; a row that cannot be drawn is a note."""
+    from stepjepa.training.announce import is_main_process, say
+
+    if is_main_process():
+        try:
+            inspect_row.run(inspect_arguments(options, config))
+        except StepJepaError as error:
+            say(f"note   the first row cannot be shown: {error}")
 
 
 def help_text() -> str:

@@ -37,7 +37,8 @@ _SCALARS = [
 ]
 
 
-NOT_DUMPED = frozenset({"hub_token", "local_rank"})  # a secret, and the number of one process
+# A secret, the number of one process, and what holds for one start of a run only: repeating it must not clear the first.
+NOT_DUMPED = frozenset({"hub_token", "local_rank", "overwrite_output_dir", "resume_from_checkpoint"})
 
 
 class _Loader(yaml.SafeLoader):

@@ -71,15 +71,14 @@ def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, r
             for name, array in store.arrays().items():
                 np.save(part / f"{name}.npy", array)
             (part / _REPORT).write_text(json.dumps(report.to_dict()), encoding="utf-8")
-            if not (root / key).exists():
+            if load_cached(root, key) is None:
+                shutil.rmtree(root / key, ignore_errors=True)  # a damaged entry
                 os.replace(part, root / key)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    except FileExistsError:
-        return  # another process was faster
     except OSError as error:
-        if (root / key / _REPORT).exists():
-            return
+        if load_cached(root, key) is not None:
+            return  # another process was faster
         raise ConfigError(f"--data_cache {folder}: cannot be written ({error.strerror or error})") from None
 
 

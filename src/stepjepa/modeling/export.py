@@ -51,6 +51,24 @@ def export_model(
     output_dir = target / ".export"
     shutil.rmtree(output_dir, ignore_errors=True)
     output_dir.mkdir()
+    try:
+        _write(model, tokenizer, output_dir, vocabulary, predictor_ids, merge_lora, keep_predictors, state_dict)
+        for entry in sorted(output_dir.iterdir()):
+            os.replace(entry, target / entry.name)
+    finally:
+        shutil.rmtree(output_dir, ignore_errors=True)
+
+
+def _write(
+    model: Any,
+    tokenizer: Any,
+    output_dir: Path,
+    vocabulary: int,
+    predictor_ids: list[int],
+    merge_lora: bool,
+    keep_predictors: bool,
+    state_dict: dict[str, torch.Tensor] | None,
+) -> None:
     is_peft = hasattr(model, "get_base_model")
     if is_peft and not merge_lora:
         if keep_predictors:
@@ -75,9 +93,6 @@ def export_model(
         skeleton(inner, rows, weights).save_pretrained(output_dir)
     save_head(causal_lm(model), output_dir)
     tokenizer.save_pretrained(output_dir)
-    for entry in sorted(output_dir.iterdir()):
-        os.replace(entry, target / entry.name)
-    output_dir.rmdir()
 
 
 def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:

@@ -43,7 +43,8 @@ class PredictorHead(nn.Module):
 
     def forward(self, source_PD: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        return self.layers(source_PD.float())
+        with torch.autocast(source_PD.device.type, enabled=False):
+            return self.layers(source_PD.float())
 
 
 def add_head(inner: Any, kind: str, seed: int) -> None:

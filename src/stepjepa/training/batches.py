@@ -13,6 +13,7 @@ from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.tokens import TokenSpan
 from stepjepa.data.views import Pair
 from stepjepa.forest.tube import TubeOptions, draw_tube, joined
+from stepjepa.training.checks import tube_options
 from stepjepa.training.options import JEPAOptions
 
 FILLER = -1
@@ -98,13 +99,7 @@ class DrawnExamples(torch.utils.data.Dataset):
         self._content = options.tube_content
         self._tube: TubeOptions | None = None
         if options.objective == "semantic_tube" and options.uses_pairs:
-            self._tube = TubeOptions(
-                options.tube_mode,
-                options.tube_sampler,
-                options.tube_max_length,
-                options.tube_times,
-                options.tube_length_adjustment,
-            )
+            self._tube = tube_options(options)
         self._filler = Example(np.array([filler_id], dtype=np.int32), ())
 
     def __len__(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from stepjepa.errors import ConfigError
+from stepjepa.forest.tube import TubeOptions
 
 if TYPE_CHECKING:
     from stepjepa.training.options import JEPAOptions
@@ -15,7 +17,7 @@ _READ_BY = {
     "step_pairs horizon multi_horizon step_splitter step_separator": ("step_jepa",),
     "views front_pred reverse_pred": ("llm_jepa",),
     "split_ratio": ("split",),
-    "predictors predictor_order same_predictor last_token target_encoder ema_momentum ema_momentum_end forward": (
+    "predictors predictor_order same_predictor last_token target_encoder ema_momentum ema_momentum_end": (
         "llm_jepa",
         "step_jepa",
         "split",
@@ -33,25 +35,59 @@ _READ_BY = {
 }
 
 
+# Options that need another one to have an effect: names, whether it is there, and what it is.
+_NEEDS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    ("ema_momentum ema_momentum_end", lambda o: o.target_encoder == "ema", "--target_encoder ema"),
+    ("infonce_temperature infonce_symmetric", lambda o: o.jepa_loss == "infonce", "--jepa_loss infonce"),
+    ("regularizer_weight", lambda o: o.regularizer != "none", "--regularizer"),
+    ("vicreg_covariance", lambda o: o.regularizer == "vicreg", "--regularizer vicreg"),
+    ("sigreg_directions", lambda o: o.regularizer == "sigreg", "--regularizer sigreg"),
+    ("same_predictor predictor_order keep_predictors", lambda o: o.predictors, "--predictors"),
+    ("step_separator", lambda o: o.step_splitter in ("auto", "separator"), "--step_splitter separator"),
+)
+
+
 def check_options(options: JEPAOptions) -> None:
     """See `JEPAOptions.check`."""
     _check_choices(options)
+    _check_types(options)
     _fill_in(options)
     _check_numbers(options)
     _check_combinations(options)
 
 
 def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[str]:
-    """A line for every option of `given` that the run does not read."""
-    lines = []
+    """A line for every option of `given` that has a value of its own and that the run does not read."""
+    plain = _method_type()(objective=options.objective)
+    check_options(plain)
+    given = {name for name in given if hasattr(plain, name) and getattr(options, name) != getattr(plain, name)}
+    lines: list[str] = []
     for names, objectives in _READ_BY.items():
         unread = [name for name in names.split() if name in given and options.objective not in objectives]
         lines += [f"--{name} has no effect with objective {options.objective}" for name in unread]
+    for names, there, what in _NEEDS:
+        unread = [name for name in names.split() if name in given and not there(options)]
+        lines += [f"--{name} has no effect without {what}" for name in unread if f"--{name} has" not in " ".join(lines)]
     if options.objective != "regular" and options.lbd == 0 and "lbd" in given:
         lines.append("--lbd 0: no pair is made, and the run trains exactly like objective regular")
     if options.control == "random" and options.target_encoder == "ema":
         lines.append("--target_encoder ema has no effect with --control random: no target is used")
     return lines
+
+
+def tube_options(options: JEPAOptions) -> TubeOptions:
+    """How spans are drawn.
+
+    Raises:
+        ConfigError: as `TubeOptions`.
+    """
+    return TubeOptions(
+        options.tube_mode,
+        options.tube_sampler,
+        options.tube_max_length,
+        options.tube_times,
+        options.tube_length_adjustment,
+    )
 
 
 def _check_choices(options: JEPAOptions) -> None:
@@ -65,10 +101,14 @@ def _check_choices(options: JEPAOptions) -> None:
             raise ConfigError(f"{name} is {value!r}; known: {', '.join(known)}")
 
 
-def _method_fields() -> Any:
+def _method_type() -> Any:
     from stepjepa.training.options import JEPAOptions
 
-    return JEPAOptions.__dataclass_fields__
+    return JEPAOptions
+
+
+def _method_fields() -> Any:
+    return _method_type().__dataclass_fields__
 
 
 def _fill_in(options: JEPAOptions) -> None:
@@ -90,6 +130,23 @@ def _fill_in(options: JEPAOptions) -> None:
         options.jepa_ratio = 1.0  # the published scripts write -1 for "off"
 
 
+def _check_types(options: JEPAOptions) -> None:
+    """Numbers are numbers, and finite; what Python code gives is not converted as flags are."""
+    for name, hint in get_type_hints(type(options)).items():
+        if name not in _method_fields():
+            continue
+        value, kinds = getattr(options, name), set(get_args(hint) or (hint,))
+        if value is None or isinstance(value, bool) or not kinds & {int, float}:
+            continue
+        wanted = (int, float) if float in kinds else int
+        if not isinstance(value, wanted) or not math.isfinite(value):
+            kind = "a finite number" if float in kinds else "a whole number"
+            raise ConfigError(f"{name} is {value!r}; it must be {kind}")
+    horizons = options.multi_horizon
+    if horizons is not None and not (isinstance(horizons, (list, tuple)) and all(type(h) is int for h in horizons)):
+        raise ConfigError(f"multi_horizon is {horizons!r}; it must be a list of whole numbers")
+
+
 def _check_numbers(options: JEPAOptions) -> None:
     assert options.predictors is not None and options.regularizer_weight is not None
     if options.predictors < 0:
@@ -106,6 +163,8 @@ def _check_numbers(options: JEPAOptions) -> None:
         raise ConfigError(f"last_token is {options.last_token}; it counts from the end: -1, -2, ...")
     if options.max_length < 2:
         raise ConfigError(f"max_length is {options.max_length}; a chat needs at least 2 tokens")
+    if options.max_row_length is not None and options.max_row_length < 1:
+        raise ConfigError(f"max_row_length is {options.max_row_length}; a row has at least one token")
     if not 0 <= options.lbd_warmup_ratio <= 1:
         raise ConfigError(f"lbd_warmup_ratio is {options.lbd_warmup_ratio}; it is a share of the run, between 0 and 1")
     for name in ("ema_momentum", "ema_momentum_end"):
@@ -173,5 +232,8 @@ def _check_tube(options: JEPAOptions) -> None:
         raise ConfigError("semantic_tube compares states of one pass; target_encoder=ema has no place in it")
     if options.predictors:
         raise ConfigError("semantic_tube has no predictor tokens; leave predictors out")
+    if options.tube_times > 1000:
+        raise ConfigError(f"tube_times is {options.tube_times}; more than 1000 spans an example is surely a mistake")
+    tube_options(options)
     if options.tube_layer is not None and options.tube_layer < 0:
         raise ConfigError(f"tube_layer is {options.tube_layer}; layers are counted from 0, the embeddings")

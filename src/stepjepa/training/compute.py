@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from stepjepa.data.examples import NO_VIEWS, Example
 from stepjepa.modeling.flops import ModelCost, batch_flops
-from stepjepa.training.batches import EpochSampler
+from stepjepa.training.batches import Draw
 
 # Batches that the ratio is taken over.
 SAMPLED_BATCHES = 64
 
 
-def cost_over_regular(dataset: Any, collator: Any, cost: ModelCost, batch_size: int, seed: int) -> float:
+def cost_over_regular(dataset: Any, collator: Any, cost: ModelCost, batch_size: int, order: Iterable[Draw]) -> float:
     """FLOPs of this run's batches over those of the same examples without pairs, padding included.
 
     Args:
@@ -23,9 +23,9 @@ def cost_over_regular(dataset: Any, collator: Any, cost: ModelCost, batch_size: 
         collator: of the run.
         cost: of its model; the predictor head, which a regular run does not have, costs nothing without pairs.
         batch_size: examples of a micro-batch.
-        seed: of the order, as for training: the first `SAMPLED_BATCHES` batches of the first epoch are laid out.
+        order: of the examples, as for training: the first `SAMPLED_BATCHES` batches are laid out.
     """
-    draws = iter(EpochSampler(len(dataset), 1, seed))
+    draws = iter(order)
     own = regular = 0.0
     for _ in range(SAMPLED_BATCHES):
         examples = [dataset[draw] for draw in islice(draws, batch_size)]

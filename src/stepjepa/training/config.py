@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
     def __post_init__(self) -> None:
         self.check()
         self.check_inherited()
+        self.check_sizes()
         if not torch.accelerator.is_available() and (self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1):
             self.use_cpu = True  # without an accelerator, several processes (gloo) and bf16 are had only if told so
         try:
@@ -78,11 +80,31 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
                 f"control=shuffled takes targets of other examples of the micro-batch, of one: raise {single[0]}"
             )
         several = self.step_pairs == "all" or (self.step_pairs == "first" and len(self.horizons) > 1)
-        alone = self.per_device_train_batch_size == 1 and self.world_size == 1
-        if self.jepa_loss == "infonce" and alone and not (self.objective == "step_jepa" and several):
+        if self.world_size > 1 or (self.objective == "step_jepa" and several):
+            return
+        if self.jepa_loss == "infonce":
             raise ConfigError(
                 f"jepa_loss=infonce is 0 where a micro-batch has one pair to choose from: raise {single[0]}"
             )
+        if self.regularizer != "none":
+            raise ConfigError(
+                f"regularizer={self.regularizer} compares pairs, and a micro-batch has one: raise {single[0]}"
+            )
+
+    def check_sizes(self) -> None:
+        """Refuse numbers that the Trainer would stumble over later.
+
+        Raises:
+            ConfigError: a number out of its range.
+        """
+        least = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1}
+        least |= {"learning_rate": 0, "seed": 0, "logging_steps": 0, "warmup_steps": 0, "weight_decay": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not lowest <= value < math.inf:
+                raise ConfigError(f"{name} is {value!r}; it must be a number of {lowest} or more")
+        if self.max_steps == 0:
+            raise ConfigError("max_steps is 0; give the number of steps, or leave it out to train num_train_epochs")
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""

@@ -75,10 +75,11 @@ class LossMeter:
         weight = sums["weight"] or 1.0
         metrics = {"lm_loss": sums["lm"] / max(sums["labels"], 1)}
         if options.uses_pairs:
-            metrics["jepa_loss"] = sums["jepa"] / weight
-            metrics["cosine_similarity"] = sums["cosine"] / max(sums["pairs"], 1)
-            if options.regularizer != "none":
-                metrics["regularizer"] = sums["regularizer"] / weight
+            if sums["pairs"]:
+                metrics["jepa_loss"] = sums["jepa"] / weight
+                metrics["cosine_similarity"] = sums["cosine"] / sums["pairs"]
+                if options.regularizer != "none":
+                    metrics["regularizer"] = sums["regularizer"] / weight
             metrics["num_pairs"] = int(sums["pairs"])
             metrics |= collapse_signs(self.targets)
         return metrics

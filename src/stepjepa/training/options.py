@@ -232,5 +232,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.lora_rank < 1:
             raise ConfigError(f"lora_rank is {self.lora_rank}; it must be at least 1")
+        if self.lora_alpha is not None and self.lora_alpha < 1:
+            raise ConfigError(f"lora_alpha is {self.lora_alpha}; it must be at least 1")
         if not 0 <= self.lora_dropout < 1:
             raise ConfigError(f"lora_dropout is {self.lora_dropout}; it must lie in [0, 1)")

@@ -33,6 +33,12 @@ class ExampleReader:
         pad = self.tokenizer.pad_token_id
         return (self.tokenizer.eos_token_id or 0) if pad is None else pad
 
+    def read_evaluation(self, source: Any) -> Any:
+        """Examples to evaluate on; a plain dict holds several data sets by name, as `transformers.Trainer` takes them."""
+        if type(source) is dict:
+            return {name: self.read(one, f"eval_{name}") for name, one in source.items()}
+        return self.read(source, "eval")
+
     def read(self, source: Any, name: str, ratio: float = 1.0) -> DrawnExamples | None:
         """Examples of `source` (what `RowSource` takes, an `ExampleStore`, or None), with a share `ratio` of the pairs.
 

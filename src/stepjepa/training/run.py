@@ -37,7 +37,7 @@ _FREE_OPTIONS = set(
 )
 FIXED_ON_RESUME = [
     *"model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules seed data_seed".split(),
-    *"per_device_train_batch_size gradient_accumulation_steps".split(),
+    *"per_device_train_batch_size gradient_accumulation_steps train_sampling_strategy".split(),
     *(name for name in JEPAOptions.__dataclass_fields__ if name not in _FREE_OPTIONS),
 ]
 _OWN_FILES = set(
@@ -231,6 +231,7 @@ def run_record(run: RunOptions, config: JEPAConfig, trainer: JEPATrainer) -> dic
         "learning_rate",
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
+        "train_sampling_strategy",
         "bf16",
     )
     return {

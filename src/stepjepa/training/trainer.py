@@ -81,13 +81,15 @@ class JEPATrainer(Trainer):
             model = load_model(str(model), processing_class, seed=args.seed)
         if processing_class is None:
             raise ConfigError("processing_class (the tokenizer) is missing")
+        if args.keep_predictors and peft_config is not None and not args.merge_lora:
+            raise ConfigError("keep_predictors needs merge_lora: an adapter cannot change the vocabulary")
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(model)
         reader = self._reader = ExampleReader(processing_class, args, max_positions(model))
         self.data_reports = reader.reports
         train = reader.read(train_dataset, "train", args.jepa_ratio)
-        evaluation = reader.read(eval_dataset, "eval")
+        evaluation = reader.read_evaluation(eval_dataset)
         model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
         collator = make_collator(self.setup, args, reader.pad_id, model.config._attn_implementation, args.device.type)
         try:
@@ -119,7 +121,12 @@ class JEPATrainer(Trainer):
     # Order of examples
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
-        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
+        self.pop_callback(EpochCallback)
+        self.add_callback(EpochCallback(sampler))
+        return sampler
+
+    def _order(self, dataset: Any) -> EpochSampler:
         drop_last = self.args.dataloader_drop_last
         examples = self.args.train_batch_size * self.accelerator.num_processes
         multiple = 1 if drop_last else examples
@@ -127,10 +134,7 @@ class JEPATrainer(Trainer):
         strategy = self.args.train_sampling_strategy
         lengths = dataset.store.lengths if strategy == "group_by_length" else None
         window = examples * self.args.gradient_accumulation_steps
-        sampler = EpochSampler(len(dataset), multiple, seed, strategy != "sequential", lengths, window)
-        self.pop_callback(EpochCallback)
-        self.add_callback(EpochCallback(sampler))
-        return sampler
+        return EpochSampler(len(dataset), multiple, seed, strategy != "sequential", lengths, window)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
@@ -201,9 +205,8 @@ class JEPATrainer(Trainer):
     def equal_compute(self) -> EqualCompute:
         """The length of this run at which it costs what a regular run of the given length costs."""
         dataset: Any = self.train_dataset
-        args = self.args
-        seed = args.seed if args.data_seed is None else args.data_seed
-        ratio = cost_over_regular(dataset, self.data_collator, self._cost, args.train_batch_size, seed)
+        args, order = self.args, self._order(dataset)
+        ratio = cost_over_regular(dataset, self.data_collator, self._cost, args.train_batch_size, order)
         return equal_compute(planned_steps(args, len(dataset), self.accelerator.num_processes), ratio)
 
     # The log
@@ -232,8 +235,11 @@ class JEPATrainer(Trainer):
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor takes."""
         begin = time.perf_counter()
-        if eval_dataset is not None and not isinstance(eval_dataset, (str, dict)):
-            eval_dataset = self._reader.read(eval_dataset, "eval")
+        named = (
+            isinstance(self.eval_dataset, dict) and isinstance(eval_dataset, str) and eval_dataset in self.eval_dataset
+        )
+        if not named:
+            eval_dataset = self._reader.read_evaluation(eval_dataset)
         metrics = super().evaluate(eval_dataset, *args, **kwargs)
         self._meter.since += time.perf_counter() - begin  # evaluation is no training time
         return metrics

@@ -1,0 +1,149 @@
+"""What a run of ``stepjepa train`` leaves, repeats and refuses, beyond its errors about data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stepjepa.cli.main import main
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.setup import set_up_model
+from stepjepa.training.trainer import JEPATrainer
+from support.rows import step_rows
+
+ROWS = step_rows(24)
+
+
+@pytest.fixture
+def train(tmp_path, capfd):
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+    def run(*flags, status=0, output="out"):
+        given = {"--train_file": str(data), "--model_name": "tiny", "--max_steps": "2", "--batch_size": "4"}
+        argv = ["train", "--disable_tqdm", "true", "--output_dir", str(tmp_path / output), *flags]
+        if "--config" not in flags:
+            argv += [word for name, value in given.items() if name not in flags for word in (name, value)]
+        assert main(argv) == status
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err
+        return said.out if status == 0 else said.err.strip()
+
+    return run
+
+
+def test_resolved_yaml_repeats_the_run_and_clears_nothing(train, tmp_path):
+    flags = ["--step_jepa", "--multi_horizon", "1", "2", "--predictor_head", "linear", "--overwrite_output_dir"]
+    train(*flags)
+    config = str(tmp_path / "out" / "resolved.yaml")
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert "not empty" in train("--config", config, status=2)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+    said = train("--config", config, output="again")
+    assert not [line for line in said.splitlines() if line.startswith("note")], said
+    for name in ("model.safetensors", "jepa_head.safetensors"):
+        first, again = (load_file(tmp_path / folder / name) for folder in ("out", "again"))
+        assert all(torch.equal(first[key], again[key]) for key in first)
+
+
+def test_predictors_cannot_be_kept_in_an_adapter(train, tmp_path):
+    message = train("--step_jepa", "--lora", "--merge_lora", "false", "--keep_predictors", status=2)
+    assert "keep_predictors needs merge_lora" in message and not (tmp_path / "out").exists()
+
+
+def test_the_first_row_that_cannot_be_drawn_is_a_note(train, tmp_path):
+    data = tmp_path / "bad_first.jsonl"
+    data.write_text(json.dumps({"messages": []}) + "\n" + "".join(json.dumps(row) + "\n" for row in ROWS))
+    said = train("--debug", "7", "--step_jepa", "--train_file", str(data), "--system_prompt=--hello")
+    assert "note   the first row cannot be shown" in said and "model and records" in said
+    assert "predictor_1" in train("--debug", "7", "--step_jepa", "--system_prompt=--hello", output="two")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--batch_size", "0"], ["per_device_train_batch_size is 0", "1 or more"]),
+        (["--grad_accum", "0"], ["gradient_accumulation_steps"]),
+        (["--learning_rate", "-1"], ["learning_rate is -1"]),
+        (["--seed", "-1"], ["seed is -1"]),
+        (["--max_steps", "0"], ["max_steps is 0"]),
+        (["--max_row_length", "0"], ["max_row_length"]),
+        (["--lbd", "inf"], ["lbd is inf", "finite"]),
+        (["--lora", "--lora_alpha", "0"], ["lora_alpha is 0"]),
+        (["--objective", "semantic_tube", "--tube_times", "1000000"], ["tube_times"]),
+        (["--objective", "semantic_tube", "--tube_times", "0"], ["times is 0"]),
+        (["--regularizer", "vicreg", "--batch_size", "1"], ["vicreg", "per_device_train_batch_size"]),
+        (["--infonce", "--per_device_eval_batch_size", "1"], ["infonce", "per_device_eval_batch_size"]),
+    ],
+)
+def test_values_out_of_range(train, tmp_path, flags, words):
+    message = train(*flags, status=2)
+    assert len(message.splitlines()) == 1 and not (tmp_path / "out").exists()
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--step_jepa", "--ema_momentum", "0.5"], "--ema_momentum has no effect without --target_encoder ema"),
+        (["--step_jepa", "--infonce_temperature", "0.5"], "without --jepa_loss infonce"),
+        (["--step_jepa", "--regularizer", "vicreg", "--sigreg_directions", "9"], "without --regularizer sigreg"),
+        (["--predictors", "0", "--same_predictor"], "--same_predictor has no effect without --predictors"),
+        (["--step_jepa", "--lora_rank", "4"], "--lora_rank has no effect without --lora"),
+    ],
+)
+def test_options_without_effect_are_named(train, flags, words):
+    notes = [line for line in train(*flags).splitlines() if line.startswith("note")]
+    assert len(notes) == 1 and words in notes[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"lbd": "0.1"}, {"predictors": 1.5}, {"multi_horizon": 2}, {"lbd": float("nan")}, {"jepa_ratio": None}]
+)
+def test_values_from_python(options):
+    from stepjepa.errors import ConfigError
+
+    if options == {"jepa_ratio": None}:
+        JEPAOptions(objective="step_jepa", tube_max_length=None).check()
+        return
+    with pytest.raises(ConfigError):
+        JEPAOptions(objective="step_jepa", **options).check()
+
+
+def test_evaluation_data_by_name_path_and_rows(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:8]))
+    tokenizer = load_tokenizer("tiny", (message["content"] for row in ROWS for message in row["messages"]))
+    config = JEPAConfig(output_dir=str(tmp_path / "out"), objective="step_jepa", disable_tqdm=True)
+    named = {"a": ROWS[:8], "b": str(data)}
+    trainer = JEPATrainer(load_model("tiny", tokenizer), config, eval_dataset=named, processing_class=tokenizer)
+    every = trainer.evaluate()
+    assert every["eval_a_jepa_loss"] == every["eval_b_jepa_loss"] > 0
+    for given in (str(data), data, ROWS[:8], "a"):
+        assert trainer.evaluate(given)["eval_lm_loss"] == pytest.approx(every["eval_a_lm_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("preset", ["tiny", "mini"])
+def test_short_weights_take_the_packed_forward(dtype, preset):
+    tokenizer = load_tokenizer(preset, (message["content"] for row in ROWS for message in row["messages"]))
+    for seed in (0, 7, 42):
+        model = load_model(preset, tokenizer, seed=seed, dtype=dtype)
+        options = JEPAOptions(objective="step_jepa", forward="packed")
+        options.check()
+        _, setup = set_up_model(model, options, seed, "cpu", tokenizer=tokenizer)
+        assert setup.forward == "packed"
+
+
+def test_the_head_is_float32_under_autocast():
+    from stepjepa.modeling.heads import PredictorHead
+
+    head, states = PredictorHead("linear", 16, 0), torch.randn(5, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(head(states), states)
