@@ -43,7 +43,11 @@ _NEEDS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ("vicreg_covariance", lambda o: o.regularizer == "vicreg", "--regularizer vicreg"),
     ("sigreg_directions", lambda o: o.regularizer == "sigreg", "--regularizer sigreg"),
     ("same_predictor predictor_order keep_predictors", lambda o: o.predictors, "--predictors"),
-    ("step_separator", lambda o: o.step_splitter in ("auto", "separator"), "--step_splitter separator"),
+    (
+        "step_separator",
+        lambda o: o.step_splitter in ("auto", "separator", "regex"),
+        "--step_splitter separator or regex",
+    ),
 )
 
 

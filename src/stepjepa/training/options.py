@@ -100,12 +100,18 @@ class JEPAOptions:
     )
     horizon: int = option(1, "step_jepa: step i predicts step i + horizon.", _VIEWS)
     multi_horizon: list[int] | None = option(None, "step_jepa: several horizons at once, as in 1 2 3.", _VIEWS)
-    step_splitter: Literal["auto", "separator", "lines", "numbered"] = option(
-        "auto",
-        "How steps are found in an answer; auto takes the first of separator, numbered, lines that finds two in most rows.",
+    step_splitter: Literal["auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex"] = (
+        option(
+            "auto",
+            "How steps are found in an answer; auto takes the one of separator, numbered, lines that serves most rows.",
+            _VIEWS,
+        )
+    )
+    step_separator: str = option(
+        "\\n\\n",
+        "The string between steps for step_splitter=separator; the pattern that opens a step for regex.",
         _VIEWS,
     )
-    step_separator: str = option("\\n\\n", "The string between steps for step_splitter=separator.", _VIEWS)
     views: Literal["in_context", "standalone"] | None = option(
         None,
         "llm_jepa: the source on the chat and a copy of the answer (in_context, the default), or each message rendered "

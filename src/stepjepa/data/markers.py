@@ -1,0 +1,290 @@
+"""Numbered markers at the start of lines: ``Step 3:``, ``3.``, ``(c)``, ``IV.``, ``第三步``, and which of them count.
+
+`find_markers` reads the lines, `counted_lists` picks the markers that open the steps: those of one kind that count up,
+at the top level. Everything here works on `splitters_base.flat` text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from stepjepa.data.splitters_base import Uncut
+from stepjepa.data.splitters_words import NUMBERS, ORDINALS, OTHER_NUMBERS, STEP, either, first_letters, split
+
+_SMALL_NUMBERS = split(NUMBERS)
+_CJK = "一二三四五六七八九十"
+_ROMAN = [tens + ones for tens in ("", "x", "xx") for ones in " i ii iii iv v vi vii viii ix".split(" ")][1:] + ["xxx"]
+_ROMAN_VALUES = {numeral: value for value, numeral in enumerate(_ROMAN, start=1)}
+
+_NUMERAL = rf"\d{{1,3}}|[{_CJK}]{{1,3}}|(?<=[ \t(#])(?:[IVX]{{1,5}}|[A-Z]|(?i:{either(NUMBERS)}))"
+_STEP = rf"(?=[^\W\d_])(?i:{either(STEP)})"
+# Behind `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
+_SIGN_BEHIND = (
+    r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__|</b>|[}\])])*[ \t]*"
+    r"(?:[:.，、)\]*}\u2013\u2014-](?!\d)|\n|\Z))"
+)
+# Behind `3.`: white space, markup, a word without a space in between, a script that writes no spaces.
+_BEHIND = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
+
+_EMOJI = "[\u2190-\u23ff\u2500-\u2775\u2780-\u2bff\ufe0f\u200d\U0001f000-\U0001faff]"
+
+# One line's start. The line feed is part of it (a text is searched with one in front), which makes the search fast.
+_MARKER = re.compile(
+    rf"""
+    \n(?P<lead>[ \t>]*)(?=[^\s>A-Za-z]|[A-Za-z][^A-Za-z]|[ivxIVX]{{2,5}}[.)]|{first_letters(split(STEP + "," + ORDINALS))})
+    (?![A-Za-z]{{2,}}[ ][a-z]{{2,}}[ ][^:(\u2013\u2014-])  # two words: prose, most often
+    (?P<bullet>[-*+\u2022\u2013\u2014][ \t]+)?
+    (?P<heading>\#{{1,6}}[ \t]*)?
+    (?:{_EMOJI}{{1,6}}[ \t]*)?
+    (?P<bold>\*{{1,3}}|_{{1,3}}|\\textbf\{{|<(?:b|strong)>)?
+    (?:
+      (?P<step>
+        [(\[]?{_STEP}[ \t]*(?:[\#№-][ \t]*)?\(?(?:{_NUMERAL})(?:[ \t]*(?:/|of|von|de|sur|из)[ \t]*\d+)?
+          (?![^\W_])(?!\.\d)(?(heading)|(?(bold)|{_SIGN_BEHIND}))
+      | [(\[]?{_STEP}[ \t]+(?i:{either(OTHER_NUMBERS)})(?![^\W_]){_SIGN_BEHIND}
+      | 第[ \t]*(?:\d{{1,3}}|[{_CJK}]{{1,3}})[ \t]*(?:步|ステップ|단계|段階)
+      | [(\[]?(?:\d{{1,3}}(?:[.)ºª°]|-?[^\W\d_]{{1,3}})?[ \t]*|(?i:{either(ORDINALS)})[ \t]+){_STEP}(?![^\W_])
+          {_SIGN_BEHIND}
+      )
+    | (?P<number>\d{{1,3}})(?:(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_BEHIND}|(?P<comma>、)(?!\d))|(?P<keycap>\ufe0f?\u20e3))
+    | (?(heading)(?P<headed>\d{{1,2}})[ \t]+(?=[^\W\d_])|(?!))
+    | [(\[](?P<inside>\d{{1,3}}|[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z]|[{_CJK}]{{1,3}})(?P<closed>[)\]])(?=[\s*_`$\\\w]|\Z)
+    | (?P<circled>[\u2460-\u2473\u2776-\u277f])
+    | (?P<letters>[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z])(?:\*\*|__)?(?P<dot>[.)])(?=[\s*_])
+    | (?P<cjk>[{_CJK}]{{1,3}})(?P<cjkdot>[、.])
+    )
+    """,
+    re.VERBOSE,
+)
+_PARTS = ("lead", "bullet", "heading", "bold", "step", "number", "stop")
+# A label in brackets that an operator or an equation's number follows belongs to a calculation: (1) + (2).
+_CALCULATION = re.compile(r"[ \t]*(?:[+\-\u2212\u00d7*/=<>&][ \t]|and[ \t]+\(|und[ \t]+\(|et[ \t]+\(|y[ \t]+\()")
+
+
+class Marker(NamedTuple):
+    """What opens a numbered line.
+
+    Attributes:
+        start: where its line starts.
+        width: columns of white space before it, four for a tab.
+        quoted: whether a quote's sign stands before it.
+        family: markers of one list share it: ``step``, or how the number is written.
+        value: the number; None where it is not known (``Last step:``).
+        strength: 3 with a heading's sign, 2 in bold, 1 else.
+        level: of the heading; 0 without.
+        end: where what it marks begins.
+    """
+
+    start: int
+    width: int
+    quoted: bool
+    family: str
+    value: int | None
+    strength: int
+    level: int
+    end: int
+
+
+def find_markers(text: str, uncut: Uncut) -> list[Marker]:
+    """All that looks like a marker, outside of what is never cut; a letter that may be a Roman number comes twice."""
+    found: list[Marker] = []
+    for match in _MARKER.finditer("\n" + text):
+        start = match.start()
+        if start in uncut:
+            continue
+        lead, bullet, heading, bold, step, number, stop = match.group(*_PARTS)
+        width = len(lead.replace(">", " ").expandtabs(4)) if lead else 0
+        strength = 3 if heading else 2 if bold else 1
+        if bullet and step is None and not bold:
+            continue  # "- 3. a" is an item of a list, whatever stands in it
+        readings = (("1" + stop, int(number)),) if number and stop else _readings(match)
+        for family, value in readings:
+            level = heading.count("#") if heading else 0
+            if strength > 1 and family != "step":
+                family += " *"[bold is not None] + str(level)
+            found.append(Marker(start, width, ">" in lead, family, value, strength, level, match.end() - 1))
+    return found
+
+
+def _readings(match: re.Match[str]) -> Iterable[tuple[str, int | None]]:
+    """Family and value; two of them for a letter that is a Roman number as well."""
+    number, comma, step = match.group("number", "comma", "step")
+    if number is not None:
+        yield "1" + (comma or "keycap"), int(number)
+    elif step is not None:
+        yield "step", _step_value(step)
+    elif match["headed"] is not None:
+        yield "1 ", int(match["headed"])
+    elif match["circled"] is not None:
+        code = ord(match["circled"])
+        yield "circled", (code - 0x245F) if code < 0x2500 else (code - 0x2775) % 10 or 10
+    elif match["cjk"] is not None:
+        yield "cjk" + match["cjkdot"], _cjk_value(match["cjk"])
+    else:
+        inside = match["inside"]
+        shape = match["dot"] if inside is None else "(" + match["closed"]
+        numeral = match["letters"] if inside is None else inside
+        if inside is not None and _CALCULATION.match(match.string, match.end()):
+            return
+        if numeral[0].isdigit():
+            yield "1" + shape, int(numeral)
+        elif numeral[0] in _CJK:
+            yield "cjk" + shape, _cjk_value(numeral)
+        else:
+            case = "A" if numeral.isupper() else "a"
+            if numeral.lower() in _ROMAN_VALUES:
+                yield case + "roman" + shape, _ROMAN_VALUES[numeral.lower()]
+            if len(numeral) == 1:
+                yield case + shape, ord(numeral.lower()) - ord("a") + 1
+
+
+def _step_value(step: str) -> int | None:
+    digits = re.search(r"\d+", step)
+    if digits:
+        return int(digits[0])
+    numeral = re.findall(r"[^\W\d_]+", step)[-1]
+    if numeral.lower() in _SMALL_NUMBERS:
+        return _SMALL_NUMBERS.index(numeral.lower()) + 1
+    if numeral.lower() in _ROMAN_VALUES:
+        return _ROMAN_VALUES[numeral.lower()]
+    numerals = re.search(f"[{_CJK}]+", step)
+    if numerals:
+        return _cjk_value(numerals[0])
+    return ord(numeral.lower()) - ord("a") + 1 if len(numeral) == 1 and numeral.isascii() else None
+
+
+def _cjk_value(numeral: str) -> int:
+    """一 is 1, 十二 is 12, 三十 is 30."""
+    tens, ten, ones = numeral.rpartition("十")
+    value = _CJK.index(ones[-1]) + 1 if ones else 0
+    return value + (10 * (_CJK.index(tens[-1]) + 1 if tens else 1) if ten else 0)
+
+
+def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
+    """The markers that open the steps of `text`, as lists that each count up; [] where there are none.
+
+    Step words beat numbers in headings, these beat numbers in bold, and these plain ones; among plain ones the least
+    indented that come first and count up. Others are items of a step. A single marker opens nothing.
+    """
+    if any(marker.quoted for marker in markers) and not _all_quoted(text):
+        markers = [marker for marker in markers if not marker.quoted]
+    steps = [marker for marker in markers if marker.family == "step"]
+    if steps and (len(steps) > 1 or steps[0].start == markers[0].start):
+        return _step_lists(steps) if len(steps) > 1 else []
+    for strength in (3, 2, 1):
+        families: dict[str, list[Marker]] = {}
+        for marker in markers:
+            if marker.strength == strength and marker.family != "step":
+                families.setdefault(marker.family, []).append(marker)
+        order = sorted(families.values(), key=_place)
+        for family in order:
+            lists = _lists_of_level(text, family)
+            if lists and not (strength == 1 and _equations(text, lists)):
+                return lists
+        if strength > 1 and order and order[0][0].start == markers[0].start and order[0][0].value == 1:
+            return []
+    return []
+
+
+def _equations(text: str, lists: list[list[Marker]]) -> bool:
+    """Whether numbers in brackets are labels: nothing but equations stands behind them, and the text refers to them."""
+    markers = [marker for items in lists for marker in items]
+    if "(" not in markers[0].family:
+        return False
+    for marker in markers:
+        end = text.find("\n", marker.end)
+        line = text[marker.end : end if end >= 0 else len(text)]
+        if "=" not in line or len(re.findall(r"[^\W\d_]{3,}", line)) > 1:
+            return False
+    behind = max(marker.end for marker in markers)
+    return re.search(r"\(\d{1,3}\)", text[behind:]) is not None
+
+
+def _place(family: list[Marker]) -> tuple[int, int, int]:
+    """Less indented families first (one column is none), then earlier ones, then Roman numbers that start with one."""
+    least = min(marker.width for marker in family)
+    return (0 if least < 2 else least, family[0].start, 0 if family[0].value == 1 else 1)
+
+
+def _all_quoted(text: str) -> bool:
+    return all(line.lstrip().startswith(">") for line in text.split("\n") if line.strip())
+
+
+def _step_lists(steps: list[Marker]) -> list[list[Marker]]:
+    """Step words: where some are headings or bold and count up, plain ones stand inside their steps."""
+    for strength in (3, 2):
+        strong = [marker for marker in steps if marker.strength == strength]
+        values = [marker.value for marker in strong]
+        if len(strong) > 1 and (len(strong) == len(steps) or _counts_up(values)):
+            if strength == 3:
+                least = min(marker.level for marker in strong)
+                shallow = [marker for marker in strong if marker.level == least]
+                strong = shallow if len(shallow) > 1 else strong
+            steps = strong
+            break
+    least = min(marker.width for marker in steps)
+    steps = [marker for marker in steps if marker.width <= least + 1]
+    lists: list[list[Marker]] = []
+    for marker in steps:
+        if lists and (marker.value is None or marker.value > 1):
+            lists[-1].append(marker)
+        else:
+            lists.append([marker])
+    return lists if len(steps) > 1 else []
+
+
+def _counts_up(values: Sequence[int | None]) -> bool:
+    pairs = zip(values[:-1], values[1:], strict=True)
+    return all(right == 1 or (left is not None and right == left + 1) for left, right in pairs)
+
+
+def _lists_of_level(text: str, family: list[Marker]) -> list[list[Marker]]:
+    least = min(marker.width for marker in family)
+    level = [marker for marker in family if marker.width <= least + 1]
+    lists = _lists(text, level)
+    if not lists and len(level) < len(family) and level[0].value != 1:
+        return _lists_of_level(text, [marker for marker in family if marker.width > least + 1])
+    return lists
+
+
+def _lists(text: str, family: list[Marker]) -> list[list[Marker]]:
+    """The lists of one family that count up by one.
+
+    A number that goes on with an earlier list closes the lists that have begun since: they were nested. A number out of
+    order is prose that happens to start a line, unless it goes on behind a gap.
+    """
+    last_of = {marker.value: number for number, marker in enumerate(family)}
+    digits = family[0].family.startswith(("1", "circled", "cjk"))
+    stack: list[list[Marker]] = []
+    expected: dict[int, list[int]] = {}  # next value -> places in the stack of lists that wait for it
+    for number, marker in enumerate(family):
+        value = marker.value or 0
+        places = expected.get(value, [])
+        while places and (places[-1] >= len(stack) or (stack[places[-1]][-1].value or 0) + 1 != value):
+            places.pop()
+        if places:
+            place = places.pop()
+            del stack[place + 1 :]
+            stack[place].append(marker)
+        elif value <= 1 or not stack:
+            stack.append([marker])
+            place = len(stack) - 1
+        else:
+            before = stack[-1][-1].value or 0
+            gap = value > before and last_of.get(before + 1, -1) < number and digits
+            if not gap or not (value <= before + 2 or _after_blank(text, marker)):
+                continue
+            place = len(stack) - 1
+            stack[place].append(marker)
+        expected.setdefault(value + 1, []).append(place)
+    if len(stack) > 1 and all(len(items) == 1 and items[0].value == 1 for items in stack):
+        return [[items[0] for items in stack]] if digits else []  # 1. 1. 1., which Markdown counts up
+    if not any(len(items) > 1 and (digits or (items[0].value or 0) == 1) for items in stack):
+        return []
+    return [items for items in stack if len(items) > 1 or items[0].value == 1]
+
+
+def _after_blank(text: str, marker: Marker) -> bool:
+    return text[max(marker.start - 80, 0) : max(marker.start - 1, 0)].rstrip(" \t").endswith("\n")

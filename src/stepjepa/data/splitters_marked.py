@@ -1,0 +1,147 @@
+"""Splitters whose steps open with something to see: a number, a word such as *First* and *Then*, a heading."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stepjepa.data.markers import Marker, counted_lists, find_markers
+from stepjepa.data.splitters_base import CharSpan, Source, spans_from_cuts
+from stepjepa.data.splitters_items import Itemizer
+from stepjepa.data.splitters_words import FIRST, FIRST_CJK, LAST, LAST_CJK, NEXT, NEXT_CJK, either, split
+
+_COMMA = "[,:，、：]"
+
+
+def _cjk(words: str) -> str:
+    return "|".join(word.replace("*", _COMMA) for word in split(words))
+
+
+# Behind a connective: a comma or a colon, or the sentence goes on with a small letter ("First we add").
+_CONNECTIVE = re.compile(
+    r"\n(?P<lead>[ \t]*)(?P<bold>\*{1,3}|__)?(?=[^\W\d_])(?:"
+    rf"(?:(?P<first>(?i:{either(FIRST)}))|(?i:{either(NEXT)}|{either(LAST)}))(?![\w'’-])"
+    rf"(?=(?:\*{{1,3}}|__)?[ \t]*{_COMMA}|[ \t]+[^\W\d_A-Z])"
+    rf"|(?P<cjk>{_cjk(FIRST_CJK)})|{_cjk(NEXT_CJK)}|{_cjk(LAST_CJK)})"
+)
+_HEADING = re.compile(
+    r"\n(?:(?P<hashes>#{1,6})(?:[ \t]+(?=\S)(?![-+$]?\d+[ \t]*(?:\n|\Z))|(?=[^\W\d_]))"
+    r"|(?P<bold>(?:\*\*|__)(?=\S)[^*\n]{1,100}(?:\*\*|__):?[ \t]*(?=\n|\Z)))"
+)
+_BLANK_BEHIND = re.compile(r"[ \t]*\n[ \t]*(?:\n|\Z)")
+
+
+class Outline(NamedTuple):
+    """The steps of a text as one of the splitters here finds them.
+
+    Attributes:
+        spans: the steps.
+        lists: the stretches of the lists themselves, without what stands around them; [] where nothing was found.
+        strong: the markers are clear ones: no plain numbers; connectives that open every paragraph; headings with hashes
+            or bold lines that mostly are paragraphs of their own.
+        outside: paragraphs of prose around the lists.
+        thoughts: characters in thinking blocks.
+    """
+
+    spans: list[CharSpan]
+    lists: list[CharSpan]
+    strong: bool = False
+    outside: int = 0
+    thoughts: int = 0
+
+
+def numbered(source: Source) -> Outline:
+    """The steps of a text by its numbered markers."""
+    markers = find_markers(source.flat, source.uncut)
+    lists = counted_lists(source.flat, markers) if len(markers) > 1 else []
+    if not lists:
+        return _nothing(source)
+    strong = lists[0][0].family == "step" or lists[0][0].strength > 1
+    return _outline(source, Itemizer(source.flat, source.uncut, markers), lists, strong)
+
+
+def connected(source: Source) -> Outline:
+    """The steps of a text by words such as *First* and *Then*."""
+    text = source.flat
+    markers = []
+    for match in _CONNECTIVE.finditer("\n" + text):
+        if match.start() not in source.uncut:
+            first = match["first"] is not None or match["cjk"] is not None
+            markers.append(Marker(match.start(), 0, False, "then", 1 if first else None, 1, 0, match.end() - 1))
+    opening = len(text) - len(text.lstrip())
+    paragraphs = [marker for marker in markers if marker.start <= opening or _after_blank(text, marker.start)]
+    if len(paragraphs) > 1:  # others are lines that happen to wrap there
+        markers = paragraphs
+    if len(markers) < 2 or (markers[0].value != 1 and len(markers) < 3):
+        return _nothing(source)
+    itemizer = Itemizer(text, source.uncut, [])
+    return _outline(source, itemizer, [markers], len(paragraphs) > 1 and itemizer.without_prose(markers))
+
+
+def headed(source: Source) -> Outline:
+    """The sections of a text: its headings of the highest level that has two, else lines that are bold as a whole."""
+    levels: dict[int, list[int]] = {}
+    alone = 0  # bold lines with a blank line behind
+    for match in _HEADING.finditer("\n" + source.flat):
+        start = match.start()
+        if start not in source.uncut and (match["hashes"] or start == 0 or _after_blank(source.flat, start)):
+            levels.setdefault(len(match["hashes"] or "1234567"), []).append(start)
+            alone += match["bold"] is not None and bool(_BLANK_BEHIND.match(source.flat, match.end() - 1))
+    level = min((level for level in levels if len(levels[level]) > 1), default=0)
+    starts = levels.get(level, [])
+    spans = spans_from_cuts(source.text, starts[1:], source.uncut)
+    return Outline(spans, [(starts[0], len(source.text))] if starts else [], level < 7 or 2 * alone > len(starts))
+
+
+def _nothing(source: Source) -> Outline:
+    return Outline(spans_from_cuts(source.text, (), source.uncut), [])
+
+
+def _outline(source: Source, itemizer: Itemizer, lists: list[list[Marker]], strong: bool) -> Outline:
+    steps = itemizer.steps(lists)
+    spans = spans_from_cuts(source.text, steps.cuts, source.uncut)
+    thoughts = sum(end - start for start, end in source.uncut.thoughts)
+    return Outline(spans, steps.lists, strong, itemizer.outside(steps.lists), thoughts)
+
+
+def _after_blank(text: str, start: int) -> bool:
+    """Whether the line before the one at `start` is blank."""
+    return start > 1 and not text[text.rfind("\n", 0, start - 1) + 1 : start].strip()
+
+
+@dataclass(frozen=True)
+class NumberedSplitter:
+    """Steps open with a numbered marker at the start of a line, alone or in bold, in a heading or behind a bullet.
+
+    Markers are step words with a number (``Step 3:``, ``Schritt 3:``, ``第三步``), and numbers, Roman numbers and letters
+    that count up: ``3.``, ``3)``, ``(3)``, ``III.``, ``c)``, ``３、``, ``③``. What stands before the first marker belongs to
+    the first step, nested items and what is indented to their step. A summary or an answer behind the last item, after a
+    blank line and not indented, is a step of its own. A text with fewer than two markers is one step.
+    """
+
+    def spans(self, text: str) -> list[CharSpan]:
+        """See `StepSplitter.spans`."""
+        return numbered(Source(text)).spans
+
+
+@dataclass(frozen=True)
+class ConnectiveSplitter:
+    """Steps open with a word such as *First*, *Next*, *Then* or *Finally*, in many languages, at the start of a paragraph
+    (of a line, where no two paragraphs do). Everything else is as in `NumberedSplitter`.
+    """
+
+    def spans(self, text: str) -> list[CharSpan]:
+        """See `StepSplitter.spans`."""
+        return connected(Source(text)).spans
+
+
+@dataclass(frozen=True)
+class HeadingSplitter:
+    """Steps are the sections under the headings of the highest level that occurs twice, else under bold lines. What stands
+    before the first heading belongs to the first step.
+    """
+
+    def spans(self, text: str) -> list[CharSpan]:
+        """See `StepSplitter.spans`."""
+        return headed(Source(text)).spans
