@@ -13,7 +13,7 @@ from stepjepa.cli.main import main
 from support.rows import step_rows
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-HUB_MODEL = "meta-llama/Llama-3.2-1B-Instruct"
+HUB_MODELS = ("meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-7B-Instruct")
 
 
 def readme_commands() -> list[str]:
@@ -30,6 +30,12 @@ def workplace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = step_rows(12)
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = [
+        {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1} in all.\nSo it is {n + 1}.\n#### {n + 1}"}
+        for n in range(9)
+    ]
+    for name in ("gsm8k_train.jsonl", "questions.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in raw))
     tokenizer = load_tokenizer("tiny", (message["content"] for row in rows for message in row["messages"]))
     load_model("tiny", tokenizer, seed=1).save_pretrained("model")
     tokenizer.save_pretrained("model")
@@ -38,14 +44,15 @@ def workplace(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     names = {command.split()[1] for command in readme_commands()}
-    assert names == {"check", "inspect", "train"}
+    assert names == {"prepare", "generate", "check", "inspect", "train"}
 
 
 @pytest.mark.parametrize("command", readme_commands())
 def test_command(command, workplace, capsys):
-    words = shlex.split(command.replace(HUB_MODEL, "model").replace("--model_name mini", "--model_name tiny"))[1:]
-    if words[0] == "train":
-        words += ["--max_steps", "1"]
+    for name in HUB_MODELS:
+        command = command.replace(name, "model")
+    words = shlex.split(command.replace("--model_name mini", "--model_name tiny"))[1:]
+    words += {"train": ["--max_steps", "1"], "generate": ["--max_new_tokens", "3", "--attempts", "1"]}.get(words[0], [])
     assert main(words) == 0, capsys.readouterr().err
     if words[0] == "train":
         output = words[words.index("--output_dir") + 1]

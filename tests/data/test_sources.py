@@ -69,7 +69,10 @@ def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
     ("content", "line", "what"),
     [
         (f"{LINE}\n\n{{broken\n", 3, "broken JSON"),
-        (f'{LINE}\n{LINE}\n{{"messages": ', 3, "one JSON object per line is expected"),
+        (f'{LINE}\n{LINE}\n{{"messages": ', 3, "the file ends in the middle of this line (at character 12 of it)"),
+        (f"{LINE}\n{LINE}\n".encode() + b'{"question": "caf\xc3', 3, "in the middle of this line (inside a character)"),
+        (f'{LINE}\n{{"a": 1}}}}', 2, "broken JSON (Extra data at character 9); one JSON object per line is expected"),
+        (f'{LINE}\n{{"a": {"9" * 5000}}}\n', 2, "broken JSON (Exceeds the limit (4300 digits)"),
         (json.dumps([{"messages": MESSAGES}]), 1, "looks like one JSON array; write one object per line"),
         (json.dumps([{"messages": MESSAGES}], indent=1), 1, "looks like one JSON array"),
         (f"\n\n[\n{LINE}\n]", 3, "looks like one JSON array"),
@@ -77,7 +80,8 @@ def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
         (f"{LINE}\n".encode() * 500 + b'{"question": "\xe9", "answer": ""}\n' + f"{LINE}\n".encode(), 501, "not UTF-8"),
         (f"{LINE}\n".encode("utf-16"), 1, "not UTF-8 text (invalid start byte); save the file as UTF-8"),
         ("[" * 100_000, 1, "JSON array"),
-        ('{"a": ' * 100_000, 1, "broken JSON"),
+        ('{"a": ' * 100_000, 1, "broken JSON (nested too deeply)"),
+        (f"{LINE}\n\0\0\0\n", 2, "broken JSON (Expecting value at character 1)"),
     ],
 )
 def test_broken_files_name_the_line(tmp_path, content, line, what):
@@ -108,6 +112,21 @@ def test_a_name_that_is_no_file_and_no_data_set(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("openai/gsm8k:main", ("openai/gsm8k", "main")),
+        ("openai/gsm8k", ("openai/gsm8k", None)),
+        ("squad", ("squad", None)),
+    ],
+)
+def test_names_of_the_hub(tmp_path, monkeypatch, name, asked):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, split: seen.append((*args, split)) or [{"a": 1}])
+    assert rows_of(name, "test") == [{"a": 1}] and seen == [(*asked, "test")]
+
+
 def test_other_things_that_are_no_data(tmp_path):
     assert "unknown kind of file; known: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
     (tmp_path / "empty").mkdir()
@@ -117,6 +136,12 @@ def test_other_things_that_are_no_data(tmp_path):
         {"messages": [MESSAGES]}
     )
     assert "cannot be read" in error_of(write(tmp_path / "a.parquet", "no parquet"))
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    assert error_of("a" * 5000 + ".jsonl").endswith(f"{'a' * 200}: cannot be read (File name too long)")
+    assert "no such file" in error_of("a\0b.jsonl")
+    assert "no such file" in error_of("~nobody_of_that_name/a.jsonl")
 
 
 def test_home_folders(tmp_path, monkeypatch):
@@ -159,6 +184,10 @@ def test_parquet_and_folders(cache):
     datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(cache / "two")
     assert chats_of(cache / "two", "test") == [MESSAGES]
     assert "no split 'dev' (found: train, test)" in error_of(cache / "two", "dev")
+    whole = (cache / "a.parquet").read_bytes()
+    for content in (b"", whole[:-20], whole[len(whole) // 2 :], b"PAR1" + bytes(40)):
+        message = error_of(write(cache / "b.parquet", content))
+        assert message.startswith(f"{cache}/b.parquet: cannot be read behind row 0 (")
 
 
 def test_csv(cache):
@@ -170,8 +199,31 @@ def test_csv(cache):
     ]
     cell = json.dumps(MESSAGES).replace('"', '""')
     assert chats_of(write(cache / "b.csv", f'messages\n"{cell}"\n')) == [MESSAGES]
-    assert "the file is empty" in error_of(write(cache / "c.csv", ""))
-    assert "not UTF-8" in error_of(write(cache / "d.csv", b"question,answer\n\xe9,b\n"))
+    rows = RowSource(write(cache / "c.csv", "\n\nquestion,answer\na,b\n\n , \n"))
+    assert [(rows.place(number), row) for number, row in rows] == [
+        (f"{cache}/c.csv line 4", {"question": "a", "answer": "b"}),
+        (f"{cache}/c.csv line 6", {"question": " ", "answer": " "}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "what"),
+    [
+        ("", None, "the file is empty; a CSV file begins with the names of its columns"),
+        ("\n \n", None, "a CSV file begins with the names of its columns"),
+        (b"question,answer\na,b\n\xe9,b\n", 3, "not UTF-8 text"),
+        (b"question,\xff\na,b\n", 1, "not UTF-8 text"),
+        ("question,answer\na,b\nc\n", 3, "the row has 1 fields, the header names 2 columns"),
+        ("question,answer\na,b,c\n", 2, "the row has 3 fields, the header names 2 columns"),
+        ('question,answer\na,"b\nc', 2, "broken CSV (unexpected end of data); a quote may lack its partner"),
+        ('question,answer\na,"b"c\n', 2, "broken CSV"),
+        ("question,answer,answer\na,b,c\n", 1, "two columns are called 'answer'; rename one"),
+    ],
+)
+def test_broken_csv_names_the_line(tmp_path, content, line, what):
+    file = write(tmp_path / "a.csv", content)
+    message = error_of(file)
+    assert message.startswith(f"{file} line {line}: " if line else f"{file}: ") and what in message
 
 
 @pytest.mark.parametrize(
@@ -207,6 +259,17 @@ def test_a_system_message_of_its_own_stays():
         ({"messages": None}, "no_messages", "not a non-empty list"),
         ({"messages": "hello"}, "no_messages", "not a non-empty list"),
         ({"messages": "[broken"}, "no_messages", "not a non-empty list"),
+        ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
+        ({"question": ["a"], "answer": "b"}, "content_not_text", "message 1 (user) has content of type list"),
+        ({"question": "a", "answer": ["b"]}, "content_not_text", "message 2 (assistant) has content of type list"),
+        ({"question": ["a"], "answer": ["b"]}, "no_messages", "message 1 is not an object"),
+        (
+            {"question": {"a": 1}, "answer": float("nan")},
+            "content_not_text",
+            "message 1 (user) has content of type dict",
+        ),
+        ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
+        ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", "found: 'a \\x1b[2J', " + "b" * 80 + "...; expected"),
         ({"messages": []}, "no_messages", "not a non-empty list"),
         ({"messages": {"role": ["user"], "content": []}}, "no_messages", "not a non-empty list"),
         ({"messages": MESSAGES[:1]}, "no_assistant_message", "no answer to learn"),

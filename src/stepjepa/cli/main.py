@@ -22,11 +22,13 @@ from stepjepa.errors import StepJepaError
 COMMANDS = {
     "train": ("stepjepa.cli.train", "fine-tune or pre-train a model, with or without a JEPA objective"),
     "demo": ("stepjepa.cli.demo", "train a small model on built-in data and compare (no network, minutes)"),
+    "prepare": ("stepjepa.cli.prepare", "turn raw questions and answers into chat rows with steps"),
     "check": ("stepjepa.cli.check", "read a data file and report what training would do with it"),
     "inspect": (
         "stepjepa.cli.inspect_row",
         "show one training row: tokens, views, predictors, who sees whom",
     ),
+    "generate": ("stepjepa.cli.generate", "solutions from a teacher model, kept where the answer is right"),
 }
 
 

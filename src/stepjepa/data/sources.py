@@ -113,8 +113,8 @@ def _from_columns(row: Row) -> list[dict[str, str]]:
 
 def listed_columns(row: Iterable[Any]) -> str:
     """The names of a row's columns in one line, however many, long or odd they are."""
-    names = [str(name) for name in islice(row, _SHOWN_COLUMNS + 1)]
-    shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_SHOWN_COLUMNS]]
+    names = [" ".join(str(name).split()) for name in islice(row, _SHOWN_COLUMNS + 1)]
+    shown = [name if len(name) <= 80 else f"{name[:80]}..." for name in names[:_SHOWN_COLUMNS]]
     shown = [name if name.isprintable() else repr(name) for name in shown]
     return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
@@ -123,7 +123,8 @@ class RowSource:
     """Rows with a place to name in messages: ``file.jsonl line 7`` or ``row 7``.
 
     Args:
-        source: a path, a Hub data set's name, a `datasets.Dataset` or `DatasetDict`, or an iterable of rows.
+        source: a path, a Hub data set's name (``openai/gsm8k:main`` with its configuration), a `datasets.Dataset` or
+            `DatasetDict`, or an iterable of rows.
         split: the split of a Hub data set or a `DatasetDict`.
 
     Raises:
@@ -238,7 +239,10 @@ def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:
         if path.is_dir() and ((path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()):
             stored = datasets.load_from_disk(str(path))
             return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
-        return datasets.load_dataset(str(path) if path.is_dir() else name, split=split)
+        if path.is_dir():
+            return datasets.load_dataset(str(path), split=split)
+        hub_name, _, configuration = name.partition(":")
+        return datasets.load_dataset(hub_name, configuration or None, split=split)
     except DataError:
         raise
     except Exception as error:

@@ -1,0 +1,195 @@
+"""Options of ``stepjepa generate``, apart from the work so that ``--help`` loads no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from stepjepa.errors import ConfigError
+
+# What the published data were prepared with.
+STEP_BY_STEP = (
+    "Please solve the problem step by step (separate steps with double newlines), but keep it short and put your final "
+    r"answer (do not include any other text or units) within \boxed{}."
+)
+QUESTION = "{question}"
+_DATA, _MODEL, _SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "teacher", "sampling", "local", "endpoint", "output"
+# Columns of an output row that are ours, so that --response_field cannot take their place.
+ROW_FIELDS = (
+    "question answer ground_truth attempt model correct final_answer row stopped new_tokens refused reasoning".split()
+)
+# Options on which the responses depend: a run goes on only with the same ones.
+_DECIDING = (
+    "backend model_name system_prompt prompt_template attempts greedy_first temperature top_p max_new_tokens seed "
+    "accept_truncated response_field question_column answer_column ground_truth_column max_examples"
+).split()
+_DECIDING_LOCALLY = {
+    "transformers": ["batch_size", "dtype", "attn_implementation", "chat_template", "plain"],
+    "vllm": ["dtype", "chat_template", "plain"],
+    "openai": ["extra_body"],
+}
+_AT_LEAST = {"attempts": 1, "max_new_tokens": 1, "concurrency": 1, "max_retries": 0, "temperature": 0}
+_DAY = 86400
+
+
+def _option(default: Any, help: str, group: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, "group": group, **metadata})
+
+
+@dataclass
+class TeacherOptions:
+    """What is asked, whom, how often, and where the answers go."""
+
+    file: str | None = _option(
+        None, "The questions: JSONL, Parquet, CSV or a Hub data set; usually written without --file.", _DATA
+    )
+    dataset_split: str = _option("train", "Split of a Hub data set.", _DATA)
+    question_column: str | None = _option(
+        None, "Column with the question. Default: question, prompt or text, or the user's message.", _DATA
+    )
+    answer_column: str | None = _option(
+        None, "Column with the known answer. Default: answer, completion or code, or the assistant's message.", _DATA
+    )
+    ground_truth_column: str | None = _option(
+        None,
+        r"Column with the bare final answer. Default: ground_truth where there is one, else what follows #### or stands in "
+        r"\boxed{} in the answer, else a short answer as a whole.",
+        _DATA,
+    )
+    max_examples: int | None = _option(None, "Ask the first so many questions only.", _DATA)
+
+    backend: Literal["transformers", "vllm", "openai"] = _option(
+        "transformers",
+        "What runs the teacher: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
+        _MODEL,
+    )
+    model_name: str | None = _option(
+        None, "The teacher: a Hub id or a local folder; with --backend openai the name that the server knows.", _MODEL
+    )
+    system_prompt: str | None = _option(STEP_BY_STEP, "System message; none leaves it out.", _MODEL)
+    prompt_template: str = _option(QUESTION, "The user's message; {question} is replaced by the question.", _MODEL)
+
+    attempts: int = _option(4, "Tries for each question; the first right one is kept.", _SAMPLING)
+    greedy_first: bool = _option(
+        False, "Take the likeliest tokens in the first try and sample in the others.", _SAMPLING
+    )
+    temperature: float = _option(0.7, "Sampling temperature; 0 is greedy.", _SAMPLING)
+    top_p: float = _option(0.95, "Share of the probability mass to sample from.", _SAMPLING)
+    max_new_tokens: int = _option(1024, "Longest response in tokens.", _SAMPLING)
+    seed: int = _option(42, "Seed of the sampling, mixed with the row and the number of the try.", _SAMPLING)
+    accept_truncated: bool = _option(
+        False, "Keep responses that were cut at max_new_tokens too, where their final answer is right.", _SAMPLING
+    )
+
+    batch_size: int | None = _option(
+        None, "Questions a batch. Default: 16 with transformers; 256 handed over at once with vllm.", _LOCAL
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option("auto", "Dtype of the weights.", _LOCAL)
+    attn_implementation: str | None = _option(None, "Attention kernel of transformers, such as sdpa or eager.", _LOCAL)
+    trust_remote_code: bool = _option(False, "Run model code that comes with the weights.", _LOCAL)
+    chat_template: str | None = _option(None, "File with a Jinja chat template to use instead of the model's.", _LOCAL)
+    plain: bool = _option(False, "No chat template: the messages with a line break between them.", _LOCAL)
+    vllm_options: dict[str, Any] | None = _option(
+        None, "Further arguments of vllm.LLM, as in '{\"tensor_parallel_size\": 4}'.", _LOCAL
+    )
+
+    base_url: str | None = _option(None, "The server's address, as in http://localhost:8000/v1.", _ENDPOINT)
+    api_key_env: str | None = _option(None, "NAME of the environment variable that holds the key.", _ENDPOINT)
+    concurrency: int = _option(8, "Requests at a time.", _ENDPOINT)
+    timeout: float = _option(600.0, "Seconds without an answer until a request is given up and sent again.", _ENDPOINT)
+    max_retries: int = _option(
+        6, "How often a request is sent again after 429, 5xx, a lost connection or a broken answer.", _ENDPOINT
+    )
+    extra_body: dict[str, Any] | None = _option(
+        None,
+        'Further fields of the request; null takes one out, as in \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
+        _ENDPOINT,
+    )
+
+    output_file: str | None = _option(None, "JSONL file for the solved questions.", _OUTPUT)
+    response_field: str = _option("response", "Name of the column that holds the response.", _OUTPUT)
+    resume: bool = _option(True, "Go on with an unfinished output of the same settings.", _OUTPUT)
+    overwrite: bool = _option(False, "Replace an existing output.", _OUTPUT)
+    keep_attempts: bool = _option(False, "Keep the file with every attempt, wrong ones included.", _OUTPUT)
+
+    def check(self) -> None:
+        """Check the values and what they are together.
+
+        Raises:
+            ConfigError: a value that cannot be used; the message names the option.
+        """
+        for name in ("model_name", "output_file"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name} must be given")
+        for name, least in _AT_LEAST.items():
+            if not least <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("batch_size", "max_examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if not 0 < self.timeout <= _DAY:
+            raise ConfigError(f"timeout is {self.timeout}; it must be above 0 and at most {_DAY} seconds")
+        if self.temperature == 0 and self.attempts > 1:
+            raise ConfigError(
+                f"attempts is {self.attempts} and temperature 0: every attempt would say the same; set --attempts 1, or a "
+                "--temperature above 0 (--greedy_first keeps the first attempt greedy)"
+            )
+        if QUESTION not in self.prompt_template:
+            raise ConfigError(f"prompt_template is {self.prompt_template!r}; it must hold {QUESTION}")
+        if not self.response_field or self.response_field in ROW_FIELDS:
+            raise ConfigError(
+                f"response_field is {self.response_field!r}; choose a name other than {', '.join(ROW_FIELDS)}"
+            )
+        if Path(str(self.output_file)).suffix != ".jsonl":
+            raise ConfigError(f"--output_file {self.output_file}: the name must end in .jsonl")
+        if self.backend == "openai":
+            self._check_endpoint()
+        elif self.base_url is not None:
+            raise ConfigError(f"--base_url is for --backend openai, and backend is {self.backend}")
+
+    def _check_endpoint(self) -> None:
+        if not self.base_url:
+            raise ConfigError("--backend openai needs --base_url, as in http://localhost:8000/v1")
+        try:
+            url = urlsplit(self.base_url)
+            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ConfigError(f"--base_url {self.base_url}: no address; expected one such as http://localhost:8000/v1")
+        if url.username or url.password or url.query or url.fragment:
+            raise ConfigError("--base_url: give the address alone; a key goes into --api_key_env")
+        self.api_key()
+
+    def api_key(self) -> str | None:
+        """The key of the endpoint, from the environment.
+
+        Raises:
+            ConfigError: the variable is not set, or no variable's name.
+        """
+        if self.api_key_env is None:
+            return None
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise ConfigError("--api_key_env takes the NAME of an environment variable, not the key itself")
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            # A key without punctuation looks like a name too, so what was written is not repeated.
+            raise ConfigError("--api_key_env: no environment variable of that name is set; export it first")
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("--api_key_env: the variable holds characters that no key can have")
+        return key
+
+    def deciding(self) -> dict[str, Any]:
+        """The options on which the responses depend."""
+        return {name: getattr(self, name) for name in (*_DECIDING, *_DECIDING_LOCALLY[self.backend])}
+
+    def temperature_of(self, attempt: int) -> float:
+        """Temperature of attempt `attempt`, counted from 1."""
+        return 0.0 if self.greedy_first and attempt == 1 else self.temperature

@@ -1,0 +1,147 @@
+"""``stepjepa prepare`` through the entry point: what it says, and that training takes what it writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepjepa.cli.main import main
+from stepjepa.data.steps import make_splitter
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gsm8k(index):
+    answer = f"He has {index} of them.\nWith one more {index}+1=<<{index}+1={index + 1}>>{index + 1}.\n#### {index + 1}"
+    return {"question": f"What is {index} and 1?", "answer": answer}
+
+
+def teacher(index):
+    steps = f"**Step 1:** Take the {index} of them.\n\n**Step 2:** Add one to get \\boxed{{{index}}}."
+    response = f"<think>\nHm.\n</think>\n\n{steps}"
+    return {"question": f"What is {index}?", "answer": "x", "ground_truth": str(index), "deepseek_response": response}
+
+
+def write(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def test_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "raw.jsonl", [gsm8k(1), "{", gsm8k(2)])
+    assert main(["prepare", "raw.jsonl", "--output_file", "out/train.jsonl"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and out.splitlines() == [
+        "Prepared: raw.jsonl",
+        "  Format: gsm8k (recognised: 2 of the first 2 rows have answers that end in '#### ...')",
+        "  Rows: 3 read, 2 kept, 1 dropped",
+        "    dropped 1: broken JSON (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
+        "quotes at character 2); one JSON object per line is expected; {)",
+        "  Steps a row: 2 in 2",
+        "  out/train.jsonl: 2 rows",
+    ]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", "train.report.json"}
+    assert main(["prepare", "--output_file", "out/train.jsonl", "--resume", "raw.jsonl"]) == 0
+    assert "Nothing to do: an earlier run with these options wrote all of this" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["raw.jsonl"], "--output_file must be given: the JSONL file to write"),
+        (["--output_file", "out.jsonl"], "no data file given; write: stepjepa prepare FILE"),
+        (["rwa.jsonl", "--output_file", "out.jsonl"], "rwa.jsonl: no such file; did you mean raw.jsonl?"),
+        (["raw.jsonl", "--output_file", "there.jsonl"], "there.jsonl exists already; --overwrite replaces it"),
+        (["raw.jsonl", "--output_file", "raw.jsonl", "--overwrite"], "raw.jsonl is the file that is read"),
+        (["raw.jsonl", "--output_file", "out.jsonl", "--strict_data"], "raw.jsonl line 2: the row is a int"),
+        (["raw.jsonl", "--output_file", "out.jsonl", "--min_step", "3"], "unknown flag --min_step; did you mean"),
+        (["raw.jsonl", "--output_file", "out.jsonl", "--format", "gsm"], "one of auto, gsm8k, gsm8k_socratic"),
+        (["raw.jsonl", "--output_file", "out.jsonl", "--step_splitter", "line"], "did you mean 'lines'?"),
+        (["raw.jsonl", "--output_file", "out.jsonl", "--step_splitter", "regex"], "needs a pattern"),
+        (["raw.jsonl", "--output_file", "out.jsonl", "--format", "teacher"], "none of 2 rows can be kept; dropped"),
+        (["a/b/c/d.jsonl", "--output_file", "out.jsonl"], "no such file"),
+    ],
+)
+def test_mistakes(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "raw.jsonl", [gsm8k(1), 3])
+    (tmp_path / "there.jsonl").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    assert main(["prepare", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("stepjepa prepare: error: ") and message in err
+    assert sorted(tmp_path.iterdir()) == before and (tmp_path / "there.jsonl").read_text() == "mine"
+
+
+def test_options_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "raw.jsonl", [teacher(n) for n in range(4)])
+    (tmp_path / "run.yaml").write_text(
+        "output_file: out.jsonl\nkeep_thinking: true\nsystem_prompt: none\nmax_examples: 2\n"
+    )
+    assert main(["prepare", "raw.jsonl", "--config", "run.yaml", "--min_step_length", "1"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["steps"][0] for row in rows] == ["Hm.", "Hm."]
+    assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
+
+
+def test_help_loads_no_torch(tmp_path):
+    source = write(tmp_path / "raw.jsonl", [gsm8k(1)])
+    code = (
+        "import sys\nfrom stepjepa.cli.main import main\nassert main(['prepare', '--help']) == 0\n"
+        f"assert main(['prepare', {source!r}, '--output_file', {str(tmp_path / 'out.jsonl')!r}]) == 0\n"
+        "assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--valid_ratio NUMBER" in done.stdout
+
+
+@pytest.mark.parametrize("make", [gsm8k, teacher])
+def test_training_takes_it(tmp_path, make, capsys):
+    source = write(tmp_path / "raw.jsonl", [make(n) for n in range(24)])
+    out = tmp_path / "prepared.jsonl"
+    assert main(["prepare", source, "--output_file", str(out), "--valid_ratio", "0.2"]) == 0
+    assert main(["check", str(out)]) == 0
+    assert "Verdict: ready for step_jepa" in capsys.readouterr().out
+    words = "--step_jepa --step_pairs all --model_name tiny --max_steps 5 --batch_size 4".split()
+    words += ["--train_file", str(out), "--eval_file", str(tmp_path / "prepared.valid.jsonl")]
+    assert main(["train", *words, "--output_dir", str(tmp_path / "run")]) == 0
+    report = json.loads((tmp_path / "run" / "data_report.json").read_text())["train"]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert report["rows_kept"] == len(rows) and report["rows_skipped"] == report["examples_without_pairs"] == {}
+    assert report["pairs"] == sum(row["total_steps"] - 1 for row in rows)
+
+
+@pytest.mark.parametrize(("name", "count"), [("gsm8k_train.jsonl", 7473), ("gsm8k_test.jsonl", 1319)])
+def test_gsm8k(shared_dir, tmp_path, name, count):
+    file = shared_dir / "data" / name
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    out = tmp_path / "out.jsonl"
+    assert main(["prepare", str(file), "--output_file", str(out), "--require_correct"]) == 0
+    report = json.loads((tmp_path / "out.report.json").read_text())
+    assert report["rows_read"] == count and report["format"] == "gsm8k"
+    raw = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    stepped = [row for row in raw if len(row["answer"].split("\n####")[0].split("\n")) >= 2]
+    assert report["rows_kept"] >= 0.995 * len(stepped)
+    splitter = make_splitter("separator")
+    for line in out.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answer = row["messages"][2]["content"]
+        assert [answer[start:end].strip() for start, end in splitter.spans(answer)] == row["steps"]
+        assert row["steps"][-1].endswith(f"\n\\boxed{{{row['ground_truth']}}}") and "<<" not in answer
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_its_figures(tmp_path):
+    words = ["--gsm8k", "absent.jsonl", "--rows", "600", "--rounds", "1", "--num_proc", "1", "2"]
+    words += ["--json", str(tmp_path / "figures.json")]
+    command = [sys.executable, str(ROOT / "benchmarks" / "prepare_speed.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "600 rows" in done.stdout and "num_proc 2: " in done.stdout and "peak memory" in done.stdout
+    assert json.loads((tmp_path / "figures.json").read_text())["rows"] == 600

@@ -1,0 +1,36 @@
+"""The examples in docs/prepare.md: every raw row and the answer that is shown for it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from stepjepa.data.prepare import prepare
+from stepjepa.data.prepare_options import PrepareOptions
+from stepjepa.data.prepare_report import REASONS
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "prepare.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(
+    r"\*\*`(\w+)`\*\*(?:(?!\n\*\*`).)*?```(json|text)\n(.*?)\n```\n```text\n(.*?)\n```", PAGE, re.DOTALL
+)
+
+
+def test_every_format_is_there():
+    assert [name for name, *_ in EXAMPLES] == ["gsm8k", "gsm8k_socratic", "teacher", "implicit_cot"]
+
+
+@pytest.mark.parametrize(("name", "kind", "raw", "shown"), EXAMPLES, ids=[name for name, *_ in EXAMPLES])
+def test_examples(tmp_path, name, kind, raw, shown):
+    source = tmp_path / ("raw.jsonl" if kind == "json" else "raw.txt")
+    source.write_text(f"{raw}\n")
+    out = tmp_path / "out.jsonl"
+    assert prepare(source, PrepareOptions(output_file=str(out))).format == name
+    assert json.loads(out.read_text())["messages"][-1]["content"] == shown
+
+
+def test_every_option_and_reason_is_there():
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    assert set(REASONS) <= named
+    options = set(re.findall(r"--(\w+)", PAGE))
+    assert set(PrepareOptions.__dataclass_fields__) <= options

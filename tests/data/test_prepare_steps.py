@@ -1,0 +1,124 @@
+"""From a response to steps: what is dropped, joined and kept; and that training finds the same steps again."""
+
+import pytest
+
+from stepjepa.data.chat import RowError
+from stepjepa.data.prepare_formats import Example
+from stepjepa.data.prepare_options import PrepareOptions
+from stepjepa.data.prepare_steps import StepFinder, fit_lengths, response_parts
+from stepjepa.data.steps import make_splitter
+
+LONG = "A sentence that is long enough."
+
+
+def steps_of(response, format="teacher", final=None, **changes):
+    steps = StepFinder(format, PrepareOptions(**changes))(Example("q", "a", None, response, final))
+    joined = "\n\n".join(steps)
+    assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("response", "steps"),
+    [
+        (
+            "**Step 1:** Halve the number of clips.\n\n**Step 2:** Add both of them:\n\n\\[ 48+24 = 72 \\]",
+            ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of them:\n\\[ 48+24 = 72 \\]"],
+        ),
+        (
+            "Step 1: Halve the number of clips.\nStep 2: Add both of the numbers.",
+            ["Step 1: Halve the number of clips.", "Step 2: Add both of the numbers."],
+        ),
+        (
+            "1. **Clips in April:**\n   There were 48 clips.\n\n2. **Clips in May:**\n   Half as many.\n\n",
+            ["1. **Clips in April:**\n   There were 48 clips.", "2. **Clips in May:**\n   Half as many."],
+        ),
+        (
+            "First, I note that she sold 48 clips.\n\n\n \nIn May, she sold half as many.\r\n",
+            ["First, I note that she sold 48 clips.", "In May, she sold half as many."],
+        ),
+        (
+            f"{LONG}\n\n```python\na = 1\n\nb = 2\n```\n\n{LONG}",
+            [LONG, "```python\na = 1\n\nb = 2\n```", LONG],
+        ),
+        (f"{LONG}\n\n```\n{LONG}\n\n{LONG}", [LONG, f"```\n{LONG}\n\n{LONG}"]),  # a fence that never closes
+        (LONG, [LONG]),
+    ],
+)
+def test_responses(response, steps):
+    assert steps_of(response) == steps
+
+
+def test_a_chosen_splitter():
+    text = f"{LONG}\n{LONG} | {LONG}\n\n{LONG}"
+    assert steps_of(text, step_splitter="lines") == [LONG, f"{LONG} | {LONG}", LONG]
+    assert steps_of(text, step_splitter="separator", step_separator="|") == [f"{LONG}\n{LONG} |", f"{LONG}\n{LONG}"]
+
+
+def test_the_final_answer_ends_the_last_step():
+    assert steps_of(f"{LONG}\n\n{LONG}", final="1,200") == [LONG, f"{LONG}\n\\boxed{{1,200}}"]
+    assert steps_of(f"{LONG}\n\n{LONG}", final="7", final_answer="keep") == [LONG, f"{LONG}\n#### 7"]
+    assert steps_of("", "gsm8k", final="7") == ["\\boxed{7}"]
+    assert steps_of("5*3=15\n15+1=16", "gsm8k", final="16") == ["5*3=15", "15+1=16\n\\boxed{16}"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "joined", "dropped"),
+    [
+        ([LONG, "Short.", LONG], [f"{LONG}\nShort.", LONG], [LONG, LONG]),
+        (["Short.", LONG], [f"Short.\n{LONG}"], [LONG]),
+        ([LONG, "**Total:**", LONG], [LONG, f"**Total:**\n{LONG}"], [LONG, LONG]),
+        ([LONG, "## Step 2", "x = 1", LONG], [LONG, f"## Step 2\nx = 1\n{LONG}"], [LONG, LONG]),
+        ([LONG, "---", LONG], [LONG, f"---\n{LONG}"], [LONG, LONG]),
+        ([LONG, "\\boxed{72}"], [f"{LONG}\n\\boxed{{72}}"], [f"{LONG}\n\\boxed{{72}}"]),
+        ([LONG, "So:", "\\boxed{72}"], [f"{LONG}\nSo:\n\\boxed{{72}}"], [f"{LONG}\n\\boxed{{72}}"]),
+        (["a", "b"], ["a\nb"], []),
+        (["#### 7"], ["#### 7"], ["#### 7"]),
+        ([], [], []),
+    ],
+)
+def test_pieces_that_are_too_short(pieces, joined, dropped):
+    assert fit_lengths(pieces, 21, drop=False) == joined
+    assert fit_lengths(pieces, 21, drop=True) == dropped
+    assert fit_lengths(pieces, 1, drop=True) == pieces
+
+
+def test_the_published_length():
+    text = "x" * 20 + "\n\n" + "y" * 21 + "\n\n" + "z" * 21
+    assert steps_of(text, drop_short=True) == ["y" * 21, "z" * 21]  # 20 characters or fewer are dropped
+    assert steps_of(text, "columns", min_step_length=20) == text.split("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped", "kept"),
+    [
+        ("a <b> c", ["a <b> c"], ["a <b> c"]),
+        ("<think>\nhm\n\nso\n</think>\n\nanswer", ["answer"], ["hm\n\nso", "answer"]),
+        ("hm\n</think>\nanswer", ["answer"], ["hm", "answer"]),  # opened in the prompt
+        ("<think>a</think>b<think>c</think>d", ["b\n\nd"], ["a", "b", "c", "d"]),
+        ("[THINK]a[/THINK]b<thinking>c</thinking>", ["b"], ["a", "b", "c"]),
+        ("<think>a</think>b</think>c", ["bc"], ["a", "bc"]),
+        ("<think>a</think>\n```\n<think>\n```", ["```\n<think>\n```"], ["a", "```\n<think>\n```"]),
+        ("b<think>never closed", ["b"], ["b", "never closed"]),
+    ],
+)
+def test_thinking(text, dropped, kept):
+    assert response_parts(text, False) == dropped
+    assert response_parts(text, True) == kept
+
+
+@pytest.mark.parametrize("text", ["<think>", "<think>a</think> \n", "<think>a", "a</think>"])
+def test_nothing_but_thinking(text):
+    with pytest.raises(RowError) as caught:
+        response_parts(text, False)
+    assert caught.value.reason == "only_thinking"
+
+
+def test_thoughts_have_steps_of_their_own_kind():
+    response = f"<think>{LONG}\n\n{LONG}</think>1. One thing after another.\n2. Another thing after it."
+    assert steps_of(response, keep_thinking=True) == [
+        LONG,
+        LONG,
+        "1. One thing after another.",
+        "2. Another thing after it.",
+    ]
