@@ -28,11 +28,10 @@ def run(argv: list[str]) -> int:
         print(help_text())
         return 0
     parser, (options, config) = parse(argv)
-    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.training.announce import say
-    from stepjepa.training.run import run_training
+    from stepjepa.training.run import leave_process_group, run_training
 
     logging.basicConfig(format="%(message)s")
     level = logging.DEBUG if options.debug_level >= 5 else logging.INFO if options.debug_level >= 1 else logging.WARNING
@@ -51,9 +50,9 @@ def run(argv: list[str]) -> int:
     if options.debug_level >= 7:
         show_first_row(options, config)
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
-    _, metrics = run_training(options, config, save_options, scratch_lr)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # or its threads may outlive the interpreter
+    trainer, metrics = run_training(options, config, save_options, scratch_lr)
+    del trainer  # the wrapped model must go before the process group
+    leave_process_group()
     say("")
     for name in ("lm_loss", "jepa_loss", "cosine_similarity", "eval_lm_loss", "eval_jepa_loss"):
         if name in metrics:

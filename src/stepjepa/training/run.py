@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import platform
 import shutil
@@ -145,6 +146,17 @@ def run_training(
     if trainer.args.should_save:
         write_json(output / "metrics.json", {"metrics": metrics, "log_history": trainer.state.log_history})
     return trainer, metrics
+
+
+def leave_process_group() -> None:
+    """Close the process group of a distributed run, once nothing that uses it is left.
+
+    Its threads must not outlive the interpreter, which aborts then; and DDP's reducer must not be its last owner: that one
+    waits for a thread which waits for the interpreter's lock, for ever.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # trainers and models refer to each other
+        torch.distributed.destroy_process_group()
 
 
 def wants_resume(config: JEPAConfig) -> bool:
