@@ -165,7 +165,7 @@ PLAIN += ["\u00a0", "\u2028", "\U0001f600", "e\u0301", "<|eot_id|>", "##", "\x85
 BLOCKS = ["<think>", "</think>", "```", "~~~", "$$", "\\[", "\\]", "\\begin{x}", "\\end{x}"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("connectives", "headings")])
 def test_random_texts_are_covered_in_order(name):
     numbers = random.Random(name)
     cuts = 0

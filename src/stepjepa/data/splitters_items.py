@@ -16,7 +16,7 @@ from stepjepa.data.markers import Marker, counted_lists
 from stepjepa.data.splitters_base import CharSpan, Uncut
 from stepjepa.data.splitters_words import ANSWER, ENDING, REMARK, SO, SO_CJK, either
 
-_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_START = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # of a paragraph: blank lines, or a heading
 _OPENING = re.compile(
     r"""(?P<lead>[ \t]*)(?:
       (?P<heading>\#{1,3}(?!\#)|\#{4,6}(?!\#|[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]))(?=[ \t]|\*|[^\W\d_])
@@ -34,6 +34,7 @@ _LABEL_WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either(ANSWER)}))"
 _LABEL_END = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
 _LABEL = re.compile(rf"{_MARKUP}{_LABEL_WORD}{_LABEL_END}|{_HASHES}")
 _LABEL_ALONE = re.compile(rf"{_MARKUP}{_LABEL_WORD}[ \t*_:：]*(?=\n|\Z)")
+_LAST_WORDS = re.compile(rf"{_MARKUP}(?i:{either(ENDING)})(?![^\W_])")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_LABEL_WORD}{_LABEL_END}|{_HASHES})")
 _ANSWER = re.compile(rf"{_MARKUP}(?:{_LABEL_WORD}|(?i:{either(ENDING)}))(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
 _ANSWER_INSIDE = re.compile(r"\banswer\b[^\n.]{0,40}\bis\b|\\boxed")
@@ -43,7 +44,7 @@ _BOLD_LINE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*\Z")
 
 
 class Paragraph(NamedTuple):
-    """A paragraph behind a blank line.
+    """A paragraph: lines behind a blank one, or from a heading on.
 
     Attributes:
         start, end: its lines, the blank ones behind it included.
@@ -68,8 +69,8 @@ class Steps(NamedTuple):
 
 
 def paragraphs(text: str, uncut: Uncut) -> list[Paragraph]:
-    """The paragraphs of `text` that follow a blank line."""
-    starts = [match.end() for match in _BLANK_LINES.finditer(text) if match.end() < len(text)]
+    """The paragraphs of `text` but for the first."""
+    starts = [match.end() for match in _START.finditer(text) if match.end() < len(text)]
     starts = [start for start in starts if start not in uncut]
     return [_paragraph(text, start, end) for start, end in zip(starts, [*starts, len(text)][1:], strict=True)]
 
@@ -171,9 +172,15 @@ class Itemizer:
         for number, part in enumerate(parts):
             so = number + 1 == len(parts) and self._concludes(part)
             so = so and not any(others and self._concludes(others[-1]) for others in before)
-            if part.kind == "heading" or _LABEL.match(self.text, part.start):
+            if (
+                part.kind == "heading"
+                or _LABEL.match(self.text, part.start)
+                or _LAST_WORDS.match(self.text, part.start)
+            ):
                 return parts[number:]
             if number >= least and (usual or so or self._ends(part)):
+                return parts[number:]
+            if number + 1 == len(parts) and self._answers(part) and self._says_more_than_a_title(items[-1], parts[0]):
                 return parts[number:]
         return []
 
@@ -191,6 +198,10 @@ class Itemizer:
 
     def _ends(self, part: Paragraph) -> bool:
         return bool(self._answers(part) or _REMARK.match(self.text, part.start))
+
+    def _says_more_than_a_title(self, marker: Marker, following: Paragraph) -> bool:
+        own = self.text[marker.start : following.start].strip()
+        return len(own) > 80 or "=" in own or "\n" in own
 
     def _concludes(self, part: Paragraph) -> bool:
         return _SO.match(self.text, part.start) is not None
@@ -254,6 +265,12 @@ class Itemizer:
     def _line_end(self, marker: Marker) -> int:
         end = self.text.find("\n", marker.end)
         return end if end >= 0 else len(self.text)
+
+
+def labelled_answer(text: str, uncut: Uncut, start: int) -> list[int]:
+    """Where the last paragraph starts, if it is a labelled answer (``**Answer:** 5``) and not the first behind `start`."""
+    parts = [part.start for part in paragraphs(text, uncut) if part.start > start and part.kind == "prose"]
+    return parts[-1:] if len(parts) > 1 and _LABEL.match(text, parts[-1]) else []
 
 
 def _announces(lines: str) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stepjepa.data.markers import Marker, counted_lists, find_markers
 from stepjepa.data.splitters_base import CharSpan, Source, spans_from_cuts
-from stepjepa.data.splitters_items import Itemizer
+from stepjepa.data.splitters_items import Itemizer, labelled_answer
 from stepjepa.data.splitters_words import FIRST, FIRST_CJK, LAST, LAST_CJK, NEXT, NEXT_CJK, either, split
 
 _COMMA = "[,:，、：]"
@@ -38,8 +38,8 @@ class Outline(NamedTuple):
     Attributes:
         spans: the steps.
         lists: the stretches of the lists themselves, without what stands around them; [] where nothing was found.
-        strong: the markers are clear ones: no plain numbers; connectives that open every paragraph; headings with hashes
-            or bold lines that mostly are paragraphs of their own.
+        strong: the markers are clear ones: no plain numbers; connectives that open every paragraph or every line; headings
+            with hashes or bold lines that mostly are paragraphs of their own.
         outside: paragraphs of prose around the lists.
         thoughts: characters in thinking blocks.
     """
@@ -71,12 +71,15 @@ def connected(source: Source) -> Outline:
             markers.append(Marker(match.start(), 0, False, "then", 1 if first else None, 1, 0, match.end() - 1))
     opening = len(text) - len(text.lstrip())
     paragraphs = [marker for marker in markers if marker.start <= opening or _after_blank(text, marker.start)]
-    if len(paragraphs) > 1:  # others are lines that happen to wrap there
+    strong = len(paragraphs) > 1
+    if strong:  # others are lines that happen to wrap there
         markers = paragraphs
     if len(markers) < 2 or (markers[0].value != 1 and len(markers) < 3):
         return _nothing(source)
     itemizer = Itemizer(text, source.uncut, [])
-    return _outline(source, itemizer, [markers], len(paragraphs) > 1 and itemizer.without_prose(markers))
+    lines = text[markers[0].start : markers[-1].start].split("\n")
+    strong = strong or sum(not line.isspace() and line != "" for line in lines) < len(markers)
+    return _outline(source, itemizer, [markers], strong and itemizer.without_prose(markers))
 
 
 def headed(source: Source) -> Outline:
@@ -90,8 +93,11 @@ def headed(source: Source) -> Outline:
             alone += match["bold"] is not None and bool(_BLANK_BEHIND.match(source.flat, match.end() - 1))
     level = min((level for level in levels if len(levels[level]) > 1), default=0)
     starts = levels.get(level, [])
-    spans = spans_from_cuts(source.text, starts[1:], source.uncut)
-    return Outline(spans, [(starts[0], len(source.text))] if starts else [], level < 7 or 2 * alone > len(starts))
+    if not starts:
+        return _nothing(source)
+    answer = labelled_answer(source.flat, source.uncut, starts[-1])
+    spans = spans_from_cuts(source.text, [*starts[1:], *answer], source.uncut)
+    return Outline(spans, [(starts[0], len(source.text))], level < 7 or 2 * alone > len(starts))
 
 
 def _nothing(source: Source) -> Outline:
@@ -139,7 +145,7 @@ class ConnectiveSplitter:
 @dataclass(frozen=True)
 class HeadingSplitter:
     """Steps are the sections under the headings of the highest level that occurs twice, else under bold lines. What stands
-    before the first heading belongs to the first step.
+    before the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
     """
 
     def spans(self, text: str) -> list[CharSpan]:
