@@ -1,27 +1,14 @@
-"""Rules that hold for every splitter and any text, and the decisions of each, on texts made by a seeded generator."""
+"""Rules that hold for every splitter and any text, on texts made by a seeded generator."""
 
 from __future__ import annotations
 
-import pickle
 import random
 import re
 
 import pytest
 
-from stepjepa.data import splitters_prose
 from stepjepa.data.splitters_base import Uncut
-from stepjepa.data.steps import (
-    SPLITTERS,
-    STYLES,
-    AutoSplitter,
-    RegexSplitter,
-    SentenceSplitter,
-    choose_splitter,
-    join_steps,
-    make_splitter,
-    spans_of_steps,
-)
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.data.steps import STYLES, make_splitter
 
 ALL = {name: make_splitter(name, r"^\W*\w" if name == "regex" else "\n\n") for name in STYLES}
 BLOCKS = {
@@ -231,123 +218,3 @@ def test_blocks_are_those_of_the_slow_expression():
             assert Uncut(text).spans == slow_uncut(text), repr(text)
             compared += len(slow_uncut(text)) > 1
     assert compared > 1000
-
-
-@pytest.mark.parametrize(
-    ("text", "style"),
-    [
-        ("1. a\n\n2. b", "numbered"),
-        ("First, a.\n\nNext, b.\n\nFinally, c.", "connectives"),
-        ("## A\n\na\n\n## B\n\nb", "headings"),
-        ("**A**\n\na\n\n**B**\n\nb", "headings"),
-        ("Ab.\n\nBc.", "separator"),
-        ("Ab.\nBc.", "lines"),
-        ("Ab. Bc. Cd.", "separator"),
-        ("Ab.\nBc.\n\n#### 5", "lines"),
-        ("Ab.\n\nBc.\n#### 5", "lines"),
-        ("Ab.\n\nBc.\n\n#### 5", "separator"),
-        ("Solve it:\n\n2x = 4\nx = 2", "lines"),
-        ("<think>\nA.\n\nB.\n</think>\n\nCd.\nDe.", "lines"),
-        (f"{'word ' * 12}and\nmore", "separator"),
-    ],
-)
-def test_auto_says_what_it_takes(text, style):
-    assert AutoSplitter().style(text) == style
-    assert AutoSplitter().spans(text) == make_splitter(style).spans(text)
-
-
-def test_auto_with_sentences_and_with_a_separator():
-    assert AutoSplitter(sentences=True).decide("A is 1. B is 2.") == ("sentence", [(0, 8), (8, 15)])
-    assert AutoSplitter(sentences=True).style("Ab.\n\nBc. Cd.") == "separator"
-    assert make_splitter("auto", "<S>").spans("1. a<S>2. b\n3. c") == [(0, 7), (7, 16)]
-    assert make_splitter("auto", "\\n\\n") == AutoSplitter("\n\n")
-
-
-def test_splitters_can_be_compared_and_pickled():
-    for name, splitter in ALL.items():
-        assert pickle.loads(pickle.dumps(splitter)) == splitter
-        assert name == "regex" or make_splitter(name) == splitter
-
-
-def test_a_data_set_gets_the_style_of_most_answers():
-    numbered, lines, blank = "1. a\n\n2. b\n\nSo c.", "a\nb\n#### 5", "a\n\nb"
-    assert choose_splitter([numbered] * 3 + [blank] * 2) == ("numbered", 3)
-    assert choose_splitter([blank] * 3 + [numbered] * 2) == ("separator", 5)
-    assert choose_splitter([lines] * 3 + [blank]) == ("lines", 4)
-    assert choose_splitter(["First, a.\n\nThen, b."] * 2) == ("separator", 2)
-    assert choose_splitter(["x"] * 3 + [numbered]) == ("numbered", 1)
-    assert set(SPLITTERS) == {"separator", "lines", "numbered"}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "steps"),
-    [
-        (r"^Step \d+", ["Step 1 a\n", "Step 2 b"]),
-        (r"(?=^\d:)", ["1: a\n", "2: b\n", "3: c"]),
-        (r"(?P<end>;)\s", ["a; ", "b; ", "c"]),
-        (r"\n(?P<start>So|Now) ", ["a\n", "So b\n", "Now c"]),
-        (r"(?P<end>\.)$|(?P<start>Q)", ["a.", "\nb ", "Q c"]),
-    ],
-)
-def test_regex(pattern, steps):
-    if pattern == r"(?P<end>;)\s":
-        steps = ["a;", " b;", " c"]
-    text = "".join(steps)
-    assert [text[start:end] for start, end in check(make_splitter("regex", pattern), text)] == steps
-
-
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("", "needs a pattern"),
-        ("\\n\\n", "needs a pattern"),
-        ("(a", "broken"),
-        ("a{2", None),
-        ("x*", "matches an empty text"),
-        ("^", "matches an empty text"),
-    ],
-)
-def test_patterns_are_looked_at(pattern, message):
-    if message is None:
-        assert make_splitter("regex", pattern)
-        return
-    with pytest.raises(ConfigError, match=message):
-        make_splitter("regex", pattern)
-
-
-def test_a_pattern_that_never_ends_is_stopped(monkeypatch):
-    monkeypatch.setattr(splitters_prose, "PATTERN_SECONDS", 0.2)
-    with pytest.raises(ConfigError, match=r"takes more than 0.2 seconds for an answer of 61 characters"):
-        RegexSplitter(r"(?:a|a|b)+(?:a|aa)+$c").spans("a" * 60 + "d")
-
-
-def test_steps_of_a_column():
-    text = "Intro. Add 3 and  4.\n\nHalve it. Halve it.\nDone."
-    spans = spans_of_steps(text, ["Add 3 and 4.", " Halve it.", "Halve it.\n", "", "Done."])
-    assert [text[start:end] for start, end in spans] == [
-        "Intro. Add 3 and  4.\n\n",
-        "Halve it. ",
-        "Halve it.\n",
-        "Done.",
-    ]
-    inside = "<think>a\n\nb</think>"
-    assert spans_of_steps(inside, ["<think>a", "b</think>"]) == [(0, 10), (10, 19)]
-    assert spans_of_steps("a", []) == [(0, 1)] and spans_of_steps(" ", []) == []
-    with pytest.raises(DataError, match="step 2 of 2 does not stand in the answer behind step 1: 'a'"):
-        spans_of_steps("a b", ["b", "a"])
-    with pytest.raises(DataError, match="step 1 of 1 is no text but int"):
-        spans_of_steps("a", [1])
-    assert join_steps(["a", " ", "b\n", "c"]) == ("a\n\nb\n\n\nc", [(0, 3), (3, 7), (7, 8)])
-    assert join_steps([]) == ("", [])
-
-
-def test_sentences_on_lines():
-    text = "The sum is\nsmall. x = 3\nHence 4\n- a\n- b\n\nAnd so on"
-    spans = check(SentenceSplitter(), text)
-    assert [text[start:end] for start, end in spans] == [
-        "The sum is\nsmall. x = 3\n",
-        "Hence 4\n",
-        "- a\n",
-        "- b\n\n",
-        "And so on",
-    ]

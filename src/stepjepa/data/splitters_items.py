@@ -269,8 +269,9 @@ class Itemizer:
 
 def labelled_answer(text: str, uncut: Uncut, start: int) -> list[int]:
     """Where the last paragraph starts, if it is a labelled answer (``**Answer:** 5``) and not the first behind `start`."""
-    parts = [part.start for part in paragraphs(text, uncut) if part.start > start and part.kind == "prose"]
-    return parts[-1:] if len(parts) > 1 and _LABEL.match(text, parts[-1]) else []
+    parts = [part for part in paragraphs(text, uncut) if part.start > start]
+    ends = len(parts) > 1 and parts[-1].kind == "prose" and _LABEL.match(text, parts[-1].start)
+    return [parts[-1].start] if ends else []
 
 
 def _announces(lines: str) -> bool:

@@ -1,0 +1,196 @@
+"""Many pairs of one example as sums of single ones, and the inline form against a literal construction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stepjepa.data.examples import Example
+from stepjepa.forest.layout import build_forest
+from support.objectives import (
+    IN_CONTEXT,
+    SPLIT,
+    STANDALONE,
+    STEPS,
+    TARGETS,
+    Run,
+    assert_same_direction_and_size,
+    chats,
+    losses,
+    name_of,
+    prepare,
+)
+from support.rows import step_rows
+
+# Many pairs of one example
+
+
+def jepa_and_gradient(run: Run, examples: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    parts, gradient, _ = losses(run, run.collator()(examples))
+    return parts.jepa, gradient
+
+
+@pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "smooth_l1"])
+@pytest.mark.parametrize("predictors", [0, 2])
+@pytest.mark.parametrize("target_grad", [True, False])
+def test_all_pairs_are_the_sum_of_single_pairs(tokenizer, loss, predictors, target_grad):
+    case = {"objective": "step_jepa", "step_pairs": "all", "jepa_loss": loss, "predictor_head": "mlp"}
+    run = prepare(tokenizer, {**case, "predictors": predictors, "target_grad": target_grad})
+    single = [[example._replace(pairs=(pair,))] for example in run.examples for pair in example.pairs]
+    assert max(len(example.pairs) for example in run.examples) == 3 and len(single) > 8
+    value, gradient = jepa_and_gradient(run, run.examples)
+    values, gradients = zip(*(jepa_and_gradient(run, examples) for examples in single), strict=True)
+    assert value.item() == pytest.approx(sum(values).item(), rel=1e-5)
+    assert_same_direction_and_size(gradient, sum(gradients))
+
+
+@pytest.mark.parametrize("which", ["first", "all"])
+@pytest.mark.parametrize("target", TARGETS, ids=name_of)
+def test_several_horizons_are_the_sum_of_each(tokenizer, which, target):
+    case = {"objective": "step_jepa", "step_pairs": which, "predictors": 2, "model": "gpt2", **target}
+    both = prepare(tokenizer, {**case, "multi_horizon": [1, 2]})
+    value, gradient = jepa_and_gradient(both, both.examples)
+    each = [prepare(tokenizer, {**case, "horizon": horizon}) for horizon in (1, 2)]
+    counts = [sum(len(example.pairs) for example in run.examples) for run in (both, *each)]
+    assert counts[0] == counts[1] + counts[2] and min(counts) > 2
+    values, gradients = zip(*(jepa_and_gradient(run, run.examples) for run in each), strict=True)
+    assert value.item() == pytest.approx(sum(values).item(), rel=1e-5)
+    assert_same_direction_and_size(gradient, sum(gradients))
+
+
+@pytest.mark.parametrize("target_grad", [True, False])
+def test_pairs_share_branches_and_targets(tokenizer, target_grad):
+    """Four steps with horizons 1 and 2 give five pairs from three sources to three targets, and no more tokens than that."""
+    row = next(row for row in step_rows(20) if row["messages"][1]["content"].count("\n\n") == 3)
+    case = {"objective": "step_jepa", "multi_horizon": [1, 2], "step_pairs": "all", "predictors": 2}
+    run = prepare(tokenizer, {**case, "target_grad": target_grad}, [row])
+    (example,) = run.examples
+    starts = sorted({pair.target_start for pair in example.pairs})
+    answer_end = example.label_spans[0][1] - 1
+    targets = answer_end - starts[0]  # steps 2 to 4, each once
+    assert len(example.pairs) == 5 and len(starts) == 3
+    batch = run.collator()(run.examples)
+    assert batch["input_ids"].numel() == len(example.input_ids) + 3 * 2 + (targets if target_grad else 0)
+    if not target_grad:
+        assert batch["target_input_ids"].numel() == targets
+    assert len(batch["source_readouts"].unique()) == 3 and len(batch["source_readouts"]) == 5
+    assert len(batch["target_readouts"].unique()) == 3 and len(batch["target_readouts"]) == 5
+
+
+# Inline
+
+INLINE = [
+    {"objective": "step_jepa"},
+    {"objective": "step_jepa", "step_pairs": "random"},
+    {"objective": "step_jepa", "horizon": 2},
+    {"objective": "llm_jepa"},
+]
+
+
+def single_turns() -> list[dict[str, Any]]:
+    return chats()[:-1]
+
+
+def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torch.Tensor:
+    """Summed cross-entropy of the sequence with predictors behind the source and the target isolated, written out."""
+    ids = example.input_ids.tolist()
+    labels = [-100] * len(ids)
+    for start, stop in example.label_spans:
+        labels[start:stop] = ids[start:stop]
+    target = range(0)
+    if example.pairs:
+        (pair,) = example.pairs
+        behind = pair.source_end + 1
+        ids[behind:behind] = predictors
+        labels[behind:behind] = [-100] * len(predictors)
+        target = range(pair.target_start + len(predictors), pair.target_end + len(predictors))
+    mask = torch.zeros(1, 1, len(ids), len(ids), dtype=torch.bool)
+    for q in range(len(ids)):
+        for k in range(q + 1):
+            mask[0, 0, q, k] = k in target if q in target else True
+    positions = torch.arange(len(ids))[None]
+    logits = run.model(input_ids=torch.tensor([ids]), attention_mask=mask, position_ids=positions).logits[0]
+    return F.cross_entropy(logits[:-1, : run.setup.vocabulary], torch.tensor(labels[1:]), reduction="sum")
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("predictors", [0, 1, 2, 3])
+@pytest.mark.parametrize("case", INLINE, ids=name_of)
+def test_inline_reads_what_packed_reads_and_trains_the_lm_in_place(tokenizer, case, predictors, model):
+    case = {**case, "predictors": predictors, "model": model, "target_grad": predictors != 1}
+    inline = prepare(tokenizer, {**case, "forward": "inline"}, single_turns())
+    packed = prepare(tokenizer, case, single_turns())
+    assert (inline.setup.forward, packed.setup.forward) == ("inline", "packed")
+    batch = inline.collator()(inline.examples)
+    parts, gradient, lm_gradient = losses(inline, batch)
+    expected, expected_gradient, other_lm_gradient = losses(packed, packed.collator()(packed.examples))
+    with torch.no_grad():
+        states, expected_states = (run.model(**run.collator()(run.examples)) for run in (inline, packed))
+    for name in ("source_states", "target_states"):
+        assert expected_states[name].shape[0] > 2
+        torch.testing.assert_close(states[name], expected_states[name], atol=1e-5, rtol=0)
+    assert parts.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-5, abs=1e-5)
+    assert_same_direction_and_size(gradient, expected_gradient)
+    assert batch["label_ids"].numel() == sum(stop - start for e in inline.examples for start, stop in e.label_spans)
+    assert not set(batch["label_ids"].tolist()) & set(inline.setup.predictor_ids)
+
+    order = inline.setup.predictor_ids
+    order = order[::-1] if inline.options.predictor_order == "descending" else order
+    by_hand = torch.stack([inline_lm_by_hand(inline, example, order) for example in inline.examples]).sum()
+    by_hand.backward()
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in inline.model.parameters()]
+    assert parts.lm.item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert_same_direction_and_size(lm_gradient, torch.cat([part.flatten() for part in found]))
+    assert (lm_gradient - other_lm_gradient).norm() > 2e-2 * other_lm_gradient.norm()
+
+
+def test_inline_equals_packed_where_there_is_no_pair(tokenizer):
+    one_step = [row for row in step_rows(30) if "\n\n" not in row["messages"][1]["content"]][:3]
+    runs = [
+        prepare(tokenizer, {"objective": "step_jepa", "forward": forward}, [*one_step, *single_turns()])
+        for forward in ("inline", "packed")
+    ]
+    inline, packed = (losses(run, run.collator()(run.examples[:3]))[0] for run in runs)
+    assert len(one_step) == 3 and not any(example.pairs for example in runs[0].examples[:3])
+    assert inline.lm.item() == pytest.approx(packed.lm.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("target_grad", [True, False])
+def test_inline_shuffles_as_packed_does(tokenizer, target_grad):
+    case = {"objective": "step_jepa", "control": "shuffled", "target_grad": target_grad}
+    runs = [prepare(tokenizer, {**case, "forward": forward}, single_turns()) for forward in ("inline", "packed")]
+    (inline, gradient, _), (packed, expected, _) = (losses(run, run.collator()(run.examples)) for run in runs)
+    assert inline.jepa.item() == pytest.approx(packed.jepa.item(), rel=1e-5)
+    assert_same_direction_and_size(gradient, expected)
+
+
+@pytest.mark.parametrize("objective", ["llm_jepa", "step_jepa"])
+@pytest.mark.parametrize("target", TARGETS, ids=name_of)
+def test_inline_takes_the_first_pair_of_a_chat_of_several_turns(tokenizer, objective, target):
+    """It holds one pair an example, whether the targets have a gradient or not."""
+    longer = [row["messages"] for row in step_rows(40) if "\n\n" in row["messages"][1]["content"]]
+    turns = [{"messages": longer[number] + longer[number + 1]} for number in (0, 2)]
+    case = {"objective": objective, "predictors": 2, **target}
+    run = prepare(tokenizer, {**case, "forward": "inline"}, turns)
+    several = prepare(tokenizer, case, turns).examples
+    firsts = [example._replace(pairs=example.pairs[:1]) for example in several]
+    assert [len(example.pairs) for example in several] == [2, 2]
+    assert [example.pairs for example in run.examples] == [example.pairs for example in firsts]
+    parts, gradient, _ = losses(run, run.collator()(several))
+    expected, expected_gradient, _ = losses(run, run.collator()(firsts))
+    assert parts.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-6)
+    assert_same_direction_and_size(gradient, expected_gradient)
+
+
+def test_a_forest_of_views_apart_leaves_the_trunk_alone(tokenizer):
+    """The trunk of a chat is the same, token for token, whatever stands behind it."""
+    plain = prepare(tokenizer, {"objective": "llm_jepa", "lbd": 0.0})
+    for case in (*IN_CONTEXT, *STANDALONE, *STEPS, *SPLIT):
+        run = prepare(tokenizer, {**case, "predictors": 2})
+        for example, expected in zip(run.examples, plain.examples, strict=True):
+            forest = build_forest(example, tuple(run.setup.predictor_ids))
+            trunk = forest.input_ids[: forest.trunk_length]
+            assert trunk.tolist() == expected.input_ids.tolist() and (forest.segment == 0).sum() == len(trunk)

@@ -1,0 +1,187 @@
+"""Cases of every objective and option, and what a run of one computes, for the parity tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from stepjepa.data.examples import Example
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.modeling.ema import add_target_encoder
+from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.load import max_positions
+from stepjepa.training.batches import Draw, DrawnExamples
+from stepjepa.training.objective import LossParts, loss_parts, used_targets
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.setup import ModelSetup, encode, make_collator, set_up_model
+from support.models import tiny_model
+from support.rows import step_rows
+
+Options = dict[str, Any]
+LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
+HEADS = ("none", "linear", "mlp")
+REGULARIZERS = ("none", "vicreg", "sigreg")
+TARGETS = ({"target_grad": True}, {"target_grad": False}, {"target_encoder": "ema"})
+ORDERS = ("ascending", "descending")
+LAST_TOKENS = (None, -1, -2)
+MODELS = ("llama", "gpt2", "mistral_sliding")
+SEED = 3
+
+IN_CONTEXT: tuple[Options, ...] = ({"objective": "llm_jepa"},)
+STANDALONE: tuple[Options, ...] = (
+    {"objective": "llm_jepa", "views": "standalone"},
+    {"objective": "llm_jepa", "front_pred": True},
+    {"objective": "llm_jepa", "reverse_pred": True},
+    {"objective": "llm_jepa", "front_pred": True, "reverse_pred": True},
+)
+STEPS: tuple[Options, ...] = (
+    {"objective": "step_jepa"},
+    {"objective": "step_jepa", "step_pairs": "all"},
+    {"objective": "step_jepa", "step_pairs": "random"},
+    {"objective": "step_jepa", "horizon": 2},
+    {"objective": "step_jepa", "multi_horizon": [1, 2]},
+    {"objective": "step_jepa", "multi_horizon": [1, 2], "step_pairs": "all"},
+)
+SPLIT: tuple[Options, ...] = ({"objective": "split"}, {"objective": "split", "split_ratio": 0.3})
+TUBE: tuple[Options, ...] = (
+    {},
+    {"tube_sampler": "draw_both", "tube_times": 3, "tube_length_adjustment": "cosine_like"},
+    {"tube_sampler": "uniform", "tube_max_length": 8, "tube_length_adjustment": "jaccard_like"},
+    {"tube_sampler": "zero", "tube_content": "with_markup"},
+    {"tube_mode": "three_index", "tube_length_adjustment": "cosine_like"},
+    {"tube_mode": "three_index", "tube_sampler": "uniform", "tube_times": 2, "tube_content": "whole"},
+    {"tube_mode": "e2e"},
+    {"tube_mode": "mean", "tube_content": "with_markup"},
+    {"tube_mode": "curvature"},
+)
+
+
+def covering(variants: tuple[Options, ...], count: int) -> list[Options]:
+    """`count` option sets for each variant; the wheels turn at speeds that meet all neighbours."""
+    cases = []
+    for position, variant in enumerate(variants):
+        for number in range(position, position + count):
+            predictors = 1 + number % 3 if "front_pred" in variant else number % 4
+            case = {
+                "predictors": predictors,
+                "jepa_loss": LOSSES[number % 5],
+                "predictor_head": HEADS[(number + number // 3) % 3],
+                "regularizer": REGULARIZERS[(number // 2 + position) % 3],
+                "predictor_order": ORDERS[number // 2 % 2],
+                "same_predictor": number % 3 == 2,
+                "last_token": LAST_TOKENS[number // 4 % 3],
+                "model": MODELS[(number + number // 5) % 3],
+            }
+            cases.append({**case, **TARGETS[(number + number // 4) % 3], **variant})
+    return cases
+
+
+def tube_cases() -> list[Options]:
+    cases = []
+    for number, variant in enumerate(TUBE * 2):
+        curvature = variant.get("tube_mode") == "curvature"
+        case = {
+            "objective": "semantic_tube",
+            "jepa_loss": "cosine" if curvature else LOSSES[number % 4],
+            "predictor_head": HEADS[number % 3],
+            "target_grad": number // 2 % 2 == 0,
+            "regularizer": REGULARIZERS[number // 3 % 3],
+            "tube_layer": (None, 0, 1, 2)[number % 4],
+            "model": MODELS[(number + number // 3) % 3],
+        }
+        cases.append(case | variant)
+    return cases
+
+
+CONTROLS = [
+    {**variant, "control": control, "predictors": 2, "model": "llama", **target}
+    for variant in (IN_CONTEXT[0], STANDALONE[0], STEPS[1], SPLIT[0])
+    for control, target in (("shuffled", TARGETS[0]), ("shuffled", TARGETS[2]), ("random", TARGETS[0]))
+] + [
+    {"objective": "semantic_tube", "control": control, "target_grad": True, "model": "llama"}
+    for control in ("shuffled", "random")
+]
+FAMILIES = {
+    "in_context": covering(IN_CONTEXT, 15),
+    "standalone": covering(STANDALONE, 6),
+    "step_jepa": covering(STEPS, 5),
+    "split": covering(SPLIT, 8),
+    "semantic_tube": tube_cases(),
+}
+CASES = [case for cases in FAMILIES.values() for case in cases] + CONTROLS
+
+
+def name_of(case: Options) -> str:
+    return "-".join(f"{value}" if isinstance(value, str) else f"{name}={value}" for name, value in case.items())
+
+
+def chats() -> list[dict[str, Any]]:
+    """One chat of one step, others of two to four, and one of two turns."""
+    rows = step_rows(14, seed=1)
+    steps = [row["messages"][1]["content"].count("\n\n") + 1 for row in rows]
+    chosen = [rows[steps.index(1)], *(row for row, count in zip(rows, steps, strict=True) if count > 2)][:5]
+    return [*chosen, rows[steps.index(2)], {"messages": rows[0]["messages"] + rows[1]["messages"]}]
+
+
+@dataclass
+class Run:
+    options: JEPAOptions
+    model: Any
+    setup: ModelSetup
+    examples: list[Example]
+
+    def collator(self, forward: str | None = None, **changes: Any) -> Any:
+        """The run's own collator, or that of another forward or other options."""
+        setup = replace(self.setup, forward=forward or self.setup.forward)
+        options = replace(self.options, **changes)
+        return make_collator(setup, options, 0, self.model.config._attn_implementation, "cpu")
+
+
+def prepare(tokenizer, case: Options, rows: list | None = None) -> Run:
+    """What `JEPATrainer` does before training, on a tiny random model; an EMA encoder gets weights of its own."""
+    case = {"sigreg_directions": 8, "lbd": 1.0, **case}
+    model = tiny_model(case.pop("model", "llama"), vocab_size=len(tokenizer))
+    with torch.no_grad():  # fresh matrices are so small that attention hardly matters
+        for parameter in model.parameters():
+            parameter *= 4.0 if parameter.ndim == 2 else 1.0
+    options = JEPAOptions(**case)
+    options.check()
+    store, _ = encode(rows or chats(), tokenizer, options, max_positions(model))
+    model, setup = set_up_model(model, options, SEED, "cpu", None, tokenizer)
+    if options.target_encoder == "ema":
+        generator = torch.Generator().manual_seed(1)
+        for shadow in add_target_encoder(causal_lm(model)).shadow.values():
+            shadow += 0.1 * shadow.std() * torch.randn(shadow.shape, generator=generator)
+    drawn = DrawnExamples(store, options, SEED, options.jepa_ratio)
+    return Run(options, model, setup, [drawn[Draw(0, row)] for row in range(len(store))])
+
+
+class InOneRow(ForestCollator):
+    """Attention by segments whatever it costs."""
+
+    def lay_out(self, forests):
+        return self.pack_one_row(forests)
+
+
+def in_one_row(collator: ForestCollator) -> ForestCollator:
+    return InOneRow(**{field.name: getattr(collator, field.name) for field in fields(collator)})
+
+
+def losses(run: Run, batch) -> tuple[LossParts, torch.Tensor, torch.Tensor]:
+    """The parts of the loss, and the gradients of what belongs to JEPA and of LM, each of all parameters in one."""
+    output = run.model(**batch)
+    parts = loss_parts(run.options, output, batch, used_targets(run.options, output, SEED), step=5)
+    parameters = list(run.model.parameters())
+
+    def gradient(value: torch.Tensor) -> torch.Tensor:
+        found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+        return torch.cat([part.flatten() for part in found])
+
+    return parts, gradient(parts.jepa + parts.regularizer), gradient(parts.lm)
+
+
+def assert_same_direction_and_size(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert expected.norm() > 1e-3
+    assert (found - expected).norm() < 1e-4 * expected.norm()
