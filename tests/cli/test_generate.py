@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
+from stepjepa.data.prepare_options import SYSTEM_PROMPT
 from stepjepa.evaluation.teachers import client, files
-from stepjepa.evaluation.teachers.options import STEP_BY_STEP
 from stepjepa.evaluation.teachers.requests import seed_of
 
 QUESTIONS = 8
@@ -159,7 +159,7 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     ]
     assert len(server.bodies) == 8 + 4 + 1
     first, second, third = server.asked(7)
-    assert first["messages"][0] == {"role": "system", "content": STEP_BY_STEP}
+    assert first["messages"][0] == {"role": "system", "content": SYSTEM_PROMPT}
     assert [body["seed"] for body in (first, second, third)] == [seed_of(5, 8, attempt) for attempt in (1, 2, 3)]
     assert first["max_tokens"] == 1024 and first["temperature"] == 0.7 and first["model"] == "teacher"
     assert {path for path, _ in server.headers} == {"/v1/chat/completions"}

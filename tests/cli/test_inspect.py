@@ -12,6 +12,7 @@ from stepjepa.cli.main import main
 from stepjepa.cli.parser import StrictParser
 from stepjepa.cli.train import inspect_arguments
 from stepjepa.training.options import JEPAOptions, RunOptions
+from support.drawings import cells
 
 STEPS = {"question": "How many?", "answer": "First one.\n\nThen two.\n\nSo three."}
 ONE = {"question": "How many?", "answer": "Three."}
@@ -43,19 +44,6 @@ def inspect(capsys, monkeypatch, file):
         return err if status else out
 
     return call
-
-
-def cells(out, name):
-    """The tokens of a section, lines joined."""
-    lines = out.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith(f"{name} "))
-    start = next(line for line in lines if line.startswith("segment")).index("tokens")
-    found = [lines[first][start:]]
-    for line in lines[first + 1 :]:
-        if not line.startswith(" "):
-            break
-        found.append(line[start:])
-    return "|".join(found).replace("\u2502", "").replace("|", "")
 
 
 def test_first_pair(inspect, file):

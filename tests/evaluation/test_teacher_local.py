@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
+from stepjepa.data.prepare_options import SYSTEM_PROMPT
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.evaluation.teachers import local, rounds
 from stepjepa.evaluation.teachers.local import Prompter, TransformersTeacher
-from stepjepa.evaluation.teachers.options import STEP_BY_STEP
 from stepjepa.evaluation.teachers.requests import Request
 from support.models import tiny_model
 from support.templates import FORMATS
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     from stepjepa.modeling.load import load_model, load_tokenizer
 
     path = tmp_path_factory.mktemp("teacher") / "model"
-    tokenizer = load_tokenizer("tiny", ["What is 12345 + 67890?", STEP_BY_STEP])
+    tokenizer = load_tokenizer("tiny", ["What is 12345 + 67890?", SYSTEM_PROMPT])
     model = load_model("tiny", tokenizer, seed=3)
     torch.manual_seed(1)
     for parameter in model.parameters():  # or each prompt would get the same text
@@ -130,7 +130,7 @@ def test_the_first_attempt_may_be_greedy(generate, folder, data, tmp_path):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     first = {one["row"]: one for one in rows(tmp_path / "out.attempts.jsonl") if one["attempt"] == 1}
     for number, row in enumerate(rows(data), 1):
-        chat = [{"role": "system", "content": STEP_BY_STEP}, {"role": "user", "content": row["question"]}]
+        chat = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": row["question"]}]
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         (expected,) = generate_batch(model, tokenizer, [prompt], 6)
         assert first[number]["response"] == expected.text.strip()

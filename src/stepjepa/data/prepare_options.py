@@ -3,14 +3,16 @@ r"""Options of `stepjepa.data.prepare`, with what the command line says about th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from stepjepa.data.fields import option
 from stepjepa.data.sources import JSON_SUFFIXES
 from stepjepa.data.steps import STYLES, make_splitter
 from stepjepa.errors import ConfigError
 
+# What the published data were prepared with; what a teacher is asked with, too.
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), but keep it short and put your final "
     "answer (do not include any other text or units) within \\boxed{}."
@@ -22,10 +24,6 @@ OWN_STEPS = ("gsm8k_socratic", "implicit_cot")
 PUBLISHED_LENGTH = 21  # the published preparation drops pieces of 20 characters or fewer
 
 _FORMAT, _STEPS, _ROWS, _OUTPUT = "input", "steps", "rows", "output"
-
-
-def _option(default: Any, help: str, group: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, "group": group, **metadata})
 
 
 class AnswerRules(NamedTuple):
@@ -44,67 +42,67 @@ class AnswerRules(NamedTuple):
 class PrepareOptions:
     """What to read, how to find the steps, which rows to keep and where to write them."""
 
-    format: Literal["auto", "gsm8k", "gsm8k_socratic", "teacher", "implicit_cot", "columns"] = _option(
+    format: Literal["auto", "gsm8k", "gsm8k_socratic", "teacher", "implicit_cot", "columns"] = option(
         "auto", "Form of the raw rows; auto recognises it from the first ones and says so.", _FORMAT
     )
-    question_column: str | None = _option(None, "Column with the question. Default: question.", _FORMAT)
-    answer_column: str | None = _option(None, "Column with the data set's own answer. Default: answer.", _FORMAT)
-    response_column: str | None = _option(
+    question_column: str | None = option(None, "Column with the question. Default: question.", _FORMAT)
+    answer_column: str | None = option(None, "Column with the data set's own answer. Default: answer.", _FORMAT)
+    response_column: str | None = option(
         None,
         f"Column with the response in which steps are found. Default: {RESPONSE_COLUMN} for teacher, else the answer's.",
         _FORMAT,
     )
-    ground_truth_column: str | None = _option(
+    ground_truth_column: str | None = option(
         None, "Column with the final answer. Default: ground_truth, else it is taken from the answer.", _FORMAT
     )
-    dataset_split: str = _option("train", "Split of a Hub data set.", _FORMAT)
-    step_splitter: str = _option(
+    dataset_split: str = option("train", "Split of a Hub data set.", _FORMAT)
+    step_splitter: str = option(
         "auto",
         "How steps are found in a response; auto takes lines for gsm8k, and decides for each response by itself else. list: "
         "the response column holds a list of steps.",
         _STEPS,
         choices=(*STYLES, LISTED_STEPS),
     )
-    step_separator: str = _option(
+    step_separator: str = option(
         "\\n\\n", "The string between steps for step_splitter=separator and auto, the pattern for regex.", _STEPS
     )
-    min_step_length: int | None = _option(
+    min_step_length: int | None = option(
         None,
         f"Characters that a step has at least; shorter pieces join a neighbour. Default: {PUBLISHED_LENGTH} for teacher and "
         "columns, 1 where the rows name their steps.",
         _STEPS,
     )
-    drop_short: bool = _option(
+    drop_short: bool = option(
         False, "Drop pieces that are too short instead (never one with the final answer).", _STEPS
     )
-    keep_thinking: bool = _option(
+    keep_thinking: bool = option(
         False,
         "Keep what stands between <think> marks as steps, without the marks, as published; else it is dropped.",
         _STEPS,
     )
-    calculator_marks: Literal["drop", "keep"] = _option("drop", "GSM8K's <<48/2=24>> marks.", _STEPS)
-    final_answer: Literal["boxed", "keep"] = _option(
+    calculator_marks: Literal["drop", "keep"] = option("drop", "GSM8K's <<48/2=24>> marks.", _STEPS)
+    final_answer: Literal["boxed", "keep"] = option(
         "boxed", "Write a final '#### 72' as \\boxed{72}, or keep it.", _STEPS
     )
-    system_prompt: str | None = _option(SYSTEM_PROMPT, "System message of every chat; none for no message.", _STEPS)
-    min_steps: int = _option(2, "Rows with fewer steps are dropped.", _ROWS)
-    max_steps: int | None = _option(None, "Rows with more steps are dropped.", _ROWS)
-    require_correct: bool = _option(False, "Drop rows whose response does not end in the ground truth.", _ROWS)
-    dedup: bool = _option(
+    system_prompt: str | None = option(SYSTEM_PROMPT, "System message of every chat; none for no message.", _STEPS)
+    min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS)
+    max_steps: int | None = option(None, "Rows with more steps are dropped.", _ROWS)
+    require_correct: bool = option(False, "Drop rows whose response does not end in the ground truth.", _ROWS)
+    dedup: bool = option(
         False, "Keep the first of the rows with the same question (letter case and spaces aside).", _ROWS
     )
-    max_examples: int | None = _option(None, "Stop when so many rows are kept.", _ROWS)
-    strict_data: bool = _option(
+    max_examples: int | None = option(None, "Stop when so many rows are kept.", _ROWS)
+    strict_data: bool = option(
         False, "Stop at the first row that cannot be read or used, instead of counting it.", _ROWS
     )
-    output_file: str | None = _option(None, "The JSONL file to write.", _OUTPUT)
-    valid_ratio: float = _option(
+    output_file: str | None = option(None, "The JSONL file to write.", _OUTPUT)
+    valid_ratio: float = option(
         0.0, "Share of the questions that goes to OUT.valid.jsonl, by a hash of the question.", _OUTPUT
     )
-    shards: int = _option(1, "Write the training rows to so many files, OUT-00000-of-00004.jsonl and so on.", _OUTPUT)
-    num_proc: int = _option(1, "Processes that prepare rows.", _OUTPUT)
-    overwrite: bool = _option(False, "Replace output files that exist, once the new ones are complete.", _OUTPUT)
-    resume: bool = _option(
+    shards: int = option(1, "Write the training rows to so many files, OUT-00000-of-00004.jsonl and so on.", _OUTPUT)
+    num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT)
+    overwrite: bool = option(False, "Replace output files that exist, once the new ones are complete.", _OUTPUT)
+    resume: bool = option(
         False, "Go on where a killed run stopped; nothing is done where the output is complete.", _OUTPUT
     )
 

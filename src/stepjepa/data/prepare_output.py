@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from stepjepa.data.prepare_options import PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
+from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError, DataError
 
 CHECKPOINT_SECONDS = 2.0
@@ -262,15 +263,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _write_json(path: Path, record: Mapping[str, Any], indent: int | None = None) -> None:
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(json.dumps(record, indent=indent) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, [(json.dumps(record, indent=indent) + "\n").encode()])
 
 
 def _sync_folder(path: Path) -> None:

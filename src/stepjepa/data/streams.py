@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from stepjepa.data.chat import RowError
+from stepjepa.data.sources import TEXT_COLUMNS
 from stepjepa.data.views import Pair
 
-CHAT_COLUMNS = ("messages", "question", "answer", "prompt", "completion", "code")
+# What makes a row a chat; text alone does not.
+CHAT_COLUMNS = {"messages", *(name for names in TEXT_COLUMNS for name in names)} - {"text"}
 
 
 def is_stream(row: Any) -> bool:

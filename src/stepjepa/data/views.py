@@ -128,13 +128,6 @@ def content_pairs(turns: Sequence[Turn]) -> tuple[list[Pair], str | None]:
     Returns:
         The pairs, and where there are none, the reason.
     """
-    pairs, reason = [], "no_user_message"
-    for turn in turns:
-        if turn.user is None:
-            continue
-        if turn.user[0] == turn.user[1] or turn.answer[0] == turn.answer[1]:
-            reason = "empty_view"
-        else:
-            (start, stop), (first, end) = turn.user, turn.answer
-            pairs.append(Pair(stop - 1, stop - 1, first, end, end - 1, start))
-    return pairs, None if pairs else reason
+    pairs, reason = question_answer_pairs(turns, None)
+    starts = {turn.user[1] - 1: turn.user[0] for turn in turns if turn.user is not None}
+    return [pair._replace(source_start=starts[pair.source_end]) for pair in pairs], reason

@@ -135,7 +135,7 @@ class ForestCollator:
                 segment[row, span] = forest.segment
                 order[row, span] = forest.order
                 attach[row, span] = forest.attach
-                if forest.floor is not None:
+                if forest.floor is not None:  # `inline` alone
                     floor[row, span] = forest.floor
                 starts[index] = row * width + start
                 start += len(forest)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from stepjepa.modeling.heads import is_head_weight
+from stepjepa.modeling.heads import is_head_weight, save_tensors
 
 EMA_FILE = "target_encoder.safetensors"
 _NAME = "_stepjepa_target_encoder"
@@ -67,10 +67,7 @@ class TargetEncoder:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the shadows to `EMA_FILE` in a folder."""
-        temporary = Path(folder) / f".{EMA_FILE}.tmp"
-        weights = {name: value.cpu().contiguous() for name, value in self.shadow.items()}
-        save_file(weights, temporary, metadata={"format": "pt"})
-        os.replace(temporary, Path(folder) / EMA_FILE)
+        save_tensors(self.shadow, Path(folder) / EMA_FILE)
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Read what `save` wrote."""

@@ -9,6 +9,7 @@ Shapes: P pairs, D width.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,19 @@ def is_head_weight(name: str) -> bool:
     return name.startswith(f"{_NAME}.")
 
 
+def save_tensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write tensors so that a reader finds the old file or the whole new one, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    save_file(on_cpu, temporary, metadata={"format": "pt"})
+    os.replace(temporary, path)
+
+
 def save_head(inner: Any, folder: str | os.PathLike[str]) -> None:
     """Write the head's weights to `HEAD_FILE` in a folder; nothing where there is no head."""
     head = predictor_head(inner)
     if head is not None:
-        weights = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
-        temporary = Path(folder) / f".{HEAD_FILE}.tmp"
-        save_file(weights, temporary, metadata={"format": "pt"})
-        os.replace(temporary, Path(folder) / HEAD_FILE)
+        save_tensors(head.state_dict(), Path(folder) / HEAD_FILE)
 
 
 def load_head(inner: Any, folder: str | os.PathLike[str]) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from stepjepa.data.fields import option
 from stepjepa.errors import ConfigError
-
-
-def option(default: Any, help: str, group: str, **metadata: Any) -> Any:
-    """A dataclass field with a help text and the group it is shown in."""
-    return field(default=default, metadata={"help": help, "group": group, **metadata})
-
 
 _METHOD, _LOSS, _VIEWS, _TUBE, _DATA, _OUTPUT = "method", "loss", "views", "semantic tube", "data", "output"
 

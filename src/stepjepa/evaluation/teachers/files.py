@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError, DataError
 
 try:
@@ -63,16 +64,8 @@ def replace(path: Path, pieces: Iterable[bytes]) -> None:
     Raises:
         DataError: it could not be written; the old one is still there.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
     with saying_where(path):
-        try:
-            with open(temporary, "wb") as file:
-                file.writelines(pieces)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, pieces)
 
 
 def open_locked(path: Path) -> BinaryIO:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from stepjepa.data.fields import option
+from stepjepa.data.prepare_options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
 
-# What the published data were prepared with.
-STEP_BY_STEP = (
-    "Please solve the problem step by step (separate steps with double newlines), but keep it short and put your final "
-    r"answer (do not include any other text or units) within \boxed{}."
-)
 QUESTION = "{question}"
 _DATA, _MODEL, _SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "teacher", "sampling", "local", "endpoint", "output"
 # Columns of an output row that are ours, so that --response_field cannot take their place.
@@ -36,85 +33,81 @@ _AT_LEAST = {"attempts": 1, "max_new_tokens": 1, "concurrency": 1, "max_retries"
 _DAY = 86400
 
 
-def _option(default: Any, help: str, group: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, "group": group, **metadata})
-
-
 @dataclass
 class TeacherOptions:
     """What is asked, whom, how often, and where the answers go."""
 
-    file: str | None = _option(
+    file: str | None = option(
         None, "The questions: JSONL, Parquet, CSV or a Hub data set; usually written without --file.", _DATA
     )
-    dataset_split: str = _option("train", "Split of a Hub data set.", _DATA)
-    question_column: str | None = _option(
+    dataset_split: str = option("train", "Split of a Hub data set.", _DATA)
+    question_column: str | None = option(
         None, "Column with the question. Default: question, prompt or text, or the user's message.", _DATA
     )
-    answer_column: str | None = _option(
+    answer_column: str | None = option(
         None, "Column with the known answer. Default: answer, completion or code, or the assistant's message.", _DATA
     )
-    ground_truth_column: str | None = _option(
+    ground_truth_column: str | None = option(
         None,
         r"Column with the bare final answer. Default: ground_truth where there is one, else what follows #### or stands in "
         r"\boxed{} in the answer, else a short answer as a whole.",
         _DATA,
     )
-    max_examples: int | None = _option(None, "Ask the first so many questions only.", _DATA)
+    max_examples: int | None = option(None, "Ask the first so many questions only.", _DATA)
 
-    backend: Literal["transformers", "vllm", "openai"] = _option(
+    backend: Literal["transformers", "vllm", "openai"] = option(
         "transformers",
         "What runs the teacher: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
         _MODEL,
     )
-    model_name: str | None = _option(
+    model_name: str | None = option(
         None, "The teacher: a Hub id or a local folder; with --backend openai the name that the server knows.", _MODEL
     )
-    system_prompt: str | None = _option(STEP_BY_STEP, "System message; none leaves it out.", _MODEL)
-    prompt_template: str = _option(QUESTION, "The user's message; {question} is replaced by the question.", _MODEL)
+    system_prompt: str | None = option(SYSTEM_PROMPT, "System message; none leaves it out.", _MODEL)
+    prompt_template: str = option(QUESTION, "The user's message; {question} is replaced by the question.", _MODEL)
 
-    attempts: int = _option(4, "Tries for each question; the first right one is kept.", _SAMPLING)
-    greedy_first: bool = _option(
+    attempts: int = option(4, "Tries for each question; the first right one is kept.", _SAMPLING)
+    greedy_first: bool = option(
         False, "Take the likeliest tokens in the first try and sample in the others.", _SAMPLING
     )
-    temperature: float = _option(0.7, "Sampling temperature; 0 is greedy.", _SAMPLING)
-    top_p: float = _option(0.95, "Share of the probability mass to sample from.", _SAMPLING)
-    max_new_tokens: int = _option(1024, "Longest response in tokens.", _SAMPLING)
-    seed: int = _option(42, "Seed of the sampling, mixed with the row and the number of the try.", _SAMPLING)
-    accept_truncated: bool = _option(
+    temperature: float = option(0.7, "Sampling temperature; 0 is greedy.", _SAMPLING)
+    top_p: float = option(0.95, "Share of the probability mass to sample from.", _SAMPLING)
+    max_new_tokens: int = option(1024, "Longest response in tokens.", _SAMPLING)
+    seed: int = option(42, "Seed of the sampling, mixed with the row and the number of the try.", _SAMPLING)
+    accept_truncated: bool = option(
         False, "Keep responses that were cut at max_new_tokens too, where their final answer is right.", _SAMPLING
     )
 
-    batch_size: int | None = _option(
+    batch_size: int | None = option(
         None, "Questions a batch. Default: 16 with transformers; 256 handed over at once with vllm.", _LOCAL
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option("auto", "Dtype of the weights.", _LOCAL)
-    attn_implementation: str | None = _option(None, "Attention kernel of transformers, such as sdpa or eager.", _LOCAL)
-    trust_remote_code: bool = _option(False, "Run model code that comes with the weights.", _LOCAL)
-    chat_template: str | None = _option(None, "File with a Jinja chat template to use instead of the model's.", _LOCAL)
-    plain: bool = _option(False, "No chat template: the messages with a line break between them.", _LOCAL)
-    vllm_options: dict[str, Any] | None = _option(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "Dtype of the weights.", _LOCAL)
+    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _LOCAL)
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _LOCAL)
+    chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's.", _LOCAL)
+    plain: bool = option(False, "No chat template: the messages with a line break between them.", _LOCAL)
+    vllm_options: dict[str, Any] | None = option(
         None, "Further arguments of vllm.LLM, as in '{\"tensor_parallel_size\": 4}'.", _LOCAL
     )
 
-    base_url: str | None = _option(None, "The server's address, as in http://localhost:8000/v1.", _ENDPOINT)
-    api_key_env: str | None = _option(None, "NAME of the environment variable that holds the key.", _ENDPOINT)
-    concurrency: int = _option(8, "Requests at a time.", _ENDPOINT)
-    timeout: float = _option(600.0, "Seconds without an answer until a request is given up and sent again.", _ENDPOINT)
-    max_retries: int = _option(
+    base_url: str | None = option(None, "The server's address, as in http://localhost:8000/v1.", _ENDPOINT)
+    api_key_env: str | None = option(None, "NAME of the environment variable that holds the key.", _ENDPOINT)
+    concurrency: int = option(8, "Requests at a time.", _ENDPOINT)
+    timeout: float = option(600.0, "Seconds without an answer until a request is given up and sent again.", _ENDPOINT)
+    max_retries: int = option(
         6, "How often a request is sent again after 429, 5xx, a lost connection or a broken answer.", _ENDPOINT
     )
-    extra_body: dict[str, Any] | None = _option(
+    extra_body: dict[str, Any] | None = option(
         None,
         'Further fields of the request; null takes one out, as in \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
         _ENDPOINT,
     )
 
-    output_file: str | None = _option(None, "JSONL file for the solved questions.", _OUTPUT)
-    response_field: str = _option("response", "Name of the column that holds the response.", _OUTPUT)
-    resume: bool = _option(True, "Go on with an unfinished output of the same settings.", _OUTPUT)
-    overwrite: bool = _option(False, "Replace an existing output.", _OUTPUT)
-    keep_attempts: bool = _option(False, "Keep the file with every attempt, wrong ones included.", _OUTPUT)
+    output_file: str | None = option(None, "JSONL file for the solved questions.", _OUTPUT)
+    response_field: str = option("response", "Name of the column that holds the response.", _OUTPUT)
+    resume: bool = option(True, "Go on with an unfinished output of the same settings.", _OUTPUT)
+    overwrite: bool = option(False, "Replace an existing output.", _OUTPUT)
+    keep_attempts: bool = option(False, "Keep the file with every attempt, wrong ones included.", _OUTPUT)
 
     def check(self) -> None:
         """Check the values and what they are together.
