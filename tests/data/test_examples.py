@@ -255,12 +255,31 @@ def test_what_is_said_about_a_row_is_one_line():
 def test_chunks_change_nothing(bpe_tokenizer, monkeypatch):
     chats = [chat(f"{i}.\n\nb.") for i in range(25)]
     whole, report = encode(bpe_tokenizer, chats, "step_jepa")
-    monkeypatch.setattr("stepjepa.data.encode._CHUNK_ROWS", 4)
+    monkeypatch.setattr("stepjepa.data.encode.CHUNK_ROWS", 4)
     parts, other = encode(bpe_tokenizer, chats, "step_jepa")
     assert len(whole) == len(parts) == 25 and report == other
     for left, right in zip(whole, parts, strict=True):
         assert np.array_equal(left.input_ids, right.input_ids) and left[1:3] == right[1:3]
     assert encode(bpe_tokenizer, chats[::-1])[1].fingerprint != report.fingerprint
+
+
+def test_processes_change_nothing(bpe_tokenizer, monkeypatch):
+    monkeypatch.setattr("stepjepa.data.encode.CHUNK_ROWS", 4)
+    rows = [*(chat(f"{i}.\n\nb.") for i in range(10)), {"no": 1}, *map(chat, "xyz")]
+    rows = [{"messages": row} if isinstance(row, list) else row for row in rows]
+    options = EncodeOptions("step_jepa", SPLITTER)
+    one, two = (
+        encode_dataset(rows, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options, processes=processes)
+        for processes in (1, 2)
+    )
+    assert one[1] == two[1] and one[1].rows_kept == 13 and one[1].rows_skipped == {"no_known_columns": 1}
+    for name, array in one[0].arrays().items():
+        assert np.array_equal(array, two[0].arrays()[name]) and array.dtype == two[0].arrays()[name].dtype, name
+
+
+def test_a_source_that_can_be_read_once_keeps_its_first_row(bpe_tokenizer):
+    rows = [chat(f"{i}.\n\nb.") for i in range(5)]
+    assert len(encode(bpe_tokenizer, iter(rows), "step_jepa")[0]) == 5
 
 
 def test_store_round_trip():

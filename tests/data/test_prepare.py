@@ -8,8 +8,8 @@ import datasets
 import pytest
 
 from stepjepa.data import prepare_input
-from stepjepa.data.prepare import _converted, prepare
-from stepjepa.data.prepare_input import Block, Position
+from stepjepa.data.parallel import mapped
+from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_options import SYSTEM_PROMPT, AnswerRules, PrepareOptions
 from stepjepa.data.prepare_rows import question_key
 from stepjepa.errors import ConfigError, DataError
@@ -180,9 +180,9 @@ def test_processes_change_nothing(tmp_path, monkeypatch, changes):
 
 
 def test_a_worker_that_dies_is_an_error():
-    blocks = iter([Block(3, Position())] * 9)
+    tasks = iter([(number, 3) for number in range(9)])
     with pytest.raises(DataError, match="a worker process was killed"):
-        list(_converted(blocks, os._exit, 2))
+        list(mapped(os._exit, tasks, 2, "num_proc"))
 
 
 def test_max_examples(tmp_path):

@@ -59,6 +59,15 @@ class ExampleStore(Sequence):
         store._set(arrays)
         return store
 
+    @classmethod
+    def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
+        """One store of the examples of several, in their order."""
+        parts = [store.arrays() for store in stores]
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in cls.ARRAYS[:4]}
+        for name in cls.ARRAYS[4:]:
+            arrays[name] = _edges(np.concatenate([np.diff(part[name]) for part in parts]))
+        return cls.of_arrays(arrays)
+
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._ids, self._views, self._spans, self._pairs = (arrays[name] for name in self.ARRAYS[:4])
         self._id_edges, self._view_edges, self._span_edges, self._pair_edges = (arrays[n] for n in self.ARRAYS[4:])

@@ -8,28 +8,16 @@ processes, or one that was killed and gone on with, writes the same bytes.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from typing import Any
 
-from stepjepa.data.prepare_input import Block, Position, RawInput
+from stepjepa.data.parallel import mapped
+from stepjepa.data.prepare_input import Position, RawInput
 from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
 from stepjepa.data.prepare_output import Outputs, WriteError
 from stepjepa.data.prepare_recognise import recognise
 from stepjepa.data.prepare_report import FILTERS, PrepareReport
-from stepjepa.data.prepare_rows import KEY_BITS, Converter, Dropped, Kept, RawRow, question_key
+from stepjepa.data.prepare_rows import KEY_BITS, Converter, Dropped, Kept, question_key
 from stepjepa.errors import DataError
-
-Outcomes = list["Kept | Dropped"]
-
-_converter: Converter | None = None  # of a worker process
 
 
 def prepare(source: Any, options: PrepareOptions, rules: AnswerRules | None = None) -> PrepareReport:
@@ -82,7 +70,8 @@ def _write_rows(
     valid_below = int(options.valid_ratio * 2**KEY_BITS)
     valid_index = len(outputs.train)
     train_rows = sum(outputs.rows[:valid_index])
-    for end, outcomes in _converted(raw.blocks(position), converter, options.num_proc):
+    tasks = ((block.end, block.rows) for block in raw.blocks(position))
+    for end, outcomes in mapped(converter, tasks, options.num_proc, "num_proc"):
         for outcome in outcomes:
             if isinstance(outcome, Kept) and options.dedup and outcome.key in seen:
                 outcome = Dropped(outcome.number, "duplicate", "the question was kept before", outcome.question)
@@ -109,48 +98,3 @@ def _write_rows(
             outputs.checkpoint({"position": end, "report": report.to_dict()})
     report.files = {str(target): rows for target, rows in zip(outputs.targets, outputs.rows, strict=True)}
     return report
-
-
-def _converted(blocks: Iterator[Block], converter: Converter, processes: int) -> Iterator[tuple[Position, Outcomes]]:
-    """The position behind every block and what became of its rows, in the blocks' order."""
-    if processes == 1:
-        for block in blocks:
-            yield block.end, converter(block.rows)
-        return
-    waiting: deque[tuple[Position, Future[Outcomes]]] = deque()
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(converter,))
-    try:
-        for block in blocks:
-            waiting.append((block.end, pool.submit(_convert, block.rows)))
-            if len(waiting) > 2 * processes:  # so that blocks do not pile up in memory
-                end, future = waiting.popleft()
-                yield end, future.result()
-        for end, future in waiting:
-            yield end, future.result()
-    except BrokenProcessPool:
-        raise DataError(
-            "a worker process was killed (the memory may have been full): try a smaller num_proc; a script must call "
-            "prepare under if __name__ == '__main__'"
-        ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _start_worker(converter: Converter) -> None:
-    global _converter
-    _converter = converter
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the parent to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _convert(rows: list[RawRow]) -> Outcomes:
-    assert _converter is not None
-    return _converter(rows)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError
+from stepjepa.data.files import FILE_SUFFIXES, JSON_SUFFIXES
 from stepjepa.data.lines import check_unchanged, csv_rows, file_state, read_lines, skip_line
 from stepjepa.data.prepare_options import PrepareOptions
 from stepjepa.data.prepare_recognise import ROWS_LOOKED_AT
 from stepjepa.data.prepare_rows import LINE_BYTES, SHOWN_BYTES, Dropped, RawRow, parse
-from stepjepa.data.sources import FILE_SUFFIXES, JSON_SUFFIXES, RowSource
+from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
 
 _BLOCK_ROWS = 500

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from stepjepa.data.fields import option
-from stepjepa.data.sources import JSON_SUFFIXES
+from stepjepa.data.files import JSON_SUFFIXES
 from stepjepa.data.steps import STYLES, make_splitter
 from stepjepa.errors import ConfigError
 

@@ -35,6 +35,8 @@ REASONS = {
     "beyond_positions": "the views need positions that the model has not",
 }
 
+_SUMMED = "rows_read rows_kept examples pairs answers_truncated system_folded labelled_tokens target_tokens".split()
+
 
 @dataclass
 class DataReport:
@@ -75,6 +77,17 @@ class DataReport:
         """Count a skipped row."""
         self.rows_skipped[reason] += 1
         self.first_skipped.setdefault(reason, f"{place}: {message}")
+
+    def add(self, other: DataReport) -> None:
+        """Count in a report on further rows of the same data set."""
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("rows_skipped", "examples_without_pairs", "pairs_dropped"):
+            getattr(self, name).update(getattr(other, name))
+        for reason, first in other.first_skipped.items():
+            self.first_skipped.setdefault(reason, first)
+        if not self.end_of_turn or self.end_of_turn.startswith("none"):
+            self.end_of_turn = other.end_of_turn or self.end_of_turn
 
     def set_lengths(self, lengths: np.ndarray) -> None:
         """Token-length percentiles of the kept rows; `lengths` is (rows,) int."""

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError, check_messages
-from stepjepa.data.lines import check_unchanged, csv_rows, file_state, line_row, line_text, read_lines
+from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
 from stepjepa.errors import DataError
 
 Row = Mapping[str, Any]
 TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
-JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
-FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
 _SHOWN_COLUMNS = 20
 
 
@@ -147,7 +145,8 @@ class RowSource:
         elif isinstance(source, Mapping):
             self._rows = _pick_split(source, self.name, split)
         elif isinstance(source, Iterable):
-            self._rows = source
+            # What can be read but once is kept: rows are looked at before they are encoded.
+            self._rows = list(source) if isinstance(source, Iterator) else source
         else:
             raise DataError(f"data of type {self.name} cannot be read; give a file, a data set or a list of rows")
 
@@ -158,69 +157,22 @@ class RowSource:
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""
-        if self._file is None:
-            yield from enumerate(self._rows)
-        else:
-            yield from _read_file(self._file)
+        return self.rows()
 
-
-def _read_file(path: Path) -> Iterator[tuple[int, Any]]:
-    """Rows of a file that must stay as it is meanwhile."""
-    read = {".csv": _read_csv, ".parquet": parquet_rows}.get(path.suffix.lower(), _read_json_lines)
-    try:
-        before = file_state(path)
-        try:
-            yield from read(path)
-        except DataError:
-            check_unchanged(path, before)  # what is being written looks broken
-            raise
-        check_unchanged(path, before)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-def _read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    first = True
-    with open(path, "rb") as file:
-        for number, raw in enumerate(read_lines(file), 1):
-            try:
-                text = line_text(raw)
-                if not text:
-                    continue
-                if first and text[0] == "[":
-                    raise RowError("json_array", "this looks like one JSON array; write one object per line (JSONL)")
-                first = False
-                row = line_row(text, raw)
-            except RowError as error:
-                raise DataError(f"{path} line {number}: {error}") from None
-            yield number, row
-
-
-def _read_csv(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, row in csv_rows(path):
-        if isinstance(row, RowError):
-            raise DataError(f"{path} line {number}: {row}")
-        yield number, row
-
-
-def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, row) of every row of a Parquet file, a few at a time.
-
-    Raises:
-        DataError: it is no Parquet file, or a damaged one.
-    """
-    import pyarrow.parquet
-
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256):
-                for row in batch.to_pylist():
-                    yield number, row
-                    number += 1
-    except Exception as error:  # pyarrow raises its own errors and those of decoding
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path}: cannot be read behind row {number} ({why}); copy or write it again") from None
+    def rows(self, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
+        """As `__iter__`, of some of the rows; the others are passed over unread where the source allows it."""
+        if self._file is not None:
+            return file_rows(self._file, part)
+        if part == EVERY_ROW:
+            return enumerate(self._rows)
+        if hasattr(self._rows, "select"):  # a `datasets.Dataset`
+            first = part.start + (part.shard - part.start) % part.shards
+            numbers = range(first, len(self._rows), part.shards)  # type: ignore[arg-type]
+            return zip(numbers, self._rows.select(numbers), strict=True)
+        rows, start = self._rows, 0
+        if hasattr(rows, "skip"):  # a `datasets.IterableDataset`
+            rows, start = rows.skip(part.start), part.start
+        return ((number, row) for number, row in enumerate(rows, start) if number in part)
 
 
 def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:

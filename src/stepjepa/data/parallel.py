@@ -1,0 +1,81 @@
+"""A function over a stream of tasks, in this process or in several, with the results in the tasks' order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+from stepjepa.errors import DataError
+
+Tag = TypeVar("Tag")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+_function: Callable[[Any], Any] | None = None  # of a worker process
+
+
+def mapped(
+    function: Callable[[Argument], Result], tasks: Iterable[tuple[Tag, Argument]], processes: int, option: str
+) -> Iterator[tuple[Tag, Result]]:
+    """``(tag, function(argument))`` of every task, in the tasks' order.
+
+    The tasks may be without end: with several processes no more than two for each are ahead of what was taken.
+
+    Args:
+        function: is sent to every process once, arguments and results with every task.
+        processes: 1 works in this process.
+        option: names the number of processes in messages.
+
+    Raises:
+        DataError: a process was killed. What `function` raises comes with its task's turn.
+    """
+    if processes == 1:
+        for tag, argument in tasks:
+            yield tag, function(argument)
+        return
+    waiting: deque[tuple[Tag, Future[Result]]] = deque()
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(function,))
+    try:
+        for tag, argument in tasks:
+            waiting.append((tag, pool.submit(_call, argument)))
+            if len(waiting) > 2 * processes:  # so that tasks do not pile up in memory
+                done, future = waiting.popleft()
+                yield done, future.result()
+        while waiting:
+            done, future = waiting.popleft()
+            yield done, future.result()
+    except BrokenProcessPool:
+        raise DataError(
+            f"a worker process was killed (the memory may have been full): try a smaller {option}; a script must start "
+            "under if __name__ == '__main__'"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the parent to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _call(argument: Any) -> Any:
+    assert _function is not None
+    return _function(argument)

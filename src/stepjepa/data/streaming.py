@@ -1,0 +1,218 @@
+"""Examples of data sets that are never read whole: rows as they come, over and over, shuffled within a window.
+
+Nothing is counted before: a pass over the data is known to be over when its last row came. Where a stream stands is a few
+numbers (`StreamStart`), so that a run goes on where it stopped after reading one window again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stepjepa.data.encode import CHUNK_ROWS, nothing_kept
+from stepjepa.data.encoder import Encoded, PlacedRow
+from stepjepa.data.examples import Example
+from stepjepa.data.files import Part
+from stepjepa.data.parallel import mapped
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import DataError
+
+
+class Cursor(NamedTuple):
+    """Where the reading of one group of data sets stands.
+
+    Attributes:
+        passes: how often the group was read whole.
+        member: the data set of the group that is being read.
+        start: the number of the first row not yet read.
+        taken: rows read in all.
+    """
+
+    passes: int = 0
+    member: int = 0
+    start: int = 0
+    taken: int = 0
+
+
+class StreamStart(NamedTuple):
+    """Where a window of examples begins.
+
+    Attributes:
+        window: its number.
+        cursors: where the reading of its first chunk begins, for every group.
+        dropped: examples of that chunk that belong to the window before.
+    """
+
+    window: int
+    cursors: tuple[Cursor, ...]
+    dropped: int
+
+    @classmethod
+    def of_record(cls, record: Sequence[Any]) -> StreamStart:
+        """What `list` of a start, written as JSON, holds."""
+        window, cursors, dropped = record
+        return cls(int(window), tuple(Cursor(*map(int, cursor)) for cursor in cursors), int(dropped))
+
+
+class Streamed(NamedTuple):
+    """One example of a stream, and what tells it from all others.
+
+    Attributes:
+        example: itself.
+        source: its data set's number.
+        passes: how often that was read before.
+        row: its row's number times 2^16, plus its own among those of the row.
+    """
+
+    example: Example
+    source: int
+    passes: int
+    row: int
+
+
+class _Row(NamedTuple):
+    source: int
+    passes: int
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """The rows of several data sets without end.
+
+    Attributes:
+        sources: the data sets.
+        weights: rows are taken in this proportion; None reads one data set behind the other.
+        shard, shards: this process reads the rows whose number leaves the remainder `shard`.
+    """
+
+    sources: Sequence[RowSource]
+    weights: Sequence[float] | None = None
+    shard: int = 0
+    shards: int = 1
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The data sets that are read one behind the other."""
+        numbers = range(len(self.sources))
+        return [list(numbers)] if self.weights is None else [[number] for number in numbers]
+
+    def start(self) -> StreamStart:
+        """The very beginning."""
+        return StreamStart(0, tuple(Cursor() for _ in self.groups), 0)
+
+    def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], list[_Row]]]:
+        """Rows, `size` at a time, with the cursors that stood before them."""
+        weights = self.weights or [1.0]
+        total = sum(weights)
+        standing = list(cursors)
+        readers = [self._read(group, cursor) for group, cursor in zip(self.groups, cursors, strict=True)]
+        while True:
+            before, rows = tuple(standing), []
+            for _ in range(size):
+                drawn = sum(cursor.taken for cursor in standing) + 1
+                # The group that lags most behind its share.
+                lags = [w / total * drawn - cursor.taken for w, cursor in zip(weights, standing, strict=True)]
+                chosen = lags.index(max(lags))
+                row, standing[chosen] = next(readers[chosen])
+                rows.append(row)
+            yield before, rows
+
+    def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
+        """The rows of a group, each with the cursor behind it."""
+        passes, member, start, taken = cursor
+        begun = taken
+        while True:
+            source = group[member]
+            for number, row in self.sources[source].rows(Part(start, self.shard, self.shards)):
+                taken += 1
+                yield _Row(source, passes, number, row), Cursor(passes, member, number + 1, taken)
+            member, start = member + 1, 0
+            if member < len(group):
+                continue
+            if taken == begun and cursor.start == cursor.member == 0:
+                raise DataError(self._nothing(group))
+            passes, member = passes + 1, 0
+
+    def _nothing(self, group: list[int]) -> str:
+        names = ", ".join(self.sources[number].name for number in group)
+        if self.shards > 1:
+            return f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out --streaming"
+        return f"{names}: the file or data set is empty; it needs at least one row"
+
+
+class ChunkEncoder:
+    """Encodes chunks whose rows come from several data sets; what is sent to worker processes."""
+
+    def __init__(self, encoders: Sequence[Callable[[Sequence[PlacedRow]], Encoded]]):
+        self.encoders = encoders
+
+    def __call__(self, parts: Sequence[tuple[int, list[PlacedRow]]]) -> list[tuple[int, Encoded]]:
+        """The rows of every data set, encoded."""
+        return [(source, self.encoders[source](rows)) for source, rows in parts]
+
+
+class ExampleStream:
+    """Windows of examples.
+
+    Args:
+        rows: where they come from.
+        encoders: one for every data set.
+        processes: that encode ahead of what is taken; 1 encodes in this one when a window is needed.
+
+    Attributes:
+        reports: on what was read so far, for every data set; what is read again counts again.
+    """
+
+    def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
+        self.rows, self.encoders, self.processes = rows, encoders, processes
+        self.reports = [DataReport(source.name) for source in rows.sources]
+
+    def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
+        """`size` examples at a time, in the rows' order, with where they begin.
+
+        Raises:
+            DataError: the data cannot be read, or a whole pass gave no example.
+        """
+        window, cursors, dropped = start or self.rows.start()
+        held: list[Streamed] = []  # of the window that is being filled
+        begin = cursors, dropped
+        for before, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
+            used, dropped = dropped, 0
+            if not held:
+                begin = before, used
+            while len(chunk) - used >= size - len(held):
+                taken = size - len(held)
+                yield StreamStart(window, *begin), held + chunk[used : used + taken]
+                window, used, held = window + 1, used + taken, []
+                begin = before, used
+            held += chunk[used:]
+            if all(cursor.passes for cursor in before) and not any(report.examples for report in self.reports):
+                raise nothing_kept(max(self.reports, key=lambda report: report.rows_read))
+
+    def _encoded(self, rows: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], list[Streamed]]]:
+        """The examples of chunks of so many rows."""
+        tasks = ((task, self._by_source(task[1])) for task in self.rows.chunks(rows, cursors))
+        for (before, chunk), parts in mapped(ChunkEncoder(self.encoders), tasks, self.processes, "dataset_num_proc"):
+            yield before, self._in_order(chunk, dict(parts))
+
+    def _by_source(self, chunk: list[_Row]) -> list[tuple[int, list[PlacedRow]]]:
+        parts: dict[int, list[PlacedRow]] = {}
+        for source, _, number, value in chunk:
+            parts.setdefault(source, []).append((self.rows.sources[source].place(number), value))
+        return list(parts.items())
+
+    def _in_order(self, chunk: list[_Row], parts: dict[int, Encoded]) -> list[Streamed]:
+        """The examples of a chunk in the order of its rows."""
+        for source, encoded in parts.items():
+            self.reports[source].add(encoded.report)
+        counts = {source: iter(encoded.counts) for source, encoded in parts.items()}
+        stores = {source: iter(encoded.store) for source, encoded in parts.items()}
+        return [
+            Streamed(next(stores[source]), source, passes, number << 16 | index)
+            for source, passes, number, _ in chunk
+            for index in range(next(counts[source]))
+        ]

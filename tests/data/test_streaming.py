@@ -1,0 +1,101 @@
+"""Streams of examples: order, proportions, shards, windows that can be gone on from."""
+
+import json
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from stepjepa.data.encoder import Encoded
+from stepjepa.data.examples import Example, ExampleStore
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.data.streaming import ExampleStream, RowStream, StreamStart
+from stepjepa.errors import DataError
+
+
+class Encoder:
+    """A row n becomes n % 3 examples of the tokens (n, index)."""
+
+    def __init__(self, name="rows"):
+        self.name = name
+
+    def __call__(self, rows):
+        counts = [row["n"] % 3 for _, row in rows]
+        examples = [
+            Example(np.array([row["n"], index], np.int32), ((1, 2),))
+            for (_, row), count in zip(rows, counts, strict=True)
+            for index in range(count)
+        ]
+        report = DataReport(self.name, rows_read=len(rows), examples=len(examples))
+        report.rows_skipped["nothing_to_learn"] = counts.count(0)
+        report.first_skipped = {"nothing_to_learn": "row 0: it is empty"}
+        return Encoded(counts, ExampleStore(examples), report, b"")
+
+
+def rows(first, stop):
+    return RowSource([{"n": number} for number in range(first, stop)])
+
+
+def stream(sources, weights=None, shard=0, shards=1, processes=1):
+    return ExampleStream(RowStream(sources, weights, shard, shards), [Encoder() for _ in sources], processes)
+
+
+def tokens(window):
+    return [tuple(one.example.input_ids.tolist()) for one in window]
+
+
+def test_one_pass_behind_the_other():
+    windows = [window for _, window in islice(stream([rows(0, 5)]).windows(4), 3)]
+    # Rows 1 and 4 give one example, row 2 two; 0 and 3 none: four a pass.
+    assert [tokens(window) for window in windows] == [[(1, 0), (2, 0), (2, 1), (4, 0)]] * 3
+    assert [[one.passes for one in window] for window in windows] == [[0] * 4, [1] * 4, [2] * 4]
+    assert [one.row for one in windows[1]] == [1 << 16, 2 << 16, (2 << 16) + 1, 4 << 16]
+
+
+def test_data_sets_behind_each_other_and_mixed():
+    left, right = rows(0, 6), rows(100, 130)
+    chained = [one for _, window in islice(stream([left, right]).windows(9), 8) for one in window]
+    sources = [one.source for one in chained]
+    assert sources[:6] == [0] * 6 and sources[6:36] == [1] * 30 and sources[36:42] == [0] * 6
+    mixed = RowStream([left, right], [3, 1])
+    taken = [row for _, chunk in islice(mixed.chunks(8, mixed.start().cursors), 3) for row in chunk]
+    assert [row.source for row in taken[:8]] == [0, 0, 1, 0, 0, 0, 1, 0]
+    assert Counter(row.source for row in taken) == {0: 18, 1: 6}
+    assert [row.passes for row in taken if row.source == 0] == [0] * 6 + [1] * 6 + [2] * 6
+
+
+@pytest.mark.parametrize("size, processes", [(1, 1), (4, 1), (7, 1), (50, 1), (7, 2)])
+@pytest.mark.parametrize("weights", [None, [0.7, 0.3]])
+def test_every_window_can_be_gone_on_from(weights, size, processes, monkeypatch):
+    monkeypatch.setattr("stepjepa.data.streaming.CHUNK_ROWS", 5)
+    sources = [rows(0, 13), rows(50, 54)]
+    whole = list(islice(stream(sources, weights, processes=processes).windows(size), 9))
+    assert all(len(window) == size for _, window in whole)
+    for index, (start, _) in enumerate(whole):
+        record = json.loads(json.dumps(list(start)))
+        again = list(islice(stream(sources, weights).windows(size, StreamStart.of_record(record)), 9 - index))
+        assert [(place, tokens(window)) for place, window in again] == [
+            (place, tokens(window)) for place, window in whole[index:]
+        ]
+        assert again[0][0].window == index
+
+
+def test_shards_share_the_rows():
+    examples = Counter()
+    for shard in range(4):
+        reading = stream([rows(0, 40)], shard=shard, shards=4)
+        for one in next(reading.windows(20))[1]:
+            examples[one.row] += one.passes == 0
+            assert (one.row >> 16) % 4 == shard
+    assert examples == {n << 16 | index: 1 for n in range(40) for index in range(n % 3)}
+
+
+def test_nothing_to_read_is_an_error():
+    with pytest.raises(DataError, match="empty; it needs at least one row"):
+        next(stream([RowSource([])]).windows(4))
+    with pytest.raises(DataError, match="process 3 of 4 finds no row to read; leave out --streaming"):
+        next(stream([rows(0, 2)], shard=2, shards=4).windows(4))
+    with pytest.raises(DataError, match="no row can be trained on: .* first: row 0: it is empty"):
+        next(stream([RowSource([{"n": 0}, {"n": 3}])]).windows(4))
