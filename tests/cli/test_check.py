@@ -1,14 +1,19 @@
 """``stepjepa check`` through the entry point."""
 
 import json
+import subprocess
+import sys
+from typing import get_args, get_type_hints
 
 import pytest
 
-from stepjepa.cli.check import CheckOptions, file_argument
+from stepjepa.cli.check import CheckOptions, file_argument, folded
 from stepjepa.cli.main import main
 from stepjepa.cli.parser import StrictParser
+from stepjepa.training.options import JEPAOptions
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
+STEPS = {"question": "How many are they?", "answer": "First one.\n\nThen two.\n\nSo three."}
 
 
 @pytest.fixture
@@ -50,7 +55,8 @@ def test_options(data, capsys):
     assert main(["check", file, "--step_separator", "<STEP>", "--show", "0"]) == 0
     out = capsys.readouterr().out
     assert "Total messages" not in out
-    assert "splitter 'separator' (<STEP>); with 'lines' 2 of 2 have: use --step_splitter lines" in out
+    said = " ".join(out.split())
+    assert "splitter 'separator' (<STEP>); with 'lines' 2 of 2 have: use --step_splitter lines" in said
 
 
 def test_json(data, capsys):
@@ -59,6 +65,130 @@ def test_json(data, capsys):
     assert report["rows_usable"] == 1
     assert report["rows_skipped"] == {"not_an_object": 1}
     assert report["ready_for_step_jepa"] is True
+    assert [caution["name"] for caution in report["warnings"]] == ["no_system_prompt"]
+    assert "feeding" not in report
+
+
+def test_warnings(data, capsys):
+    file = data(ROW, ROW)
+    held_out = data(ROW, STEPS, name="test.jsonl")
+    assert main(["check", file, "--eval_file", held_out]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Warnings: 3 1. No row of 2 has a system message." in said
+    assert "2. 1 of 2 rows (50.0 %) repeat the question of an earlier one, 1 of them with the same answer" in said
+    assert f"3. 1 of 2 rows (50.0 %) of {held_out} ask what a row of the training file asks" in said
+    assert main(["check", data(STEPS), "--system_prompt", "Be brief."]) == 0
+    assert "Warnings: none" in capsys.readouterr().out
+    one = data({"question": "q", "answer": "a"})
+    assert main(["check", one, "--json", "--objective", "llm_jepa"]) == 0
+    names = [caution["name"] for caution in json.loads(capsys.readouterr().out)["warnings"]]
+    assert names == ["no_system_prompt"]  # steps are nothing to llm_jepa
+    assert main(["check", one, "--json", "--step_jepa"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"][0]["name"] == "one_step"
+
+
+def test_what_a_model_will_see(data, capsys):
+    file = data(ROW, STEPS, 3, {"question": "How " * 40, "answer": "One."})
+    arguments = ["check", file, "--model_name", "tiny", "--step_jepa", "--max_length", "40", "--batch_size", "2"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert all(len(line) <= 100 or len(line.split()) < 4 for line in out.splitlines())
+    said = " ".join(out.split())
+    for words in (
+        "What a model will see: tokenizer tiny (",
+        "entries), step_jepa, K = 2, packed Rows: 4 read, 2 kept, 2 skipped",
+        "skipped 1: the row is no object with columns (as above)",
+        "skipped 1: the prompt alone fills max_length (first: ",
+        'the row begins: {"question": "How How',
+        "Pairs: 2 in 2 of 2 examples (100.0 %)",
+        'line 1: source "...',
+        'is read at "<|predictor_2|>" target "Then two." is read at',
+        "End of turn: <|end|>, which is the tokenizer's EOS token; labelled",
+        "Positions in a batch of 2 (mean of 1 batch): padded to max_length 40 the longest",
+        "1 of 4 rows (25.0 %) are cut or skipped at max_length 40",
+    ):
+        assert words in said
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    feeding = report["feeding"]
+    assert feeding["data"]["rows_skipped"] == {"not_an_object": 1, "no_room_for_answer": 1}
+    assert feeding["padding"]["fixed_views"] == 6 * 40  # two chats, two sources, two targets
+    assert feeding["segments"]["predictors"] == 4
+    assert {"no_system_prompt", "truncated"} <= {caution["name"] for caution in report["warnings"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--regular"],
+        ["--step_jepa", "--forward", "two_pass"],
+        ["--step_jepa", "--forward", "inline", "--same_predictor"],
+        ["--step_jepa", "--step_pairs", "random", "--jepa_ratio", "0.5", "--target_encoder", "ema"],
+        ["--objective", "semantic_tube"],
+        ["--objective", "split", "--plain"],
+        ["--front_pred", "--predictors", "1", "--reverse_pred"],
+    ],
+)
+def test_every_form(data, capsys, options):
+    file = data(*[STEPS, ROW] * 5)
+    assert main(["check", file, "--model_name", "tiny", "--json", *options]) == 0
+    feeding = json.loads(capsys.readouterr().out)["feeding"]
+    assert feeding["padding"]["packed"] >= feeding["padding"]["tokens"] > 0
+    assert (feeding["data"]["pairs"] == 0) == (options == ["--regular"])
+
+
+def test_plain_text(data, capsys):
+    file = data({"text": "One and two are three."}, {"input_ids": [5, 6, 7, 8]})
+    assert main(["check", file]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Plain text: 1 row, 22 characters Token ids: 1 row, 4 ids" in said
+    assert "Verdict: plain text: train with --objective split or regular" in said
+    assert main(["check", file, "--model_name", "tiny"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "entries), split, K = 1, packed Rows: 2 read, 2 kept as 2 examples" in said
+    assert "texts and views, a row each" in said
+    assert main(["check", file, "--model_name", "tiny", "--regular"]) == 0
+    assert "entries), regular" in capsys.readouterr().out
+    assert main(["check", file, "--model_name", "tiny", "--step_jepa"]) == 2
+    assert "step_jepa needs chats" in capsys.readouterr().err
+
+
+def test_named_columns(data, capsys):
+    file = data({"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": 1})
+    columns = ["--source_column", "sentence", "--target_column", "texts", "--choice_column", "right"]
+    assert main(["check", file, "--model_name", "tiny", *columns]) == 0
+    out = capsys.readouterr().out
+    assert "    a rose" in out and 'target "a rose" is read at' in out
+
+
+def test_steps_in_a_column(data, capsys):
+    file = data({"question": "How?", "parts": ["We add.", "We stop."]})
+    options = ["--step_splitter", "list", "--steps_column", "parts", "--step_jepa", "--model_name", "tiny", "--json"]
+    assert main(["check", file, *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["step_counts"] == {"2": 1}
+    assert report["feeding"]["coverage"]["in_views"] == report["feeding"]["coverage"]["answer_tokens"] > 0
+
+
+def test_the_splitter_is_that_of_training(data, capsys):
+    lines = {"question": "How?", "answer": "We add two.\nWe stop here."}
+    assert main(["check", data(lines, lines, ROW), "--model_name", "tiny", "--step_jepa", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["splitter"] == "lines"
+    assert report["feeding"]["data"]["pairs"] == report["pairs_first"] == 3
+
+
+def test_options_without_effect(data, capsys):
+    file = data(ROW)
+    assert main(["check", file, "--predictors", "3", "--batch_size", "4"]) == 0
+    out = capsys.readouterr().out
+    for name in ("predictors", "per_device_train_batch_size"):
+        assert f"Note: --{name} has no effect without --model_name" in out
+    assert main(["check", file, "--model_name", "tiny", "--step_pairs", "all", "--step_splitter", "lines"]) == 0
+    out = capsys.readouterr().out
+    assert "Note: --step_pairs has no effect with objective llm_jepa" in out
+    assert "--step_splitter has no effect" not in out  # the format check reads it
 
 
 @pytest.mark.parametrize(
@@ -72,6 +202,12 @@ def test_json(data, capsys):
         ('{"question": "q", "answer": "a"}\n', ["--step_separator", ""], "step_separator is empty"),
         ('{"question": "q", "answer": "a"}\n', ["--splitter", "lines"], "unknown flag --splitter"),
         ('{"question": "q", "answer": "a"}\n', ["other.jsonl"], "unexpected argument"),
+        ('{"question": "q", "answer": "a"}\n', ["--model_name", "tinny"], "did you mean tiny"),
+        ('{"question": "q", "answer": "a"}\n', ["--eval_file", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        ('{"question": "q", "answer": "a"}\n', ["--batch_size", "0"], "per_device_train_batch_size is 0"),
+        ('{"question": "q", "answer": "a"}\n', ["--step_splitter", "regex"], "needs a pattern"),
+        ('{"question": "q", "answer": "a"}\n', ["--source_column", "question"], "go together"),
+        ('{"question": "q", "answer": "a"}\n', ["--model_name", "tiny", "--max_length", "2"], "no row can be trained"),
     ],
 )
 def test_what_cannot_be_used(tmp_path, capsys, content, options, words):
@@ -101,9 +237,26 @@ def test_hostile_text(data, capsys):
     assert "Total steps: 2" in out
 
 
-def test_help(capsys):
+def test_help_has_what_training_takes(capsys):
     assert main(["check", "--help"]) == 0
-    assert "--step_splitter {auto,separator,lines,numbered}" in capsys.readouterr().out
+    known = ",".join(get_args(get_type_hints(JEPAOptions)["step_splitter"]))
+    assert f"--step_splitter {{{known}}}" in capsys.readouterr().out
+
+
+def test_no_torch_without_a_tokenizer(data):
+    for argv in (["check", "--help"], ["check", data(ROW)]):
+        code = f"import sys\nfrom stepjepa.cli.main import main\nassert main({argv!r}) == 0\n"
+        code += "assert 'torch' not in sys.modules"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_long_lines_are_folded():
+    long = "  a " + "word " * 30
+    first, *rest = folded([long])
+    assert first.startswith("  a word") and len(first) <= 100
+    assert all(line.startswith("    word") and len(line) <= 100 for line in rest)
+    assert folded(["x" * 150, "short", "file: " + "y" * 150]) == ["x" * 150, "short", "file: " + "y" * 150]
 
 
 @pytest.mark.parametrize(

@@ -311,3 +311,41 @@ def test_a_slow_tokenizer_is_refused(bpe_tokenizer):
 
     with pytest.raises(ConfigError, match="slow one and gives no character offsets"):
         encode_dataset([{"messages": chat("a")}], Slow(), renderer, EncodeOptions("regular", SPLITTER))
+
+
+def listed(tokenizer, rows, **options):
+    settings = EncodeOptions("step_jepa", SPLITTER, steps_column="steps", step_pairs="all", **options)
+    return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings)
+
+
+def test_steps_of_a_column(bpe_tokenizer):
+    steps = ["Two apples\n\nare there.", "One more.", "So three."]
+    answer = "Two apples\n\nare there. One more.\nSo three."
+    rows = [
+        {"question": "How many?", "answer": answer, "steps": steps},
+        {"messages": [*chat("a\n\nb"), {"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]},
+        {"question": "How many?", "steps": steps},
+    ]
+    rows[1]["steps"] = steps
+    store, report = listed(bpe_tokenizer, rows)
+    assert report.rows_kept == 3 and [len(example.pairs) for example in store] == [2, 2, 2]
+    for example in store:
+        texts = [bpe_tokenizer.decode(example.input_ids[p.target_start : p.target_end]) for p in example.pairs]
+        assert [text.strip() for text in texts] == ["One more.", "So three."]
+
+
+def test_a_steps_column_that_does_not_fit(bpe_tokenizer):
+    good = {"question": "a", "answer": "b c", "steps": ["b", "c"]}
+    bad = [
+        {**good, "steps": ["c", "b"]},
+        {**good, "steps": None},
+        {"question": "a", "answer": "b"},
+        {**good, "steps": "b c"},
+        ["b"],
+    ]
+    _, report = listed(bpe_tokenizer, [good, *bad])
+    assert report.rows_skipped == {"steps_not_found": 1, "no_steps": 3, "not_an_object": 1}
+    assert "step 2 of 2 does not stand in the answer behind step 1: 'b'" in report.first_skipped["steps_not_found"]
+    assert "column 'steps' is null" in report.first_skipped["no_steps"]
+    with pytest.raises(DataError, match="list row 1: step 2 of 2 does not stand"):
+        listed(bpe_tokenizer, [good, *bad], strict=True)

@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from stepjepa.data.format_check import check_format, escaped, printable
+from stepjepa.data.format_check import check_format, escaped, excerpt, printable
+from stepjepa.data.sources import PairColumns
 from stepjepa.errors import ConfigError, DataError
 
 BLANK, LINES, NUMBERED = "one\n\ntwo\n\nthree", "one\ntwo\nthree", "Step 1: one\nStep 2: two"
@@ -34,7 +35,11 @@ def test_everything_is_counted():
     assert report.role_orders["system, user, assistant"] == 1
     assert report.step_counts == {3: 2, 1: 2}
     assert (report.pairs_first, report.pairs_all) == (3, 5)
-    assert report.other_splitters == {"numbered": 0, "lines": 3}
+    assert report.other_splitters == {"numbered": 0, "headings": 0, "connectives": 0, "lines": 3, "sentence": 0}
+    assert report.skipped_texts == {
+        "unknown_role": '{"messages": [{"role": "bot", "content": "x"}]}',
+        "not_an_object": '["no object"]',
+    }
     assert report.rows_with_question == 4
     assert [sample.place for sample in report.samples] == ["list row 0", "list row 1"]
     assert asdict(report.samples[0]) == {
@@ -92,6 +97,63 @@ def test_verdict(answers, options, verdict):
     assert report.verdict == verdict
     assert f"Verdict: {verdict}" in report.lines()
     assert report.to_dict()["ready_for_step_jepa"] == verdict.startswith("ready")
+
+
+def test_plain_text_is_no_chat_and_no_error():
+    source = [
+        {"text": "One and\ntwo."},
+        {"text": " "},
+        {"input_ids": [5, 6, 7]},
+        {"text": 3},
+        {"input_ids": [-1]},
+        {"question": "q", "answer": BLANK},
+        {"text": "Three."},
+    ]
+    report = check_format(source, show=2)
+    assert (report.plain_text, report.rows_read, report.rows_usable) == (True, 7, 4)
+    assert (report.text_rows, report.id_rows, report.chats) == (2, 1, 1)
+    assert (report.characters, report.ids) == (18, 3)
+    assert report.rows_skipped == {"nothing_to_learn": 1, "content_not_text": 1, "unknown_token": 1}
+    assert [sample.answer for sample in report.samples] == ["One and\ntwo.", "5 6 7"]
+    assert report.verdict.startswith("plain text: train with --objective split or regular")
+    lines = report.lines()
+    assert "  Plain text: 2 rows, 18 characters" in lines and "  Token ids: 1 row, 3 ids" in lines
+    assert "    two." in lines
+    assert not any("steps" in line for line in lines)
+    assert json.loads(json.dumps(report.to_dict()))["ready_for_step_jepa"] is False
+
+
+def test_text_among_chats_is_skipped():
+    report = check_format([*rows(BLANK), {"text": "One."}])
+    assert (report.plain_text, report.rows_usable) == (False, 1)
+    assert report.rows_skipped == {"no_known_columns": 1}
+
+
+def test_named_columns():
+    source = [{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": right} for right in (1, 5)]
+    with pytest.raises(DataError, match="columns found: sentence, texts, right.*--source_column and --target_column"):
+        check_format(source)
+    report = check_format(source, columns=PairColumns("sentence", "texts", "right"))
+    assert (report.rows_usable, report.samples[0].user, report.samples[0].answer) == (1, "It is red.", "a rose")
+    assert report.rows_skipped == {"no_such_choice": 1}
+    # A text column that is named is no plain text.
+    assert not check_format([{"text": "a", "more": "b"}], columns=PairColumns("text", "more")).plain_text
+
+
+def test_a_second_file_must_be_usable():
+    with pytest.raises(DataError, match="list: the file or data set is empty"):
+        check_format(rows("x"), eval_file=[])
+    with pytest.raises(DataError, match="none of 1 rows can be used; first: list row 0: .*columns found: a"):
+        check_format(rows("x"), eval_file=[{"a": 1}])
+
+
+def test_excerpts():
+    assert excerpt({"a": "\u00e9 " * 200}).endswith("\u00e9...")
+    assert len(excerpt("x" * 999)) == 163
+    assert excerpt({"a": float("nan"), "b": {1}}) == '{"a": NaN, "b": "{1}"}'
+    circle: list = []
+    circle.append(circle)
+    assert "list" in excerpt(circle)
 
 
 def test_a_question_must_stand_before_a_filled_answer():
@@ -182,3 +244,15 @@ def test_published_data(shared_dir):
     report = check_format(shared_dir / "data" / "nl_rx_synth_train.jsonl")
     assert report.verdict.startswith("not for step_jepa")
     assert report.rows_with_question == report.rows_usable == 8000
+
+
+def test_repeated_questions_of_the_published_data(shared_dir):
+    """Against sets of the whole texts."""
+    train, test = (shared_dir / "data" / f"nl_rx_synth_{name}.jsonl" for name in ("train", "test"))
+    report = check_format(train, eval_file=test)
+    asked, held_out = (
+        [" ".join(json.loads(line)["messages"][1]["content"].lower().split()) for line in open(file)]
+        for file in (train, test)
+    )
+    assert report.repeats.rows == len(asked) - len(set(asked)) > 0
+    assert report.leak.found == sum(question in set(asked) for question in held_out) > 0

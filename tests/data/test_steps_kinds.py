@@ -64,8 +64,9 @@ def test_splitters_can_be_compared_and_pickled():
 
 def test_a_data_set_gets_the_style_of_most_answers():
     numbered, lines, blank = "1. a\n\n2. b\n\nSo c.", "a\nb\n#### 5", "a\n\nb"
-    assert choose_splitter([numbered] * 3 + [blank] * 2) == ("numbered", 3)
-    assert choose_splitter([blank] * 3 + [numbered] * 2) == ("separator", 5)
+    assert choose_splitter([numbered] * 3 + [blank]) == ("numbered", 3)
+    assert choose_splitter([blank] * 3 + [numbered]) == ("separator", 4)
+    assert choose_splitter([blank] * 3 + [numbered] * 2) == ("auto", 5)
     assert choose_splitter([lines] * 3 + [blank]) == ("lines", 4)
     assert choose_splitter(["First, a.\n\nThen, b."] * 2) == ("separator", 2)
     assert choose_splitter(["x"] * 3 + [numbered]) == ("numbered", 1)
@@ -160,3 +161,9 @@ def test_sentences_on_lines():
 )
 def test_decisions(name, steps):
     assert steps_of(make_splitter(name), "".join(steps)) == steps
+
+
+def test_a_data_set_of_several_styles_is_left_to_each_answer():
+    styles = ["1. a\n   - b\n2. c", "x\n\ny", "a short line\nanother one"]
+    assert choose_splitter(styles * 3 + ["x"]) == ("auto", 9)
+    assert choose_splitter(styles[:1] * 7 + styles[1:]) == ("numbered", 7)

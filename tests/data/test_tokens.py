@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
-from stepjepa.data.tokens import TurnEnds, check_tokenizer, encode_apart, encode_texts, last_characters, token_span
-from stepjepa.errors import ConfigError
+from stepjepa.data.tokens import TurnEnds, encode_apart, encode_texts, last_characters, token_span
+from support.tokenizer_kinds import trained
 from support.tokenizers import byte_bpe_tokenizer, fresh, mistral_sentencepiece_tokenizer
 
 
@@ -31,6 +32,7 @@ def test_spans_by_the_last_character():
 def test_last_characters():
     assert last_characters([(0, 1), (0, 1), (1, 4)], 4).tolist() == [0, 0, 3]
     assert last_characters([(0, 0), (0, 2), (2, 2)], 2).tolist() == [0, 1, 1]  # added marks
+    assert last_characters([(0, 2), (2, 2), (2, 4)], 4).tolist() == [1, 2, 3]  # and behind special tokens
     assert last_characters([(0, 3), (4, 4), (5, 5), (6, 7)], 7).tolist() == [2, 3, 4, 6]  # trimmed spaces
     assert last_characters([], 0).tolist() == []
 
@@ -117,7 +119,38 @@ def test_turn_ends(llama3_tokenizer):
     assert TurnEnds(tokenizer).find(np.array([blank, marks, 300, end]), 0, 4) == 3  # white space ends nothing
 
 
-def test_slow_tokenizers_are_refused(bpe_tokenizer):
-    check_tokenizer(bpe_tokenizer)
-    with pytest.raises(ConfigError, match="fast tokenizer"):
-        check_tokenizer(object())
+@pytest.mark.parametrize("name", ["llama3", "tekken", "bpe"])
+def test_bytes_say_what_the_offsets_say(name, llama3_tokenizer, tekken_tokenizer, bpe_tokenizer):
+    """Byte-level tokens are traced by their bytes; the library's own offsets are the reference."""
+    tokenizer = {"llama3": llama3_tokenizer, "tekken": tekken_tokenizer, "bpe": bpe_tokenizer}[name]
+    texts = [
+        "So 17.\n\nThen 3", "", " ", "a\U0001f600b \U0001f468\u200d\U0001f469\u4f60e\u0301\u00a0", "<s>a</s> <|eot_id|>\n",
+        "\ufffd \u2581", "  x\r\n\t y  ", *(f"{n} {chr(0x1F600 + n)}\n\n{chr(0x4E00 + n)}." for n in range(20)),
+    ]  # fmt: skip
+    want = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    for batch in (slice(0, 3), slice(0, len(texts))):
+        for number, (ids, last) in enumerate(encode_texts(tokenizer, texts[batch])):
+            assert ids.tolist() == want["input_ids"][number]
+            assert last.tolist() == [end - 1 for _, end in want["offset_mapping"][number]]
+
+
+def test_a_class_that_does_more_than_its_backend_is_asked_itself():
+    class Shouting(PreTrainedTokenizerFast):
+        def _encode_plus(self, text, **options):
+            shout = text.upper() if isinstance(text, str) else [one.upper() for one in text]
+            return super()._encode_plus(shout, **options)
+
+    tokenizer = Shouting(tokenizer_object=byte_bpe_tokenizer().backend_tokenizer)
+    for texts in (["it is"], ["it is"] * 20):
+        ids, last = encode_texts(tokenizer, texts)[-1]
+        assert tokenizer.decode(ids) == "IT IS" and last.tolist()[-1] == 4
+
+
+def test_trimmed_offsets_do_not_move_a_space_into_the_step_before():
+    """GPT-NeoX's offsets leave out a token's last space, which may be the next step's first character."""
+    tokenizer = trained("gpt2", ["a.\n  b.\n  c"] * 9)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found = tokens(tokenizer, "a.\n  b")
+    assert found == [("a", 0), (".", 1), ("\u010a\u0120", 3), ("\u0120b", 5)]
+    offsets = tokenizer("a.\n  b", return_offsets_mapping=True)["offset_mapping"]
+    assert offsets == [(0, 1), (1, 2), (2, 3), (5, 6)]

@@ -12,9 +12,9 @@ from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
+from stepjepa.training.encoding import encode
 from stepjepa.training.objective import jepa_losses
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import encode
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from stepjepa.modeling.ema import add_target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.batches import Draw, DrawnExamples
+from stepjepa.training.encoding import encode
 from stepjepa.training.objective import LossParts, loss_parts, used_targets
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import ModelSetup, encode, make_collator, set_up_model
+from stepjepa.training.setup import ModelSetup, make_collator, set_up_model
 from support.models import tiny_model
 from support.rows import step_rows
 

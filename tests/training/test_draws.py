@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepjepa.training.batches import Draw, DrawnExamples, EpochSampler, keeps_pairs
+from stepjepa.training.batches import Draw, DrawnExamples, EpochSampler, Mixture
+from stepjepa.training.draws import keeps_pairs
+from stepjepa.training.encoding import encode
 from stepjepa.training.objective import random_target, used_targets
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import encode
 from support.rows import step_rows
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 
@@ -150,3 +151,36 @@ def test_spans_differ_over_epochs_and_are_reproducible(tmp_path, tokenizer):
 
     assert spans(trainers[0], 0) == spans(trainers[1], 0)
     assert spans(trainers[0], 0) != spans(trainers[0], 1) and spans(trainers[0], 0) != spans(trainers[2], 0)
+
+
+def draws_of(mixture: Mixture, epochs: int, shuffle: bool = True) -> list[list[Draw]]:
+    sampler = EpochSampler(mixture, 1, seed=3, shuffle=shuffle)
+    found = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        found.append(list(sampler))
+    return found
+
+
+def test_weights_decide_how_much_of_each_data_set_is_drawn():
+    assert Mixture.weighted([100, 30], [1, 1], "all_exhausted").counts == (100, 100)
+    assert Mixture.weighted([100, 30], [1, 1], "first_exhausted").counts == (30, 30)
+    assert Mixture.weighted([100, 30], [0.75, 0.25], "all_exhausted").counts == (100, 33)
+    assert Mixture.weighted([100, 30], [10, 1], "first_exhausted").counts == (100, 10)
+
+
+def test_every_row_of_a_mixture_is_drawn_equally_often():
+    mixture = Mixture((10, 4), (5, 6))
+    epochs = draws_of(mixture, 4)
+    assert all(sum(draw.row < 10 for draw in epoch) == 5 and len(epoch) == 11 for epoch in epochs)
+    every = [draw for epoch in epochs for draw in epoch]
+    # 20 draws of the first ten rows are two passes, 24 of the last four are six; a pass holds each row once.
+    assert sorted(draw for draw in every if draw.row < 10) == [Draw(p, row) for p in range(2) for row in range(10)]
+    assert sorted(draw for draw in every if draw.row >= 10) == [Draw(p, row) for p in range(6) for row in range(10, 14)]
+    assert {draw.row for draw in epochs[0] if draw.row < 10} != set(range(5)), "shuffled over the whole data set"
+    assert epochs == draws_of(mixture, 4), "a function of seed and epoch alone"
+
+
+def test_a_mixture_without_shuffling_is_even():
+    (epoch,) = draws_of(Mixture((8, 4), (8, 4)), 1, shuffle=False)
+    assert [draw.row for draw in epoch] == [0, 8, 1, 2, 9, 3, 4, 10, 5, 6, 11, 7]

@@ -49,7 +49,20 @@ def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> Path:
     raise AssertionError("no checkpoint in time")
 
 
-@pytest.mark.parametrize("flags", [(), ("--lora", "--lora_rank", "4")], ids=["full", "lora_with_dropout"])
+STREAMED = (
+    "--streaming",
+    "--shuffle_buffer",
+    "12",
+    "--max_steps",
+    "24",
+    "--train_sampling_strategy",
+    "group_by_length",
+)
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--lora", "--lora_rank", "4"), STREAMED], ids=["full", "lora_dropout", "streamed"]
+)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(30)))

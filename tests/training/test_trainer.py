@@ -52,6 +52,15 @@ def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, objective, pre
         assert torch.equal(regular[name], zero[name]), name
 
 
+@pytest.mark.parametrize("logging_steps", [1, 3])
+def test_the_final_losses_are_means_only(tmp_path, tokenizer, logging_steps):
+    """With 4 steps the last log was written behind step 4 or behind step 3."""
+    trainer = trainer_for(tmp_path, tokenizer, logging_steps=logging_steps, regularizer="vicreg", predictors=0)
+    trainer.train()
+    names = "lm_loss jepa_loss cosine_similarity regularizer target_std effective_rank".split()
+    assert list(trainer.recent_losses()) == names
+
+
 def test_the_jepa_loss_changes_the_weights(tmp_path, tokenizer):
     """The test above can fail: with lbd > 0 the same runs differ."""
     ends = []

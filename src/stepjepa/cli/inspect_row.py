@@ -1,26 +1,23 @@
-"""``stepjepa inspect``: show one row as the model sees it in training."""
+"""``stepjepa inspect``: show rows as the model sees them in training, in the terminal, as a picture or as a page."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field, make_dataclass
-from itertools import islice
-from typing import Any, NamedTuple, get_type_hints
+from dataclasses import dataclass, make_dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from stepjepa.cli.check import file_argument, needed_file, print_text
-from stepjepa.cli.parser import Alias, StrictParser
-from stepjepa.cli.spellings import PUBLISHED
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.cli.fed import FED, fed_fields, fed_method, spellings, summary
+from stepjepa.cli.inspect_data import find_row, tokenizer_for
+from stepjepa.cli.inspect_shown import Shown, inspected, show_rows
+from stepjepa.cli.parser import StrictParser
+from stepjepa.errors import ConfigError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, option
 
-# Options of training that change what the model is fed.
-FED = (
-    "objective predictors predictor_order same_predictor target_grad target_encoder jepa_ratio forward step_pairs horizon "
-    "multi_horizon step_splitter step_separator views front_pred reverse_pred last_token split_ratio source_column "
-    "target_column choice_column tube_mode tube_sampler tube_max_length tube_times tube_length_adjustment tube_content "
-    "labels plain max_length system_prompt chat_template"
-).split()
+__all__ = ["FED", "InspectOptions", "find_row", "inspected", "run"]
+
+_SHOWN = (*FED, "max_row_length")
 
 
 @dataclass
@@ -29,236 +26,145 @@ class RowOptions:
 
     file: str | None = option(None, "The data file; usually written without --file.", "inspect")
     row: int = option(0, "Which row, counted from 0.", "inspect")
+    rows_packed: int = option(
+        1, "How many examples from --row on are packed as one batch, in the order of the file.", "inspect"
+    )
     model_name: str = option(
         "mini", "Tokenizer: a Hub id, a local folder, or a preset (tiny, mini: trained on the file).", "inspect"
     )
     seed: int = option(42, "Seed of what is drawn anew every epoch; epoch 0 is shown.", "inspect")
+    png: str | None = option(None, "Write the picture of the rows to this PNG file (extra analysis).", "inspect")
+    html: str | None = option(
+        None, "Write a page to this file that shows, token by token, who sees whom; it needs no network.", "inspect"
+    )
+    run_model: bool | None = option(
+        None,
+        "Run the model of --model_name for the page: cosine of each pair, LM loss of each token, attention. Default: where "
+        "it is a local folder. A preset's weights are random.",
+        "inspect",
+    )
+    attention_layers: list[int] | None = option(
+        None, "Layers, from 1 on, whose attention the page holds. Default: as many as fit.", "inspect"
+    )
+    overwrite: bool = option(False, "Replace existing files.", "inspect")
 
 
-def _fed_fields() -> list[tuple[str, Any, Any]]:
-    hints, fields = get_type_hints(JEPAOptions), JEPAOptions.__dataclass_fields__
-    return [(name, hints[name], field(default=fields[name].default, metadata=fields[name].metadata)) for name in FED]
+def _fields() -> list[tuple[str, Any, Any]]:
+    """Those of training, with its defaults and help texts; --predictors takes several values here."""
+    several: Any = {"predictors": int | list[int] | None}
+    return [(name, several.get(name, hint), field) for name, hint, field in fed_fields(_SHOWN)]
 
 
-# Types, defaults and help texts are those of `stepjepa train`.
-InspectOptions: Any = make_dataclass("InspectOptions", _fed_fields(), bases=(RowOptions,))
-
-
-class Found(NamedTuple):
-    """A row of a data set.
-
-    Attributes:
-        number: counted from 0.
-        place: where it stands, in words.
-        row: what stands there.
-        first: the first row of the data set.
-    """
-
-    number: int
-    place: str
-    row: Any
-    first: Any
+InspectOptions: Any = make_dataclass("InspectOptions", _fields(), bases=(RowOptions,))
 
 
 def run(argv: list[str]) -> int:
     """Draw a row; exit status 0, also for one without a pair."""
     parser = StrictParser(
         (InspectOptions,),
-        aliases=_spellings(),
+        aliases=spellings(_SHOWN),
         prog="stepjepa inspect FILE",
         description="Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The "
-        "options of training mean what they mean for stepjepa train.",
+        "options of training mean what they mean for stepjepa train; --predictors 1 2 3 shows several K side by side.",
         epilog="example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2",
     )
     (options,) = parser.parse(file_argument(parser, argv))
-    method = JEPAOptions(**{name: getattr(options, name) for name in FED})
-    method.check()
+    methods = methods_of(options)
     source = needed_file(options.file, "inspect")
+    if options.rows_packed < 1:
+        raise ConfigError(f"--rows_packed is {options.rows_packed}; at least one example is shown")
+    for name, suffixes in (("png", (".png",)), ("html", (".html", ".htm"))):
+        check_output(name, getattr(options, name), suffixes, options.overwrite)
     found = find_row(source, options.row)
+    tokenizer = tokenizer_for(source, options.model_name)
+    shown = [
+        show_rows(source, found, tokenizer, method, options.seed, options.rows_packed) for method in methods
+    ]
+    notes = [
+        *without_effect(methods[0], parser.explicit & set(_SHOWN)),
+        *page_options_unread(options, parser.explicit),
+        *dict.fromkeys(note for one in shown for note in one.notes),
+    ]
+    place = f"row {options.row} ({found.place})"
+    if options.png or options.html:
+        from stepjepa.cli.inspect_files import write_files
 
-    from stepjepa.inspect.terminal import draw, make_console
-
-    record, notes = inspected(source, found, options.model_name, method, options.seed)
-    console = make_console()
-    with console.capture() as drawn:
-        draw(
-            record,
-            console,
-            f"row {options.row} ({found.place}), {summary(method)}",
-            [*without_effect(method, parser.explicit & set(FED)), *notes],
-        )
-    print_text(drawn.get().rstrip("\n"))
+        print_text("\n".join(write_files(options, source, found, shown, place, notes)))
+        return 0
+    print_text(drawing(shown, place, notes))
     return 0
 
 
-def _spellings() -> dict[str, Alias]:
-    """Those of training's other spellings that lead to an option of this command."""
-    names = {name: target[0] if isinstance(target, tuple) else target for name, target in PUBLISHED.items()}
-    return {name: PUBLISHED[name] for name, field_name in names.items() if field_name in FED}
-
-
-def summary(method: JEPAOptions) -> str:
-    """The method in a few words."""
-    if not method.uses_pairs:
-        return method.objective
-    if method.objective == "semantic_tube":
-        return f"{method.objective}, {method.tube_mode}"
-    views = f", {method.views}" if method.objective == "llm_jepa" else ""
-    form = "packed" if method.forward == "auto" else method.forward
-    return f"{method.objective}{views}, K = {method.predictors}, {form}"
-
-
-def find_row(source: Any, number: int) -> Found:
-    """Row `number`, counted from 0.
+def methods_of(options: Any) -> list[JEPAOptions]:
+    """The options of a run for each value of --predictors.
 
     Raises:
-        ConfigError: no such row.
-        DataError: the source cannot be read.
+        ConfigError: a value that cannot be used.
     """
-    from stepjepa.data.sources import RowSource
-
-    if number < 0:
-        raise ConfigError(f"--row {number}: rows are counted from 0")
-    rows = RowSource(source)
-    count, first = 0, None
-    for label, row in rows:
-        first = row if count == 0 else first
-        if count == number:
-            return Found(number, rows.place(label), row, first)
-        count += 1
-    if not count:
-        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
-    raise ConfigError(f"--row {number}: {rows.name} has {count:,} rows, so the last one is --row {count - 1}")
+    given = options.predictors
+    several = list(dict.fromkeys(given)) if isinstance(given, list) else [given]
+    methods = [fed_method(replace(options, predictors=count), _SHOWN) for count in several]
+    return methods if methods[0].uses_pairs and methods[0].objective != "semantic_tube" else methods[:1]
 
 
-def inspected(source: Any, found: Found, model_name: str, method: JEPAOptions, seed: int) -> tuple[Any, list[str]]:
-    """The record of one row of `source` under the options of a run, and what there is to say about it.
+def check_output(name: str, file: str | None, suffixes: tuple[str, ...], overwrite: bool) -> None:
+    """Refuse an output that cannot be written.
 
     Raises:
-        ConfigError: the tokenizer or the template cannot be used.
-        DataError: training would skip the row.
+        ConfigError: it has another suffix, is a folder, or is there already.
     """
-    from stepjepa.data.chat import ChatRenderer
-    from stepjepa.data.sources import row_to_messages
-    from stepjepa.data.streams import is_stream
-    from stepjepa.inspect.model import row_record, token_text
-    from stepjepa.inspect.notes import remarks, without_pairs
-    from stepjepa.inspect.spans import TrunkSpan, trunk_spans
-    from stepjepa.modeling.load import load_tokenizer
-    from stepjepa.training.run import contents
-    from stepjepa.training.setup import encode_options, make_renderer
-
-    tokenizer = load_tokenizer(model_name, contents(source))
-    renderer = make_renderer(tokenizer, method)
-    notes = settle(source, method)
-    settings = encode_options(method)
-    store, report = encode_row(found, tokenizer, renderer, settings)
-    example, drawn = draw_example(source, found, store, tokenizer, renderer, method, seed)
-    spans: Any = [TrunkSpan("text", 0, len(example.input_ids))]
-    if settings.columns is not None or not is_stream(found.row):
-        messages = row_to_messages(found.row, method.system_prompt, settings.columns)
-        steps = settings.splitter if settings.objective == "step_jepa" else None
-        spans = trunk_spans(tokenizer, renderer or ChatRenderer(tokenizer), messages, steps, example.input_ids)
-    form = method.forward if method.forward in ("inline", "two_pass") and method.uses_pairs else "packed"
-    record = row_record(
-        [example],
-        (method.predictors or 0) if method.uses_pairs else 0,
-        token_text(tokenizer),
-        vocabulary=len(tokenizer),
-        predictor_order=method.predictor_order or "ascending",
-        same_predictor=method.same_predictor,
-        forward=form,
-        tube_mode=method.tube_mode,
-        spans=[spans],
-    )
-    return record, [
-        *notes,
-        *without_pairs(source, method.objective, store[0], report),
-        *drawn,
-        *remarks(store, report, record, method.max_length),
-        *of_the_form(method, store[0], record),
-    ]
+    if file is None:
+        return
+    path = Path(file)
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"--{name} {file}: the file's name must end in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise ConfigError(f"--{name} {file}: is a folder; give a file")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"--{name} {file}: exists; choose another name, or --overwrite to replace it")
 
 
-def settle(source: Any, method: JEPAOptions) -> list[str]:
-    """Settle ``step_splitter=auto`` on the data set as training does, and what training says about it."""
-    from stepjepa.data.sources import RowSource
-    from stepjepa.training.setup import logger, settle_splitter
-
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    try:
-        settle_splitter(RowSource(source), method)
-    finally:
-        logger.removeHandler(handler)
-    return said
-
-
-def encode_row(found: Found, tokenizer: Any, renderer: Any, settings: Any) -> tuple[Any, Any]:
-    """The examples that one row becomes, and the report on it.
-
-    Raises:
-        DataError: training would skip the row, or stop at it.
-    """
-    from stepjepa.data.chat import RowError
-    from stepjepa.data.encode import encode_dataset
-    from stepjepa.data.sources import row_to_messages
-    from stepjepa.data.streams import is_stream
-
-    try:
-        if is_stream(found.row) and not is_stream(found.first):
-            row_to_messages(found.row, settings.system_prompt, settings.columns)  # a data set of chats has no texts
-        return encode_dataset([found.row], tokenizer, renderer, settings)
-    except RowError as error:
-        raise DataError(f"{found.place}: {error}; training skips this row") from None
-    except DataError as error:
-        message = str(error)
-        skipped = "; training skips this row" if message.startswith("no row can be trained on") else ""
-        raise DataError(f"{found.place}: {message.rpartition('list row 0: ')[2]}{skipped}") from None
-
-
-def draw_example(
-    source: Any, found: Found, store: Any, tokenizer: Any, renderer: Any, method: JEPAOptions, seed: int
-) -> tuple[Any, list[str]]:
-    """The first example of a row as training draws it in epoch 0, and what there is to say about the draw.
-
-    What is drawn depends on the example's place among all examples, so the rows before it are encoded as well.
-    """
-    from stepjepa.data.encode import encode_dataset
-    from stepjepa.data.sources import RowSource
-    from stepjepa.training.batches import Draw, DrawnExamples, keeps_pairs
-    from stepjepa.training.setup import encode_options
-
-    one_pair = method.objective == "step_jepa" and method.step_pairs == "random"
-    tube = method.objective == "semantic_tube" and method.tube_mode in ("span", "three_index")
-    kept, index = store, 0
-    if method.uses_pairs and (one_pair or tube or method.jepa_ratio < 1):
-        rows = [row for _, row in islice(RowSource(source), found.number + 1)]
-        kept, _ = encode_dataset(rows, tokenizer, renderer, encode_options(method))
-        index = len(kept) - len(store)
-    example = DrawnExamples(kept, method, seed, method.jepa_ratio)[Draw(0, index)]
-    pairs = len(store[0].pairs)
-    if pairs and not keeps_pairs(seed, 0, index, method.jepa_ratio):
-        return example, [f"no pair in epoch 0 with seed {seed}: jepa_ratio {method.jepa_ratio:g} leaves this row out"]
-    if one_pair and pairs > 1:
-        return example, [f"one of {pairs} pairs, drawn for epoch 0 with seed {seed}"]
-    if tube and example.tube is not None:
-        return example, [f"spans are drawn for epoch 0 with seed {seed}; there are no tokens beside the chat's"]
-    if method.objective == "semantic_tube" and pairs and example.tube is None:
-        return example, [
-            "no pair: the contents are too short for this tube_mode; it trains as plain language modelling"
-        ]
-    return example, []
-
-
-def of_the_form(method: JEPAOptions, encoded: Any, record: Any) -> list[str]:
-    """What the options say about pairs that the picture does not show."""
-    notes = []
-    if record.forward == "inline" and method.step_pairs != "random" and len(encoded.pairs) > len(record.pairs) > 0:
-        notes.append(f"forward inline holds one pair an example: the first of {len(encoded.pairs)}")
-    if method.separate_targets and record.pairs:
-        encoder = " by the EMA encoder" if method.target_encoder == "ema" else ""
-        notes.append(f"targets get no gradient: they are encoded{encoder} in a pass of their own, apart from this row")
+def page_options_unread(options: Any, explicit: set[str]) -> list[str]:
+    """A line for every option of the page that has no effect."""
+    unread = sorted({"run_model", "attention_layers"} & explicit) if not options.html else []
+    notes = [f"--{name} has no effect without --html" for name in unread]
+    if "overwrite" in explicit and not (options.html or options.png):
+        notes.append("--overwrite has no effect without --png or --html")
     return notes
+
+
+def drawing(shown: list[Shown], place: str, notes: list[str]) -> str:
+    """What the terminal shows."""
+    from stepjepa.inspect.terminal import draw, draw_beside, make_console
+
+    console = make_console()
+    title = f"{place}, {titled([one.method for one in shown])}"
+    rows = [one.records() for one in shown]
+    with console.capture() as drawn:
+        if len(shown) > 1:
+            several = [
+                (f"K = {one.method.predictors}{_which(number, records)}", record)
+                for one, records in zip(shown, rows, strict=True)
+                for number, record in enumerate(records)
+            ]
+            packing = [f"K = {one.method.predictors}: {line}" for one in shown for line in one.packing()]
+            draw_beside(several, console, title, notes, packing)
+        else:
+            for number, record in enumerate(rows[0]):
+                if number:
+                    console.print()
+                    draw(record, console, f"packed row {number + 1} of {len(rows[0])}")
+                else:
+                    draw(record, console, title + _which(0, rows[0]), notes, shown[0].packing())
+    return drawn.get().rstrip("\n")
+
+
+def titled(methods: list[JEPAOptions]) -> str:
+    """The methods, which differ in K alone, in a few words."""
+    words = summary(methods[0])
+    counts = ", ".join(str(method.predictors) for method in methods)
+    return words.replace(f"K = {methods[0].predictors}", f"K = {counts}")
+
+
+def _which(number: int, rows: list[Any]) -> str:
+    return f", packed row {number + 1} of {len(rows)}" if len(rows) > 1 else ""

@@ -86,7 +86,8 @@ def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:
 
 def inspect_arguments(options: RunOptions, config: Any) -> list[str]:
     """The command line of ``stepjepa inspect`` that shows the first row of a run."""
-    words = [str(options.train_file), "--model_name", options.model_name, "--seed", str(getattr(config, "seed", 42))]
+    file = (options.train_file or [""])[0]
+    words = [file, "--model_name", options.model_name, "--seed", str(getattr(config, "seed", 42))]
     for field in dataclasses.fields(JEPAOptions):
         value = getattr(config, field.name)
         if field.name in inspect_row.InspectOptions.__dataclass_fields__ and value != field.default:

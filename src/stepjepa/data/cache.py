@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ _FORMAT = 1
 _REPORT = "report.json"  # written last: an entry without it is none
 
 
-def cache_key(source: RowSource, tokenizer: Any, options: EncodeOptions) -> str | None:
+def cache_key(
+    source: RowSource, tokenizer: Any, options: EncodeOptions, template_kwargs: Mapping[str, Any] | None = None
+) -> str | None:
     """The key of a data set under the options of a run; None for data that is not a file, which is not cached."""
     path = Path(source.name)
     if not path.is_file():
@@ -38,6 +41,7 @@ def cache_key(source: RowSource, tokenizer: Any, options: EncodeOptions) -> str 
     state = path.stat()
     data = (str(path.resolve()), state.st_size, state.st_mtime_ns)
     parts = [_FORMAT, stepjepa.__version__, data, _tokenizer_state(tokenizer), repr(options)]
+    parts.append(sorted((template_kwargs or {}).items()))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -86,7 +90,9 @@ def _tokenizer_state(tokenizer: Any) -> str:
     """A digest of what the tokenizer does: its own description, its template and the names of its special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     state = [
-        backend.to_str() if backend is not None else repr(tokenizer),
+        backend.to_str()
+        if backend is not None
+        else repr(tokenizer) + json.dumps(sorted(tokenizer.get_vocab().items())),
         str(tokenizer.chat_template),
         json.dumps({name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}),
     ]

@@ -7,21 +7,16 @@ is the template's own text, and the real rendering must be exactly that text wit
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from itertools import islice
 from typing import Any
 
+from stepjepa.data.chat_template import DEFAULT_DATE, check_template_kwargs, template_of, with_pinned_day
 from stepjepa.errors import ConfigError, DataError
 
 ROLES = ("system", "user", "assistant")
-
-# Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
-DEFAULT_DATE = "26 Jul 2024"
-_TODAY_CALL = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
 
 class RowError(DataError):
@@ -117,23 +112,20 @@ class ChatRenderer:
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
-        template_kwargs: passed to the template (for example ``enable_thinking``); `date_string` is pinned by default.
+        template_kwargs: what else the template may read: ``enable_thinking``, ``date_string`` (`DEFAULT_DATE` unless it is
+            given), ``tools``, or whatever it knows. Plain values, lists and objects, as JSON has them.
 
     Raises:
-        ConfigError: the tokenizer has no chat template.
+        ConfigError: the tokenizer has no chat template or uses none, or `template_kwargs` names what is not the template's.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
-        if not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
-                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} has no chat template; "
-                "give one with --chat_template FILE, or use the instruction-tuned model's tokenizer"
-            )
+        check_template_kwargs(template_kwargs or {})
         self._tokenizer = tokenizer
         self._kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
-        template = tokenizer.chat_template
-        if isinstance(template, str) and _TODAY_CALL.search(template):
-            self._kwargs["chat_template"] = _pin_dates(template)
+        template = template_of(tokenizer)
+        if "strftime_now" in template:
+            self._kwargs["chat_template"] = with_pinned_day(template)
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._fold_system: bool | None = None
 
@@ -233,8 +225,8 @@ class ChatRenderer:
             if found and not text.startswith(before) and message["role"] == "assistant":
                 # The template wrote something of its own in front of the mark (an empty thinking block) that it does
                 # not write in front of this answer; then the answer begins where the model is asked for it.
-                before = self._try(chat[:index], add_generation_prompt=True)
-                found = before not in ("", self._try(chat[:index]))
+                before = next(filter(text.startswith, self._asked(chat[:index])), "")
+                found = before != ""
             found = found and text.startswith(before) and len(before) + len(after[0]) <= len(text)
             if found and spans:
                 found = spans[-1].end <= len(before)
@@ -247,11 +239,18 @@ class ChatRenderer:
                 )
         return spans
 
-
-def _pin_dates(template: str) -> str:
-    """The template with `DEFAULT_DATE` in place of today's date."""
-    day = date(2024, 7, 26)
-    return _TODAY_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    def _asked(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
+        """The text up to where the model is asked for an answer: with all that the template writes there, and without what
+        it writes there only (a thinking block that is closed at once), where the header shows in an earlier turn."""
+        closed, asked = self._try(messages), self._try(messages, add_generation_prompt=True)
+        if asked in ("", closed):
+            return
+        yield asked
+        earlier = self._skeleton(("user", "assistant", "user"))
+        if earlier is not None and asked.startswith(closed):
+            prompt, header = asked[len(closed) :], earlier[1]
+            starts = (start for start in range(len(header)) if prompt.startswith(header[start:]))
+            yield from (closed + header[start:] for start in islice(starts, 1))
 
 
 def _mark(index: int) -> str:

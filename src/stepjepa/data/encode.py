@@ -45,7 +45,7 @@ def encode_dataset(
 
     Raises:
         DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
-        ConfigError: a tokenizer without offsets, or chats without a template.
+        ConfigError: a tokenizer whose tokens cannot be traced to the text, or chats without a template.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     encoder = make_encoder(rows, tokenizer, renderer, options)

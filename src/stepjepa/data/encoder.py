@@ -16,14 +16,35 @@ from stepjepa.data.labels import label_spans
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.pairing import chat_pairs, stream_pairs, usable_pairs
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import row_to_messages
+from stepjepa.data.sources import ANSWER_COLUMNS, listed_steps, row_to_messages
+from stepjepa.data.steps import CharSpan, join_steps, spans_of_steps
 from stepjepa.data.streams import blocks, is_stream, stream_ids
 from stepjepa.data.tokens import TokenSpan, TurnEnds, check_tokenizer, encode_apart, encode_texts, token_span
 from stepjepa.data.views import Turn
 from stepjepa.errors import DataError
 
 PlacedRow = tuple[str, Any]  # where the row stands in words, the row
-Chat = tuple[str, list[dict[str, str]], RenderedChat]  # place, messages, rendering
+
+
+class _Chat(NamedTuple):
+    place: str
+    messages: list[dict[str, str]]
+    rendered: RenderedChat
+    steps: list[CharSpan] | None  # of the last answer, where a column names them
+
+
+def read_chat(row: Any, options: EncodeOptions) -> tuple[list[dict[str, str]], list[str] | None]:
+    """The chat of a row, and the steps of its last answer where a column holds them (the answer of a row that has none).
+
+    Raises:
+        RowError: the row holds no chat, or no list of steps.
+    """
+    listed = None
+    if options.steps_column is not None:
+        listed = listed_steps(row, options.steps_column)
+        if not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
+            row = {**row, "answer": join_steps(listed)[0]}
+    return row_to_messages(row, options.system_prompt, options.columns), listed
 
 
 class Encoded(NamedTuple):
@@ -99,7 +120,7 @@ class _Chunk:
         """See `RowEncoder.__call__`."""
         digests: list[bytes] = []
         examples: list[list[Example]] = [[] for _ in rows]
-        chats: list[tuple[int, Chat]] = []
+        chats: list[tuple[int, _Chat]] = []
         for index, (place, row) in enumerate(rows):
             try:
                 if self.encoder.streams and is_stream(row):
@@ -107,9 +128,9 @@ class _Chunk:
                     digests.append(hashlib.sha256(ids.tobytes()).digest())
                     examples[index] = self._stream(place, ids)
                     continue
-                messages = row_to_messages(row, self.options.system_prompt, self.options.columns)
-                digests.append(hashlib.sha256(json.dumps(messages).encode()).digest())
-                chats.append((index, (place, messages, self.encoder.chats.render(messages))))
+                chat, digest = self._read(place, row)
+                digests.append(digest)
+                chats.append((index, chat))
             except RowError as error:
                 self._refuse(error.reason, place, str(error))
         found = self._chats([chat for _, chat in chats])
@@ -121,6 +142,19 @@ class _Chunk:
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
         report.end_of_turn = "" if self.encoder.streams or not found else self._end_of_turn()
         return Encoded([len(several) for several in examples], store, report, b"".join(digests))
+
+    def _read(self, place: str, row: Any) -> tuple[_Chat, bytes]:
+        """A row as a rendered chat, and a digest of what it holds."""
+        messages, listed = read_chat(row, self.options)
+        rendered, spans = self.encoder.chats.render(messages), None
+        if listed is not None:
+            last = [span for span in rendered.spans if span.role == "assistant"][-1]
+            try:
+                spans = spans_of_steps(rendered.text[last.start : last.end], listed)
+            except DataError as error:
+                raise RowError("steps_not_found", str(error)) from None
+        digest = hashlib.sha256(json.dumps(messages if listed is None else [messages, listed]).encode()).digest()
+        return _Chat(place, messages, rendered, spans), digest
 
     def _refuse(self, reason: str, place: str, message: str) -> None:
         """Skip a row, or with ``strict`` stop at it."""
@@ -136,22 +170,23 @@ class _Chunk:
         token = self.tokenizer.convert_ids_to_tokens(self.end_id)
         return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
 
-    def _chats(self, chats: list[Chat]) -> list[Example | None]:
-        """An example of each rendered chat, None for one that is refused."""
-        texts = [self._closed_text(chat) for _, _, chat in chats]
+    def _chats(self, chats: list[_Chat]) -> list[Example | None]:
+        """An example of each chat, None for one that is refused."""
+        texts = [self._closed_text(chat.rendered) for chat in chats]
         examples: list[Example | None] = []
-        for (place, messages, chat), text, tokens in zip(chats, texts, self._tokens(texts), strict=True):
-            if isinstance(tokens, RowError):
-                self._refuse(tokens.reason, place, str(tokens))
-                examples.append(None)
-                continue
-            ids, last = tokens
-            if not self.encoder.template_ends_turns:
-                ids, last = self._apart(chat, text, ids, last)
-            example = self._example(place, messages, chat, ids, last)
-            if example is not None:
+        for chat, text, tokens in zip(chats, texts, self._tokens(texts), strict=True):
+            example = None
+            try:
+                if isinstance(tokens, RowError):
+                    raise tokens
+                if not self.encoder.template_ends_turns:
+                    tokens = self._apart(chat.rendered, text, *tokens)
+                example = self._example(chat, *tokens)
                 self._count(example)
-                self.report.system_folded += chat.folded_system
+                self.report.system_folded += chat.rendered.folded_system
+                self.report.see_system_prompt(chat.messages)
+            except RowError as error:
+                self._refuse(error.reason, chat.place, str(error))
             examples.append(example)
         return examples
 
@@ -199,9 +234,7 @@ class _Chunk:
             return ids, last
         return encode_apart(self.tokenizer, text, ends)
 
-    def _example(
-        self, place: str, messages: list[dict[str, str]], chat: RenderedChat, ids: np.ndarray, last: np.ndarray
-    ) -> Example | None:
+    def _example(self, chat: _Chat, ids: np.ndarray, last: np.ndarray) -> Example:
         limit = self.options.max_length
         turns, ids = self._turns(chat, ids, last)
         ends = {self.end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
@@ -209,26 +242,26 @@ class _Chunk:
         if not spans:
             first = turns[0].answer[0]
             if first < limit:
-                self._refuse("nothing_to_learn", place, "the answer is empty, and nothing ends its turn; fill it in")
-            else:
-                message = f"the prompt has {first} tokens and max_length is {limit}; raise --max_length"
-                self._refuse("no_room_for_answer", place, message)
-            return None
+                raise RowError("nothing_to_learn", "the answer is empty, and nothing ends its turn; fill it in")
+            raise RowError(
+                "no_room_for_answer", f"the prompt has {first} tokens and max_length is {limit}; raise --max_length"
+            )
         if max(turn.label_stop for turn in turns) > limit:
             if self.options.strict:
                 raise DataError(
-                    f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
+                    f"{chat.place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
                     "raise --max_length or drop --strict_data"
                 )
             self.report.answers_truncated += 1
         trunk = ids[:limit]
-        found = chat_pairs(self.options, turns, messages, trunk, self.tokenizer, self.encoder.chats)
+        found = chat_pairs(self.options, turns, chat.messages, trunk, self.tokenizer, self.encoder.chats)
         pairs, views = usable_pairs(self.options, found, len(trunk), self.report)
         return Example(trunk, spans, tuple(pairs), views)
 
-    def _turns(self, chat: RenderedChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
+    def _turns(self, row: _Chat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
         """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
-        turns: list[Turn] = []
+        chat, turns = row.rendered, list[Turn]()
+        last_answer = max(index for index, span in enumerate(chat.spans) if span.role == "assistant")
         user: tuple[TokenSpan, int] | None = None
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
@@ -249,7 +282,10 @@ class _Chunk:
                 close, self.end_id, self.appended_eos = len(ids), self.tokenizer.eos_token_id, True
             steps: tuple[TokenSpan, ...] = ()
             if self.options.objective == "step_jepa":
-                found = self.options.splitter.spans(chat.text[span.start : span.end])
+                if row.steps is None:
+                    found = self.options.splitter.spans(chat.text[span.start : span.end])
+                else:
+                    found = row.steps if index == last_answer else []
                 steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
             turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, close, steps))
         return turns, ids

@@ -1,188 +1,41 @@
 """The format check: what a data file holds and whether its answers have steps, found out without a tokenizer.
 
-It counts what can be seen in the text alone. Lengths in tokens, and with them what truncation takes away, are the data
-report's business (`report.DataReport`), which the training run writes.
+It counts what can be seen in the text alone. What a tokenizer makes of it is counted by `inspect.feeding`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.data.chat import RowError
-from stepjepa.data.report import REASONS
-from stepjepa.data.sources import RowSource, row_to_messages
-from stepjepa.data.steps import StepSplitter, make_splitter
+from stepjepa.data.format_report import SHOWN_CHARACTERS, FormatReport, RowSample, escaped, printable
+from stepjepa.data.signs import Leak, question_of
+from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, listed_steps, row_to_messages
+from stepjepa.data.splitters_base import CharSpan
+from stepjepa.data.steps import StepSplitter, join_steps, make_splitter, spans_of_steps
+from stepjepa.data.streams import is_stream, stream_ids
 from stepjepa.errors import ConfigError, DataError
 
-SHOWN_CHARACTERS = 400
+__all__ = ["check_format", "escaped", "excerpt", "printable"]
+
 _Chat = list[dict[str, str]]
-_LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
-_MOST_KINDS = 5  # role orders listed
-# What is tried beside the chosen splitter; the earlier one is named where two find about as many.
-_CANDIDATES = ("separator", "numbered", "lines")
+_EXCERPT = 160  # characters of a row that is skipped
+# What is tried beside the chosen splitter; of those that find about as many the first is named.
+_CANDIDATES = ("separator", "numbered", "headings", "connectives", "lines")
 
 
-@dataclass(frozen=True)
-class RowSample:
-    """One row as it is shown.
+class _AnyTokenizer:
+    """Stands in for a tokenizer where `stream_ids` is asked whether a row is one at all."""
 
-    Attributes:
-        place: where it stands.
-        roles: of its messages, in order.
-        user, answer: the first user's and the first assistant's text, `SHOWN_CHARACTERS` of it and "..." if longer.
-        steps: steps of the first answer.
-        separators: how often the separator (for ``lines`` a line break) stands in it; None for ``numbered``.
-    """
+    eos_token_id = None
 
-    place: str
-    roles: tuple[str, ...]
-    user: str | None
-    answer: str
-    steps: int
-    separators: int | None
+    def __len__(self) -> int:
+        return 2**31
 
-
-@dataclass
-class FormatReport:
-    """What `check_format` found; every row read is counted once as usable or skipped.
-
-    Attributes:
-        source: file or data set.
-        splitter, separator: how steps were looked for.
-        rows_read, rows_usable: rows.
-        rows_skipped: reason -> rows that cannot be trained on.
-        first_skipped: reason -> place of the first such row and what is wrong with it.
-        message_counts: messages in a row -> usable rows.
-        role_orders: "system, user, assistant" -> usable rows.
-        step_counts: steps -> usable rows; of a row with several answers the one with the most steps counts.
-        rows_with_question: usable rows with a user's text before an answer's.
-        pairs_first, pairs_all: pairs that ``step_pairs`` first and all would make.
-        other_splitters: splitter -> usable rows in which it finds two or more steps.
-        samples: the first usable rows.
-    """
-
-    source: str
-    splitter: str
-    separator: str
-    rows_read: int = 0
-    rows_usable: int = 0
-    rows_skipped: Counter[str] = field(default_factory=Counter)
-    first_skipped: dict[str, str] = field(default_factory=dict)
-    message_counts: Counter[int] = field(default_factory=Counter)
-    role_orders: Counter[str] = field(default_factory=Counter)
-    step_counts: Counter[int] = field(default_factory=Counter)
-    rows_with_question: int = 0
-    pairs_first: int = 0
-    pairs_all: int = 0
-    other_splitters: dict[str, int] = field(default_factory=dict)
-    samples: list[RowSample] = field(default_factory=list)
-
-    @property
-    def rows_with_steps(self) -> int:
-        """Usable rows with an answer of two or more steps."""
-        return sum(rows for steps, rows in self.step_counts.items() if steps >= 2)
-
-    @property
-    def better_splitter(self) -> str | None:
-        """A splitter that serves the file better, where the chosen one finds steps in less than half of the rows."""
-        most = max(self.other_splitters.values(), default=0)
-        if 2 * self.rows_with_steps >= self.rows_usable or most <= self.rows_with_steps:
-            return None
-        return next(name for name, rows in self.other_splitters.items() if rows >= 0.9 * most)
-
-    @property
-    def verdict(self) -> str:
-        """Whether the file serves ``step_jepa``, in one sentence."""
-        found, usable = self.rows_with_steps, self.rows_usable
-        better = self.better_splitter
-        if better is not None:
-            start = f"only {found:,} of {usable:,} rows have" if found else "no row has"
-            other = f"{self.other_splitters[better]:,} of {usable:,} have"
-            if better == self.splitter:  # the same splitter with its usual separator
-                advice = f"with a blank line as separator {other}: leave out --step_separator"
-            else:
-                advice = f"with {better!r} {other}: use --step_splitter {better}"
-            return f"{start} two steps with {self._chosen()}; {advice}"
-        if not found:
-            return "not for step_jepa: no row has two steps with any splitter; give --step_separator or another --objective"
-        rest = f"; the other {usable - found:,} would train as plain language modelling" if found < usable else ""
-        return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
-
-    def _chosen(self) -> str:
-        if self.splitter == "separator" and self.separator != "\n\n":
-            return f"splitter 'separator' ({escaped(self.separator)})"
-        return f"splitter {self.splitter!r}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """A plain record for JSON."""
-        record = {**vars(self), "samples": [asdict(sample) for sample in self.samples]}
-        for name in ("message_counts", "step_counts", "rows_skipped", "role_orders"):
-            record[name] = {str(key): rows for key, rows in sorted(record[name].items())}
-        record |= {
-            "rows_with_steps": self.rows_with_steps,
-            "better_splitter": self.better_splitter,
-            "ready_for_step_jepa": bool(self.rows_with_steps) and self.better_splitter is None,
-            "verdict": self.verdict,
-        }
-        return record
-
-    def skipped(self) -> list[str]:
-        """Number of rows, reason and first place of each kind of row that cannot be used."""
-        return [
-            f"{rows:,}: {REASONS.get(reason, reason)} (first: {printable(self.first_skipped[reason])})"
-            for reason, rows in self.rows_skipped.most_common()
-        ]
-
-    def lines(self) -> list[str]:
-        """The report in words. What comes from the file is made `printable`."""
-        skipped = sum(self.rows_skipped.values())
-        lines = [
-            f"Format check: {printable(self.source)}",
-            f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped",
-        ]
-        lines += [f"    skipped {words}" for words in self.skipped()]
-        lines.append("  Messages a row: " + _listed(self.message_counts))
-        lines.append("  Roles: " + _listed(self.role_orders))
-        for sample in self.samples:
-            lines += ["", *self._sample_lines(sample)]
-        lines += ["", f"Steps an answer with {self._chosen()}:", *self._table()]
-        if self.rows_with_steps:
-            lines.append(f"  Pairs: {self.pairs_first:,} (--step_pairs first), {self.pairs_all:,} (--step_pairs all)")
-        asked = f"{self.rows_with_question:,} of {self.rows_usable:,} rows have a user message and an answer"
-        lines += ["", f"Verdict: {self.verdict}", f"For llm_jepa: {asked}"]
-        return lines
-
-    def _sample_lines(self, sample: RowSample) -> list[str]:
-        lines = [
-            printable(sample.place),
-            f"  Total messages: {len(sample.roles)}",
-            f"  Roles: {', '.join(sample.roles)}",
-        ]
-        for name, text in (("User", sample.user), ("Assistant", sample.answer)):
-            if text is not None:
-                lines += ["", f"  {name} message (first {SHOWN_CHARACTERS} characters):", *_indented(text)]
-        lines += ["", f"  Total steps: {sample.steps}"]
-        if sample.separators is not None:
-            plural = "" if sample.separators == 1 else "s"
-            what = f"line break{plural}" if self.splitter == "lines" else f"step separator{plural}"
-            lines.append(f"  The answer has {sample.separators} {what} ({escaped(self.separator)})")
-            if sample.separators != sample.steps - 1:
-                lines.append("  (several in a row count as one; at the end, in code and in display maths none counts)")
-        return lines
-
-    def _table(self) -> list[str]:
-        counts: Counter[int] = Counter()
-        for steps, rows in self.step_counts.items():
-            counts[min(steps, _LONGEST_TABLE)] += rows
-        most, lines = max(counts.values()), []
-        for steps, rows in sorted(counts.items()):
-            more = "+" if steps == _LONGEST_TABLE else " "
-            bar = "#" * max(1, round(40 * rows / most))
-            share = 100 * rows / self.rows_usable
-            lines.append(f"  {steps:>3}{more} {rows:>9,} row{'s' if rows != 1 else ' '} {share:5.1f} %  {bar}")
-        return lines
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": []}
 
 
 def check_format(
@@ -193,107 +46,228 @@ def check_format(
     show: int = 1,
     strict: bool = False,
     split: str = "train",
+    columns: PairColumns | None = None,
+    steps_column: str = "steps",
+    system_prompt: str | None = None,
+    eval_file: Any = None,
+    eval_split: str = "test",
 ) -> FormatReport:
-    r"""Read a whole data set and count its messages and steps.
+    r"""Read a whole data set and count its messages and steps, and what there is to warn of.
+
+    As in training, the first row decides whether the data set is one of chats or of plain text.
 
     Args:
         source: what `RowSource` takes.
-        splitter, separator: what `make_splitter` takes.
+        splitter, separator: what `make_splitter` takes, or ``list`` for steps that `steps_column` holds.
         show: how many usable rows to keep as samples.
         strict: a row that cannot be used is an error instead of a count.
         split: the split of a Hub data set.
+        columns: the two columns that make a chat, None for the known names.
+        system_prompt: put in front of chats that have no system message.
+        eval_file: a second data set, whose questions are looked for in this one; `eval_split` is its split.
 
     Raises:
-        DataError: the source is missing, empty or broken, or has no usable row; with ``strict`` the first bad row.
+        DataError: a source is missing, empty or broken, or has no usable row; with ``strict`` the first bad row.
         ConfigError: an unknown splitter, an empty separator, or a negative `show`.
     """
     if show < 0:
         raise ConfigError(f"show is {show}; give how many rows to show, 0 or more")
-    chosen = make_splitter(splitter, separator)
-    others = {name: other for name in _CANDIDATES if (other := make_splitter(name)) != chosen}
-    rows = RowSource(source, split)
-    separator = getattr(chosen, "separator", "\n")
-    report = FormatReport(rows.name, splitter, separator, other_splitters=dict.fromkeys(others, 0))
+    rows = source if isinstance(source, RowSource) else RowSource(source, split)
+    counter = _Counter(rows, splitter, separator, columns, steps_column if splitter == "list" else None, system_prompt)
+    report = counter.report
     for number, row in rows:
+        if not report.rows_read:
+            report.plain_text = columns is None and is_stream(row)
         report.rows_read += 1
         try:
-            messages = row_to_messages(row)
+            sample = counter.count(number, row, len(report.samples) < show)
         except RowError as error:
             where = f"{rows.place(number)}: {error}"
             if strict:
                 raise DataError(f"{printable(where)} (--strict_data stops at the first such row)") from None
             report.rows_skipped[error.reason] += 1
             report.first_skipped.setdefault(error.reason, where)
+            report.skipped_texts.setdefault(error.reason, excerpt(row))
             continue
-        _count(report, messages, chosen, others)
-        if len(report.samples) < show:
-            report.samples.append(_sample(rows.place(number), messages, chosen, report))
-    if not report.rows_read:
-        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
-    if not report.rows_usable:
-        raise DataError(f"{rows.name}: none of {report.rows_read:,} rows can be used; {'; '.join(report.skipped())}")
+        report.rows_usable += 1
+        if sample is not None:
+            report.samples.append(sample)
+    _need_rows(rows, report.rows_read, report.rows_usable, report.skipped())
+    if eval_file is not None:
+        report.leak = find_leak(report, rows, RowSource(eval_file, eval_split), columns)
     return report
 
 
-def _count(report: FormatReport, messages: _Chat, chosen: StepSplitter, others: dict[str, StepSplitter]) -> None:
-    report.rows_usable += 1
-    report.message_counts[len(messages)] += 1
-    report.role_orders[", ".join(message["role"] for message in messages)] += 1
-    answers = [message["content"] for message in messages if message["role"] == "assistant"]
-    steps = [len(chosen.spans(answer)) for answer in answers]
-    report.step_counts[max(steps)] += 1
-    report.pairs_first += sum(count >= 2 for count in steps)
-    report.pairs_all += sum(max(count - 1, 0) for count in steps)
-    for name, other in others.items():
-        report.other_splitters[name] += any(len(other.spans(answer)) >= 2 for answer in answers)
+def find_leak(report: FormatReport, rows: RowSource, others: RowSource, columns: PairColumns | None = None) -> Leak:
+    """Count the rows of `others` whose question stands in `rows`, on which `report` is.
+
+    Raises:
+        DataError: `others` is empty or broken, or has no usable row.
+    """
+    leak = Leak(others.name)
+    skipped = ""
+    for number, row in others:
+        try:
+            question, _ = _asked(row, report.plain_text, columns)
+        except RowError as error:
+            leak.skipped += 1
+            skipped = skipped or printable(f"{others.place(number)}: {error}")
+            continue
+        leak.rows += 1
+        known = report.repeats.find(question)
+        if known is not None:
+            leak.found += 1
+            leak.first = leak.first or (others.place(number), rows.place(known))
+    _need_rows(others, leak.rows + leak.skipped, leak.rows, [f"first: {skipped}"])
+    return leak
+
+
+def _need_rows(rows: RowSource, read: int, usable: int, skipped: list[str]) -> None:
+    if not read:
+        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
+    if not usable:
+        message = f"{rows.name}: none of {read:,} rows can be used; {'; '.join(skipped)}"
+        if "columns found" in message:
+            message += "; any two columns make a chat with --source_column and --target_column"
+        raise DataError(message)
+
+
+def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> tuple[str, str]:
+    """What a row asks, and the answers to it; of plain text the text itself.
+
+    Raises:
+        RowError: the row cannot be used.
+    """
+    if plain_text and is_stream(row):
+        ids = stream_ids(row, _AnyTokenizer())
+        return (" ".join(map(str, ids.tolist())) if len(ids) else row["text"]), ""
+    messages = row_to_messages(row, None, columns)
+    return question_of(messages), "\n".join(m["content"] for m in messages if m["role"] == "assistant")
+
+
+class _Counter:
+    """Counts the rows of a data set one by one into a report."""
+
+    def __init__(
+        self,
+        rows: RowSource,
+        splitter: str,
+        separator: str,
+        columns: PairColumns | None,
+        steps_column: str | None,
+        system_prompt: str | None,
+    ):
+        self.rows, self.columns, self.steps_column, self.system_prompt = rows, columns, steps_column, system_prompt
+        self.chosen = None if steps_column else make_splitter(splitter, separator)
+        self.auto = make_splitter("auto", separator if splitter in ("separator", "auto") else "\n\n")
+        self.others = {name: other for name in _CANDIDATES if (other := make_splitter(name)) != self.chosen}
+        shown = getattr(self.chosen, "separator", separator if splitter == "regex" else "\n")
+        self.sentences = make_splitter("sentence")
+        counted = dict.fromkeys([*self.others, *(["sentence"] if self.chosen != self.sentences else [])], 0)
+        self.report = FormatReport(rows.name, splitter, shown, other_splitters=counted)
+        self.plain_cut = shown if splitter in ("separator", "lines") else "\n\n"
+
+    def count(self, number: int, row: Any, sample: bool) -> RowSample | None:
+        """Count a row; how it is shown, where a sample is wanted.
+
+        Raises:
+            RowError: the row cannot be used; nothing was counted.
+        """
+        if self.report.plain_text and is_stream(row):
+            shown = self._count_stream(number, row)
+            return RowSample(self.rows.place(number), (), None, _cut(shown), 0, None) if sample else None
+        listed = None
+        if self.steps_column is not None:
+            listed = listed_steps(row, self.steps_column)
+            if not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
+                row = {**row, "answer": join_steps(listed)[0]}
+        messages = row_to_messages(row, self.system_prompt, self.columns)
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        spans = self._spans(answers, listed)
+        self._count_chat(number, messages, answers, spans)
+        return self._sample(self.rows.place(number), messages, len(spans[0])) if sample else None
+
+    def _spans(self, answers: list[str], listed: list[str] | None) -> list[list[CharSpan]]:
+        """The steps of each answer; of those that a column holds, the last one's."""
+        if self.chosen is not None:
+            return [self.chosen.spans(answer) for answer in answers]
+        try:
+            return [*([] for _ in answers[1:]), spans_of_steps(answers[-1], listed or [])]
+        except DataError as error:
+            raise RowError("steps_not_found", str(error)) from None
+
+    def _count_stream(self, number: int, row: Mapping[str, Any]) -> str:
+        report = self.report
+        text, _ = _asked(row, True, None)
+        if row.get("input_ids") is not None:
+            report.id_rows += 1
+            report.ids += len(row["input_ids"])
+        else:
+            report.text_rows += 1
+            report.characters += len(text)
+        report.repeats.count(self.rows, number, text, "")
+        return text
+
+    def _count_chat(self, number: int, messages: _Chat, answers: list[str], spans: list[list[CharSpan]]) -> None:
+        report = self.report
+        report.message_counts[len(messages)] += 1
+        report.role_orders[", ".join(message["role"] for message in messages)] += 1
+        steps = [len(found) for found in spans]
+        report.step_counts[max(steps)] += 1
+        report.pairs_first += sum(count >= 2 for count in steps)
+        report.pairs_all += sum(max(count - 1, 0) for count in steps)
+        finding = [name for name, other in self.others.items() if _finds_steps(other, answers)]
+        if max(steps) < 2:
+            report.auto_rows += _finds_steps(self.auto, answers)
+            if not finding and "sentence" in report.other_splitters and _finds_steps(self.sentences, answers):
+                finding = ["sentence"]
+        for name in finding:
+            report.other_splitters[name] += 1
+        report.rows_with_question += _asks(messages)
+        report.repeats.count(self.rows, number, question_of(messages), "\n".join(answers))
+        report.signs.count(self.rows.place(number), messages, spans, self.plain_cut)
+
+    def _sample(self, place: str, messages: _Chat, steps: int) -> RowSample:
+        user = next((message["content"] for message in messages if message["role"] == "user"), None)
+        answer = next(message["content"] for message in messages if message["role"] == "assistant")
+        separators, separator = None, self.report.separator
+        if self.report.splitter in ("separator", "lines"):
+            # A blank line is one in files with Windows line ends too.
+            separators = (answer if separator.strip("\n") else answer.replace("\r\n", "\n")).count(separator)
+        return RowSample(
+            place=place,
+            roles=tuple(message["role"] for message in messages),
+            user=None if user is None else _cut(user),
+            answer=_cut(answer),
+            steps=steps,
+            separators=separators,
+        )
+
+
+def _finds_steps(splitter: StepSplitter, answers: list[str]) -> bool:
+    return any(len(splitter.spans(answer)) >= 2 for answer in answers)
+
+
+def _asks(messages: _Chat) -> bool:
+    """Whether a filled user message stands before a filled answer."""
     asked = False
     for message in messages:
         filled = bool(message["content"].strip())
         if message["role"] == "assistant" and asked and filled:
-            report.rows_with_question += 1
-            break
+            return True
         asked = filled if message["role"] == "user" else asked
+    return False
 
 
-def _sample(place: str, messages: _Chat, chosen: StepSplitter, report: FormatReport) -> RowSample:
-    user = next((message["content"] for message in messages if message["role"] == "user"), None)
-    answer = next(message["content"] for message in messages if message["role"] == "assistant")
-    separators = None
-    if report.splitter != "numbered":
-        # A blank line is one in files with Windows line ends too.
-        separators = (answer if report.separator.strip("\n") else answer.replace("\r\n", "\n")).count(report.separator)
-    return RowSample(
-        place=place,
-        roles=tuple(message["role"] for message in messages),
-        user=None if user is None else _cut(user),
-        answer=_cut(answer),
-        steps=len(chosen.spans(answer)),
-        separators=separators,
-    )
-
-
-def printable(text: str) -> str:
-    r"""`text` with everything that a terminal could act on, or could not write, as an escape (``\x1b``, ``\u202e``).
-
-    Line breaks, letters, punctuation and emoji stay.
-    """
-    return "\n".join(escaped(line) for line in text.split("\n"))
-
-
-def escaped(text: str) -> str:
-    r"""`text` on one line, line breaks and all that is not printable as escapes (``\n``, ``\x1b``)."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def excerpt(row: Any) -> str:
+    """How a row begins, in one line."""
+    try:
+        text = json.dumps(row, ensure_ascii=False, default=str) if not isinstance(row, str) else row
+    except (ValueError, RecursionError, TypeError):
+        text = repr(type(row))
+    text = " ".join(text[: 4 * _EXCERPT].split())
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-
-
-def _indented(text: str) -> list[str]:
-    return [f"    {line}".rstrip() for line in printable(text.replace("\r\n", "\n").expandtabs(4)).split("\n")]
-
-
-def _listed(counts: Counter[Any]) -> str:
-    parts = [f"{key} ({rows:,} row{'s' * (rows != 1)})" for key, rows in counts.most_common(_MOST_KINDS)]
-    more = len(counts) - _MOST_KINDS
-    return "; ".join(parts) + (f"; and {more:,} other kinds" if more > 0 else "")

@@ -29,6 +29,7 @@ class EncodeOptions:
         split_ratio: where ``split`` cuts.
         one_pair: keep the first pair of an example only (`inline`, where a second would see the first one's predictors).
         columns: the two columns that hold the views, None for the known names.
+        steps_column: the column that holds the steps of the last answer, None to find them with `splitter`.
     """
 
     objective: str
@@ -48,3 +49,4 @@ class EncodeOptions:
     split_ratio: float = 0.5
     one_pair: bool = False
     columns: PairColumns | None = None
+    steps_column: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +16,14 @@ REASONS = {
     "unknown_token": "a token id that the tokenizer does not have",
     "no_messages": "'messages' is empty or no list of messages",
     "unknown_role": "a message has an unknown role",
+    "no_steps": "the steps column is missing, or no list of texts",
+    "steps_not_found": "the steps of its column do not stand in the answer",
     "content_not_text": "a message's content is no text",
     "broken_text": "a message holds half a character (a lone surrogate)",
     "no_assistant_message": "no assistant message",
     "template_refused": "the chat template refuses the chat",
     "message_not_found": "the chat template does not show a message",
+    "no_offsets": "the tokenizer's tokens cannot be traced to the text",
     "no_room_for_answer": "the prompt alone fills max_length",
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
     "answer_truncated": "the answer was cut at max_length",
@@ -35,7 +39,11 @@ REASONS = {
     "beyond_positions": "the views need positions that the model has not",
 }
 
-_SUMMED = "rows_read rows_kept examples pairs answers_truncated system_folded labelled_tokens target_tokens".split()
+_SUMMED = (
+    "rows_read rows_kept examples pairs answers_truncated system_folded labelled_tokens target_tokens "
+    "without_system_prompt other_system_prompts"
+).split()
+_SYSTEM_PROMPTS = 8  # kept, however many there are
 
 
 @dataclass
@@ -53,6 +61,8 @@ class DataReport:
         pairs_dropped: reason -> pairs of the kept rows that were found but cannot be used.
         answers_truncated: kept rows whose answer was cut at max_length.
         system_folded: rows whose system message was put into the user message (template without a system role).
+        system_prompts: the most common system messages -> chats that begin with them.
+        without_system_prompt, other_system_prompts: chats that have none, or one that is not among those.
     """
 
     source: str
@@ -66,6 +76,9 @@ class DataReport:
     pairs_dropped: Counter[str] = field(default_factory=Counter)
     answers_truncated: int = 0
     system_folded: int = 0
+    system_prompts: Counter[str] = field(default_factory=Counter)
+    without_system_prompt: int = 0
+    other_system_prompts: int = 0
     end_of_turn: str = ""
     fingerprint: str = ""
     tokens: int = 0
@@ -78,12 +91,22 @@ class DataReport:
         self.rows_skipped[reason] += 1
         self.first_skipped.setdefault(reason, f"{place}: {message}")
 
+    def see_system_prompt(self, messages: Sequence[Mapping[str, str]]) -> None:
+        """Count the system message of a chat that is kept."""
+        if messages[0]["role"] == "system":
+            self.system_prompts[messages[0]["content"]] += 1
+        else:
+            self.without_system_prompt += 1
+
     def add(self, other: DataReport) -> None:
         """Count in a report on further rows of the same data set."""
         for name in _SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("rows_skipped", "examples_without_pairs", "pairs_dropped"):
+        for name in ("rows_skipped", "examples_without_pairs", "pairs_dropped", "system_prompts"):
             getattr(self, name).update(getattr(other, name))
+        for text, count in self.system_prompts.most_common()[_SYSTEM_PROMPTS:]:
+            del self.system_prompts[text]
+            self.other_system_prompts += count
         for reason, first in other.first_skipped.items():
             self.first_skipped.setdefault(reason, first)
         if not self.end_of_turn or self.end_of_turn.startswith("none"):

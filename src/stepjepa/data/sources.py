@@ -7,6 +7,7 @@ two columns that are named.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,9 @@ from stepjepa.errors import DataError
 
 Row = Mapping[str, Any]
 TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
+ANSWER_COLUMNS = tuple(answer for _, answer in TEXT_COLUMNS)
 _SHOWN_COLUMNS = 20
+_SAMPLED_BYTES = 2**16
 
 
 class PairColumns(NamedTuple):
@@ -57,6 +60,23 @@ def row_to_messages(
     if system_prompt and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system_prompt}, *messages]
     return messages
+
+
+def listed_steps(row: Any, name: str) -> list[str]:
+    """The steps that a column holds.
+
+    Raises:
+        RowError: it is missing, or no list of texts.
+    """
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    value = row.get(name)
+    if value is None:
+        there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
+        raise RowError("no_steps", f"column {name!r} {there}; step_splitter=list reads the steps there")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
+        raise RowError("no_steps", f"column {name!r} is no list of texts, which step_splitter=list reads")
+    return list(value)
 
 
 def _from_named(row: Row, columns: PairColumns) -> list[dict[str, str]]:
@@ -124,12 +144,13 @@ class RowSource:
         source: a path, a Hub data set's name (``openai/gsm8k:main`` with its configuration), a `datasets.Dataset` or
             `DatasetDict`, or an iterable of rows.
         split: the split of a Hub data set or a `DatasetDict`.
+        streaming: load a Hub data set as one that is read while it comes (`datasets.IterableDataset`).
 
     Raises:
         DataError: nothing there, or nothing that can be read as rows.
     """
 
-    def __init__(self, source: Any, split: str = "train"):
+    def __init__(self, source: Any, split: str = "train", streaming: bool = False):
         self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
         self._file: Path | None = None
         self._rows: Iterable[Any] = ()
@@ -139,7 +160,7 @@ class RowSource:
                 if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
                     self._file = path
                 else:
-                    self._rows = _load_dataset(path, str(source), split)
+                    self._rows = _load_dataset(path, str(source), split, streaming)
             except OSError as error:  # a name that no file can have, a folder that may not be looked into
                 raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
         elif isinstance(source, Mapping):
@@ -154,6 +175,20 @@ class RowSource:
         """Where row `index` (as `__iter__` numbers it) stands, in words."""
         by_line = self._file is not None and self._file.suffix.lower() != ".parquet"
         return f"{self.name} line {index}" if by_line else f"{self.name} row {index}"
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that tells other data, without reading them: size, first and last bytes of a file; else the name."""
+        if self._file is None:
+            return hashlib.sha256(self.name.encode()).hexdigest()[:16]
+        try:
+            with open(self._file, "rb") as file:
+                first = file.read(_SAMPLED_BYTES)
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _SAMPLED_BYTES))
+                return hashlib.sha256(b"%d:" % size + first + file.read()).hexdigest()[:16]
+        except OSError as error:
+            raise DataError(f"{self.name}: cannot be read ({error.strerror or error})") from None
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""
@@ -175,7 +210,7 @@ class RowSource:
         return ((number, row) for number, row in enumerate(rows, start) if number in part)
 
 
-def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:
+def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
     suffix = path.suffix.lower()
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
@@ -187,14 +222,15 @@ def _load_dataset(path: Path, name: str, split: str) -> Iterable[Any]:
         raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(FILE_SUFFIXES))}")
     import datasets
 
+    how = {"streaming": True} if streaming else {}
     try:
         if path.is_dir() and ((path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()):
             stored = datasets.load_from_disk(str(path))
             return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
         if path.is_dir():
-            return datasets.load_dataset(str(path), split=split)
+            return datasets.load_dataset(str(path), split=split, **how)
         hub_name, _, configuration = name.partition(":")
-        return datasets.load_dataset(hub_name, configuration or None, split=split)
+        return datasets.load_dataset(hub_name, configuration or None, split=split, **how)
     except DataError:
         raise
     except Exception as error:

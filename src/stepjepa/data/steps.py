@@ -17,7 +17,7 @@ from stepjepa.data.splitters_auto import AutoSplitter
 from stepjepa.data.splitters_base import CharSpan, StepSplitter, spans_from_cuts
 from stepjepa.data.splitters_marked import ConnectiveSplitter, HeadingSplitter, NumberedSplitter
 from stepjepa.data.splitters_plain import LineSplitter, SeparatorSplitter
-from stepjepa.data.splitters_prose import RegexSplitter, SentenceSplitter, join_steps, spans_of_steps
+from stepjepa.data.splitters_prose import ListedSteps, RegexSplitter, SentenceSplitter, join_steps, spans_of_steps
 from stepjepa.errors import ConfigError
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "ConnectiveSplitter",
     "HeadingSplitter",
     "LineSplitter",
+    "ListedSteps",
     "NumberedSplitter",
     "RegexSplitter",
     "SentenceSplitter",
@@ -77,16 +78,23 @@ def _unescaped(separator: str) -> str:
 
 
 def choose_splitter(answers: Sequence[str], separator: str = "\n\n") -> tuple[str, int]:
-    """The splitter of `SPLITTERS` for a data set: the one that `AutoSplitter` takes for most of the answers, if it finds two
+    """The splitter for a data set: the one of `SPLITTERS` that `AutoSplitter` takes for most of the answers, if it finds two
     or more steps in most of them; else the one that does so in most, the earlier where two do.
+
+    It is ``auto``, which decides for every answer by itself, where less than two thirds of the answers with steps have one
+    style, or where it finds steps in more answers.
 
     Returns:
         Its name, and in how many answers it finds two or more steps.
     """
     auto = AutoSplitter(_unescaped(separator))
     votes: Counter[str] = Counter()
+    found = 0
     for style, spans in map(auto.decide, answers):
         votes[style if style in SPLITTERS else "separator"] += len(spans) > 1
+        found += len(spans) > 1
+    if answers and 2 * found > len(answers) and 3 * max(votes.values()) < 2 * found:
+        return "auto", found
     counts = {}
     for name in sorted(("separator", "numbered", "lines"), key=lambda name: -votes[name]):
         splitter = make_splitter(name, separator)
@@ -94,4 +102,4 @@ def choose_splitter(answers: Sequence[str], separator: str = "\n\n") -> tuple[st
         if 2 * counts[name] > len(answers):
             return name, counts[name]
     best = max(counts, key=lambda name: counts[name])
-    return best, counts[best]
+    return ("auto", found) if found > counts[best] else (best, counts[best])

@@ -36,9 +36,18 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
         # Asked for by a slip of the finger, a Hub that does not answer would take a minute to say so.
         raise ConfigError(f"--model_name {name}: no such folder or preset; did you mean {near[0]}?")
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return auto_tokenizer(name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ConfigError(_not_loaded("tokenizer", name, error)) from None
+
+
+def auto_tokenizer(name: str, **settings: Any) -> Any:
+    """`AutoTokenizer.from_pretrained`, but for Mistral's own kind, which reads no chat template: its files also load as the
+    common one."""
+    tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+    if type(tokenizer).__name__ == "MistralCommonBackend":
+        tokenizer = AutoTokenizer.from_pretrained(name, mistral_format=False, **settings)
+    return tokenizer
 
 
 def load_model(

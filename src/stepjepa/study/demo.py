@@ -31,10 +31,10 @@ from stepjepa.evaluation.generate import generate_batch
 from stepjepa.modeling.export import write_json
 from stepjepa.training.announce import say
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.encoding import encode
 from stepjepa.training.meter import collapse_signs
 from stepjepa.training.options import RunOptions, option
 from stepjepa.training.run import check_output_dir, run_training
-from stepjepa.training.setup import encode
 from stepjepa.training.trainer import JEPATrainer
 
 # Long enough for the longest solution of the generator's default difficulty.
@@ -212,7 +212,7 @@ def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, A
         disable_tqdm=True,
         seed=options.seed,
     )
-    run = RunOptions(train_file=str(output / "train.jsonl"), model_name="tiny")
+    run = RunOptions(train_file=[str(output / "train.jsonl")], model_name="tiny")
     begin = time.perf_counter()
     trainer, metrics = run_training(run, config)
     trained = time.perf_counter()

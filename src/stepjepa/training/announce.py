@@ -26,8 +26,13 @@ def announce(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> 
     """Say what will be trained, on what, and where it will be written."""
     args = trainer.args
     for name, report in trainer.data_reports.items():
-        for line in report.lines():
+        lines = report.lines()
+        if args.streaming and name.startswith("train"):
+            lines = [f"{report.source}: streamed, {args.shuffle_buffer:,} examples shuffled together"]
+        for line in lines:
             say(f"{name if not line.startswith(' ') else ' ' * len(name)}  {line}")
+    for line in mixing_in_words(trainer):
+        say(f"mix    {line}")
     model: Any = trainer.model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     every = sum(p.numel() for p in model.parameters())
@@ -42,6 +47,21 @@ def announce(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> 
         regular, steps, ratio = trainer.equal_compute
         say(f"flop   a step costs {ratio:.2f} times a regular one: {steps} steps for {regular} regular ones")
     say(f"output {args.output_dir}{f' (going on from {checkpoint.name})' if checkpoint else ''}")
+
+
+def mixing_in_words(trainer: JEPATrainer) -> list[str]:
+    """What an epoch holds of each of several data sets: ``a.jsonl: 75 %, 2.4 times its 1,000 examples an epoch``."""
+    args, names = trainer.args, [report.source for name, report in trainer.data_reports.items() if "train" in name]
+    if not args.mixing_weights:
+        return []
+    shares = [f"{weight / sum(args.mixing_weights):.1%}" for weight in args.mixing_weights]
+    if args.streaming:
+        return [f"{name}: {share} of the rows" for name, share in zip(names, shares, strict=True)]
+    mixture = trainer.train_dataset.mixture  # type: ignore[union-attr]
+    return [
+        f"{name}: {share}, {count / size:.2f} times its {size:,} examples an epoch"
+        for name, share, size, count in zip(names, shares, *mixture, strict=True)
+    ]
 
 
 def loss_in_words(args: JEPAConfig) -> str:

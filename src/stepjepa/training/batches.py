@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from stepjepa.data.examples import Example, ExampleStore
-from stepjepa.data.tokens import TokenSpan
-from stepjepa.data.views import Pair
-from stepjepa.forest.tube import TubeOptions, draw_tube, joined
-from stepjepa.training.checks import tube_options
+from stepjepa.data.examples import Example
+from stepjepa.training.draws import MIXED, ORDER, ExampleDraw, generator
 from stepjepa.training.options import JEPAOptions
 
 FILLER = -1
 
 
 class Draw(NamedTuple):
-    """One example of one epoch; row `FILLER` stands for nothing."""
+    """One example: a row, and how often it was drawn before (the epoch, where an epoch is every row once). Row `FILLER`
+    stands for nothing."""
 
     epoch: int
     row: int
 
 
+class Mixture(NamedTuple):
+    """How much of which data set makes an epoch.
+
+    Attributes:
+        sizes: rows of each data set; they are numbered through.
+        counts: examples of each in an epoch. A data set with more rows goes on in the next epoch where it stopped in this
+            one; one with fewer is drawn several times.
+    """
+
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def weighted(cls, sizes: Sequence[int], weights: Sequence[float], stopping_strategy: str) -> Mixture:
+        """Examples in the proportion of `weights`, until the first data set was drawn whole (``first_exhausted``) or until
+        the last was (``all_exhausted``)."""
+        whole = [size / weight for size, weight in zip(sizes, weights, strict=True)]
+        length = min(whole) if stopping_strategy == "first_exhausted" else max(whole)
+        return cls(tuple(sizes), tuple(max(1, round(length * weight)) for weight in weights))
+
+    @property
+    def epoch_size(self) -> int:
+        """Examples of an epoch."""
+        return sum(self.counts)
+
+
 class EpochSampler(torch.utils.data.Sampler[Draw]):
-    """Draws every row once an epoch in an order given by (seed, epoch).
+    """Draws the examples of an epoch in an order given by (seed, epoch).
 
     The last global batch of an epoch is filled up with `FILLER`, which has no labels and no pairs, so that every process
     gets as many batches and no example is seen twice; the losses divide by the labels and pairs that are really there.
 
     Args:
-        size: rows.
+        mixture: the examples of an epoch; a number of rows for every row once.
         multiple: examples of one micro-batch over all processes; 1 for no filling.
         seed: of the order.
         shuffle: False keeps the rows' order.
-        lengths: (size,) tokens of each row. Where given, the examples of an optimizer step are put in order of length, so
+        lengths: (rows,) tokens of each row. Where given, the examples of an optimizer step are put in order of length, so
             that those of one micro-batch are alike and little of it is padding. Which examples a step sees does not change,
             nor do losses and gradients, which are divided by the counts of the whole step.
         window: examples of an optimizer step over all processes; with `lengths`.
@@ -45,15 +69,16 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
 
     def __init__(
         self,
-        size: int,
+        mixture: Mixture | int,
         multiple: int,
         seed: int,
         shuffle: bool = True,
         lengths: np.ndarray | None = None,
         window: int = 1,
     ):
-        self.size, self.seed, self.shuffle, self.epoch = size, seed, shuffle, 0
-        self.padded = size + -size % max(multiple, 1)
+        self.mixture = Mixture((mixture,), (mixture,)) if isinstance(mixture, int) else mixture
+        self.size, self.seed, self.shuffle, self.epoch = self.mixture.epoch_size, seed, shuffle, 0
+        self.padded = self.size + -self.size % max(multiple, 1)
         self.lengths, self.window = lengths, window
 
     def set_epoch(self, epoch: int) -> None:
@@ -65,23 +90,37 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
 
     def __iter__(self) -> Iterator[Draw]:
         epoch = self.epoch
-        order = np.arange(self.size)
-        if self.shuffle:
-            order = np.random.Generator(np.random.Philox(key=_key(self.seed, epoch))).permutation(self.size)
+        passes, rows, order = self._examples(epoch)
         if self.lengths is not None:
             windows = np.arange(self.size) // self.window
-            order = order[np.lexsort((-self.lengths[order], windows))]  # longest first, so that memory shows at once
-        for row in order.tolist():
-            yield Draw(epoch, row)
+            order = order[np.lexsort((-self.lengths[rows[order]], windows))]  # longest first: memory shows at once
+        for index in order.tolist():
+            yield Draw(int(passes[index]), int(rows[index]))
         for _ in range(self.padded - self.size):
             yield Draw(epoch, FILLER)
 
+    def _examples(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Passes and rows of the examples of an epoch, (size,) each, and their order, (size,) indices."""
+        parts, offset = [], 0
+        for source, (size, count) in enumerate(zip(*self.mixture, strict=True)):
+            drawn = np.arange(epoch * count, (epoch + 1) * count)
+            passes, rows = drawn // size, drawn % size
+            if self.shuffle and count != size:
+                rows = rows.copy()
+                for number in np.unique(passes):
+                    chosen = passes == number
+                    permuted = generator(self.seed, int(number), source, MIXED).permutation(size)
+                    rows[chosen] = permuted[rows[chosen]]
+            parts.append((passes, rows + offset, (np.arange(count) + 0.5) / count))
+            offset += size
+        passes, rows, place = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if self.shuffle:
+            return passes, rows, generator(self.seed, epoch, 0, ORDER).permutation(self.size)
+        return passes, rows, np.argsort(place, kind="stable")  # evenly mixed
+
 
 class DrawnExamples(torch.utils.data.Dataset):
-    """Examples by `Draw`, with everything about them that is random: pairs left out (`jepa_ratio`), one pair of several
-    (`step_pairs` random), spans (semantic tube).
-
-    Each depends on (seed, epoch, row) alone: not on the rank, the worker, the batch or a resume.
+    """Examples by `Draw`, with what is random about them.
 
     Args:
         store: the examples.
@@ -89,62 +128,30 @@ class DrawnExamples(torch.utils.data.Dataset):
         seed: of the draws.
         jepa_ratio: share of rows whose pairs are kept.
         filler_id: a token id for rows that stand for nothing.
+        mixture: how many examples of which data set make an epoch; None for every row once.
     """
 
     def __init__(
-        self, store: ExampleStore, options: JEPAOptions, seed: int, jepa_ratio: float = 1.0, filler_id: int = 0
+        self,
+        store: Sequence[Example],
+        options: JEPAOptions,
+        seed: int,
+        jepa_ratio: float = 1.0,
+        filler_id: int = 0,
+        mixture: Mixture | None = None,
     ):
-        self.store, self.seed, self.jepa_ratio = store, seed, jepa_ratio
-        self._one_pair = options.objective == "step_jepa" and options.step_pairs == "random"
-        self._content = options.tube_content
-        self._tube: TubeOptions | None = None
-        if options.objective == "semantic_tube" and options.uses_pairs:
-            self._tube = tube_options(options)
+        self.store = store
+        self.mixture = mixture or Mixture((len(store),), (len(store),))
+        self._draw = ExampleDraw(options, seed, jepa_ratio)
         self._filler = Example(np.array([filler_id], dtype=np.int32), ())
 
     def __len__(self) -> int:
-        return len(self.store)
+        """Examples of an epoch."""
+        return self.mixture.epoch_size
 
     def __getitem__(self, draw: Draw) -> Example:
         epoch, row = draw
-        if row == FILLER:
-            return self._filler
-        example = self.store[row]
-        if example.pairs and not keeps_pairs(self.seed, epoch, row, self.jepa_ratio):
-            return example._replace(pairs=())
-        if self._one_pair and len(example.pairs) > 1:
-            chosen = generator(self.seed, epoch, row, _PAIR).integers(len(example.pairs))
-            return example._replace(pairs=(example.pairs[int(chosen)],))
-        if self._tube is not None:
-            rng = generator(self.seed, epoch, row, _SPANS)
-            tubes = [draw_tube(*tube_spans(pair, self._content), self._tube, rng) for pair in example.pairs]
-            return example._replace(pairs=(), tube=joined([tube for tube in tubes if tube is not None]))
-        return example
-
-
-def tube_spans(pair: Pair, content: str) -> tuple[TokenSpan, TokenSpan]:
-    """Token spans of the user's content and the answer's; with ``with_markup`` the answer begins where the user's content
-    ends, with ``whole`` the user's begins behind the first token."""
-    start = 1 if content == "whole" else pair.source_start
-    stop = pair.source_end + 1
-    return (start, stop), (stop if content == "with_markup" else pair.target_start, pair.target_end)
-
-
-def keeps_pairs(seed: int, epoch: int, row: int, ratio: float) -> bool:
-    """Whether a row's pairs are trained on in an epoch: true for a share `ratio` of the rows."""
-    return ratio >= 1 or bool(generator(seed, epoch, row, _RATIO).random() < ratio)
-
-
-_RATIO, _SPANS, _PAIR = 1, 2, 3  # what is drawn; the order of an epoch is drawn with 0
-
-
-def generator(seed: int, epoch: int, row: int, what: int) -> np.random.Generator:
-    """Random numbers of one row in one epoch, counter-based: no state is carried from row to row."""
-    return np.random.Generator(np.random.Philox(key=_key(seed, epoch), counter=[0, 0, what, row]))
-
-
-def _key(seed: int, epoch: int) -> np.ndarray:
-    return np.array([seed % 2**64, epoch], dtype=np.uint64)
+        return self._filler if row == FILLER else self._draw(self.store[row], epoch, row)
 
 
 class EpochCallback(TrainerCallback):

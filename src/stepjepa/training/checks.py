@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Options that only these objectives read; for others they are named in a warning (`without_effect`).
 _READ_BY = {
-    "step_pairs horizon multi_horizon step_splitter step_separator": ("step_jepa",),
+    "step_pairs horizon multi_horizon step_splitter step_separator steps_column": ("step_jepa",),
     "views front_pred reverse_pred": ("llm_jepa",),
     "split_ratio": ("split",),
     "predictors predictor_order same_predictor last_token target_encoder ema_momentum ema_momentum_end": (
@@ -43,6 +43,10 @@ _NEEDS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ("vicreg_covariance", lambda o: o.regularizer == "vicreg", "--regularizer vicreg"),
     ("sigreg_directions", lambda o: o.regularizer == "sigreg", "--regularizer sigreg"),
     ("same_predictor predictor_order keep_predictors", lambda o: o.predictors, "--predictors"),
+    ("shuffle_buffer", lambda o: o.streaming, "--streaming"),
+    ("stopping_strategy", lambda o: o.mixing_weights and not o.streaming, "--mixing_weights, or with --streaming"),
+    ("data_cache", lambda o: not o.streaming, "a pass over the data; it is streamed"),
+    ("steps_column", lambda o: o.step_splitter == "list", "--step_splitter list"),
     (
         "step_separator",
         lambda o: o.step_splitter in ("auto", "separator", "regex"),
@@ -58,6 +62,7 @@ def check_options(options: JEPAOptions) -> None:
     _fill_in(options)
     _check_numbers(options)
     _check_combinations(options)
+    _check_data(options)
 
 
 def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[str]:
@@ -225,6 +230,19 @@ def _check_combinations(options: JEPAOptions) -> None:
             )
     if options.objective == "semantic_tube" and options.uses_pairs:
         _check_tube(options)
+
+
+def _check_data(options: JEPAOptions) -> None:
+    for name in ("shuffle_buffer", "dataset_num_proc"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"{name} is {getattr(options, name)}; it must be at least 1")
+    weights = options.mixing_weights
+    if weights is not None and not (weights and all(math.isfinite(weight) and weight > 0 for weight in weights)):
+        raise ConfigError(f"mixing_weights are {weights}; give a positive number for every train_file")
+    if options.streaming and options.same_flop:
+        raise ConfigError("same_flop looks at batches before training, and streaming reads none; leave one of them out")
+    if options.plain and options.chat_template_kwargs:
+        raise ConfigError("plain means no chat template, and chat_template_kwargs are for one; leave one of them out")
 
 
 def _check_tube(options: JEPAOptions) -> None:

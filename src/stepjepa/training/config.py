@@ -105,6 +105,8 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
                 raise ConfigError(f"{name} is {value!r}; it must be a number of {lowest} or more")
         if self.max_steps == 0:
             raise ConfigError("max_steps is 0; give the number of steps, or leave it out to train num_train_epochs")
+        if self.streaming and self.max_steps < 0:
+            raise ConfigError("streaming reads no data before it trains, so an epoch has no length: give max_steps")
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""

@@ -22,6 +22,8 @@ from stepjepa.training.options import JEPAOptions
 # Target states kept between two logs for the collapse signs; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
 SUMS = ("lm", "labels", "jepa", "weight", "regularizer", "pairs", "cosine", "tokens")
+# What does not grow with the number of batches that it was taken over.
+MEANS = ("lm_loss", "jepa_loss", "cosine_similarity", "regularizer", "target_std", "effective_rank")
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from stepjepa.data.fields import option
 from stepjepa.errors import ConfigError
@@ -95,18 +95,20 @@ class JEPAOptions:
     )
     horizon: int = option(1, "step_jepa: step i predicts step i + horizon.", _VIEWS)
     multi_horizon: list[int] | None = option(None, "step_jepa: several horizons at once, as in 1 2 3.", _VIEWS)
-    step_splitter: Literal["auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex"] = (
-        option(
-            "auto",
-            "How steps are found in an answer; auto takes the one of separator, numbered, lines that serves most rows.",
-            _VIEWS,
-        )
+    step_splitter: Literal[
+        "auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "list"
+    ] = option(
+        "auto",
+        "How steps are found in an answer; auto takes the one of separator, numbered, lines that serves most rows, or "
+        "decides for each answer by itself where none does. list: a column holds the steps.",
+        _VIEWS,
     )
     step_separator: str = option(
         "\\n\\n",
         "The string between steps for step_splitter=separator; the pattern that opens a step for regex.",
         _VIEWS,
     )
+    steps_column: str = option("steps", "Column with the list of steps of the (last) answer, for list.", _VIEWS)
     views: Literal["in_context", "standalone"] | None = option(
         None,
         "llm_jepa: the source on the chat and a copy of the answer (in_context, the default), or each message rendered "
@@ -152,6 +154,23 @@ class JEPAOptions:
     chat_template: str | None = option(
         None, "File with a Jinja chat template to use instead of the tokenizer's.", _DATA
     )
+    chat_template_kwargs: dict[str, Any] | None = option(
+        None, "What the chat template takes beside the messages, as in '{\"enable_thinking\": false}'.", _DATA
+    )
+    mixing_weights: list[float] | None = option(
+        None, "One weight for every train_file: examples are drawn in this proportion. Default: each file whole.", _DATA
+    )
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = option(
+        "all_exhausted",
+        "mixing_weights: an epoch ends when the first file was drawn whole, or when the last one was (the others are drawn "
+        "again meanwhile).",
+        _DATA,
+    )
+    streaming: bool = option(
+        False, "Read the training data as it is needed instead of once before; needs max_steps.", _DATA
+    )
+    shuffle_buffer: int = option(10_000, "streaming: examples that are read ahead and shuffled together.", _DATA)
+    dataset_num_proc: int = option(1, "Processes that tokenise. More than one pay off from some 50,000 rows on.", _DATA)
     data_cache: str | None = option(
         None,
         "Folder that keeps the tokenised examples of files, for the next run with the same data and options.",
@@ -201,7 +220,9 @@ class JEPAOptions:
 class RunOptions:
     """What ``stepjepa train`` reads and which model it trains."""
 
-    train_file: str | None = option(None, "JSONL file (or Parquet, CSV, Hub data set) to train on.", "run")
+    train_file: list[str] | None = option(
+        None, "JSONL files (or Parquet, CSV, Hub data sets) to train on; several are trained on together.", "run"
+    )
     eval_file: str | None = option(None, "File or data set for the evaluation losses.", "run")
     dataset_split: str = option("train", "Split of a Hub data set given as train_file.", "run")
     eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "run")
@@ -231,6 +252,8 @@ class RunOptions:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.train_file, str):
+            self.train_file = [self.train_file]
         if self.lora_rank < 1:
             raise ConfigError(f"lora_rank is {self.lora_rank}; it must be at least 1")
         if self.lora_alpha is not None and self.lora_alpha < 1:

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from stepjepa.data.examples import ExampleStore
+import numpy as np
+
+from stepjepa.data.encode import make_encoder
+from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import DataReport
-from stepjepa.training.batches import DrawnExamples
+from stepjepa.data.sources import RowSource
+from stepjepa.data.streaming import ExampleStream, RowStream
+from stepjepa.errors import ConfigError
+from stepjepa.training.batches import DrawnExamples, Mixture
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.setup import encode
+from stepjepa.training.encoding import encode, make_renderer, settings_for
+from stepjepa.training.streaming import StreamedExamples
+
+
+class Sources(NamedTuple):
+    """Several data sets that are trained on together."""
+
+    sources: Sequence[RowSource]
+
+
+class JoinedStores(Sequence):
+    """The examples of several stores, one behind the other, without a copy of those that are memory-mapped."""
+
+    def __init__(self, stores: Sequence[ExampleStore]):
+        self.stores = stores
+        self.lengths = np.concatenate([store.lengths for store in stores])
+        self._ends = list(accumulate(map(len, stores)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
+        index = range(len(self))[index]
+        which = bisect_right(self._ends, index)
+        return self.stores[which][index - (self._ends[which] - len(self.stores[which]))]
 
 
 class ExampleReader:
@@ -33,6 +67,40 @@ class ExampleReader:
         pad = self.tokenizer.pad_token_id
         return (self.tokenizer.eos_token_id or 0) if pad is None else pad
 
+    def read_training(self, source: Any) -> DrawnExamples | StreamedExamples | None:
+        """What is trained on: `Sources`, or anything that `read` takes.
+
+        Raises:
+            ConfigError: weights that do not fit the data sets.
+            DataError: as `encode`.
+        """
+        args = self.args
+        if source is None or isinstance(source, (DrawnExamples, StreamedExamples)):
+            return source
+        several = source.sources if isinstance(source, Sources) else [source]
+        weights = args.mixing_weights
+        if weights is not None and len(weights) != len(several):
+            raise ConfigError(
+                f"mixing_weights has {len(weights)} numbers for {len(several)} data sets; give one for each"
+            )
+        if not args.streaming and any(type(one).__name__ == "IterableDataset" for one in several):
+            raise ConfigError(
+                "the training data is an IterableDataset, which is read while the model trains: set streaming=True and "
+                "max_steps"
+            )
+        if args.streaming:
+            return self._stream([self._rows(one) for one in several])
+        if len(several) == 1:
+            return self.read(several[0], "train", args.jepa_ratio)
+        stores = []
+        for number, one in enumerate(several, 1):
+            store, self.reports[f"train_{number}"] = encode(one, self.tokenizer, copy.copy(args), self.positions)
+            stores.append(store)
+        mixture = (
+            Mixture.weighted([len(store) for store in stores], weights, args.stopping_strategy) if weights else None
+        )
+        return DrawnExamples(JoinedStores(stores), args, args.seed, args.jepa_ratio, self.pad_id, mixture)
+
     def read_evaluation(self, source: Any) -> Any:
         """Examples to evaluate on; a plain dict holds several data sets by name, as `transformers.Trainer` takes them."""
         if type(source) is dict:
@@ -51,3 +119,22 @@ class ExampleReader:
         if not isinstance(source, ExampleStore):
             store, self.reports[name] = encode(source, self.tokenizer, self.args, self.positions)
         return DrawnExamples(store, self.args, self.args.seed, ratio, self.pad_id)
+
+    def _rows(self, source: Any) -> RowSource:
+        if isinstance(source, ExampleStore):
+            raise ConfigError("streaming reads rows, and the training data is an ExampleStore; leave streaming out")
+        return source if isinstance(source, RowSource) else RowSource(source)
+
+    def _stream(self, sources: Sequence[RowSource]) -> StreamedExamples:
+        args = self.args
+        encoders = []
+        for source in sources:
+            options = args if len(sources) == 1 else copy.copy(args)
+            settings = settings_for(source, options, self.positions)
+            encoders.append(make_encoder(source, self.tokenizer, make_renderer(self.tokenizer, options), settings))
+        rows = RowStream(sources, args.mixing_weights, args.process_index, args.world_size)
+        stream = ExampleStream(rows, encoders, args.dataset_num_proc)
+        for number, (source, report) in enumerate(zip(sources, stream.reports, strict=True), 1):
+            report.fingerprint = source.fingerprint
+            self.reports["train" if len(sources) == 1 else f"train_{number}"] = report
+        return StreamedExamples(stream, args, args.seed, args.jepa_ratio, args.process_index, args.world_size)

@@ -6,9 +6,9 @@ import gc
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_c
 from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.encoding import pair_columns
 from stepjepa.training.options import JEPAOptions, RunOptions
-from stepjepa.training.setup import pair_columns
+from stepjepa.training.reading import Sources
 from stepjepa.training.trainer import JEPATrainer
 
 # Rows that a preset's tokenizer is trained on, at most.
@@ -34,7 +35,8 @@ TOKENIZER_ROWS = 50_000
 # A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
 # else.
 _FREE_OPTIONS = set(
-    "merge_lora keep_predictors overwrite_output_dir track_flop max_row_length strict_data data_cache".split()
+    "merge_lora keep_predictors overwrite_output_dir track_flop max_row_length strict_data data_cache "
+    "dataset_num_proc".split()
 )
 FIXED_ON_RESUME = [
     *"model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules seed data_seed".split(),
@@ -47,11 +49,12 @@ _OWN_FILES = set(
 )
 
 
-def contents(
-    source: Any, split: str = "train", columns: PairColumns | None = None, limit: int = TOKENIZER_ROWS
-) -> Iterator[str]:
-    """The texts of a data set's first rows, for a preset's tokenizer."""
-    for _, row in islice(RowSource(source, split), limit):
+def contents(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = TOKENIZER_ROWS) -> Iterator[str]:
+    """The texts of the first rows of some data sets (what `RowSource` takes), the same number of each, for a preset's
+    tokenizer."""
+    each = -(-limit // len(sources))
+    rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
+    for _, row in chain.from_iterable(islice(source, each) for source in rows):
         if columns is None and is_stream(row) and isinstance(row.get("text"), str):
             yield row["text"]
             continue
@@ -95,7 +98,8 @@ def run_training(
             f"--eval_strategy {getattr(config.eval_strategy, 'value', config.eval_strategy)} needs --eval_file"
         )
     tokenizer_name = str(checkpoint) if checkpoint and is_preset(run.model_name) else run.model_name
-    texts = contents(run.train_file, run.dataset_split, pair_columns(config))
+    sources = [RowSource(name, run.dataset_split, config.streaming) for name in run.train_file]
+    texts = contents(sources, pair_columns(config))
     tokenizer = load_tokenizer(tokenizer_name, texts, run.trust_remote_code)
     from_scratch = is_preset(run.model_name) or run.pretrain
     if from_scratch and scratch_lr is not None:
@@ -121,7 +125,7 @@ def run_training(
     trainer = JEPATrainer(
         model,
         config,
-        RowSource(run.train_file, run.dataset_split),
+        Sources(sources),
         RowSource(run.eval_file, run.eval_split) if run.eval_file else None,
         tokenizer,
         peft,
@@ -144,6 +148,8 @@ def run_training(
         metrics |= trainer.evaluate()
     trainer.save_model()
     if trainer.args.should_save:
+        if config.streaming:  # only now is known what was read
+            write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
         write_json(output / "metrics.json", {"metrics": metrics, "log_history": trainer.state.log_history})
     return trainer, metrics
 
@@ -215,8 +221,8 @@ def check_not_inside(output: Path, run: RunOptions) -> None:
     Raises:
         ConfigError: the model or the data lies in the output folder.
     """
-    for name in ("model_name", "train_file", "eval_file"):
-        path = getattr(run, name)
+    names = [("model_name", run.model_name), ("eval_file", run.eval_file)]
+    for name, path in [*names, *(("train_file", path) for path in run.train_file or ())]:
         if path and Path(path).exists() and output.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
             raise ConfigError(
                 f"--overwrite_output_dir: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
@@ -281,7 +287,11 @@ def check_same_run(output: Path, record: dict[str, Any]) -> None:
             f"--resume_from_checkpoint: the run in {output} has {before['processes']} processes, not {record['processes']}; "
             "resume with as many, or give another --output_dir"
         )
-    if before.get("data", {}).get("train") != record["data"].get("train"):
+    data = [
+        {name: digest for name, digest in one.get("data", {}).items() if not name.startswith("eval")}
+        for one in (before, record)
+    ]
+    if data[0] != data[1]:
         raise ConfigError(
             f"--resume_from_checkpoint: the training data is not that of the run in {output}; resume with the same file, "
             "or give another --output_dir"

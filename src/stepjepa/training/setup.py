@@ -1,25 +1,18 @@
-"""What happens once before training: examples, predictor tokens, LoRA, the choice of forward."""
+"""What happens once before training: predictor tokens, LoRA, the choice of forward, the collator."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from stepjepa.data.cache import cache_key, load_cached, save_cached
-from stepjepa.data.chat import ChatRenderer, load_chat_template, plain_template
-from stepjepa.data.encode import encode_dataset, find_splitter
-from stepjepa.data.examples import Example, ExampleStore
-from stepjepa.data.options import EncodeOptions
-from stepjepa.data.report import DataReport
-from stepjepa.data.sources import PairColumns, RowSource
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import Batch, ForestCollator
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.two_pass import TwoPassCollator
@@ -52,106 +45,6 @@ class ModelSetup:
     def added_ids(self) -> list[int]:
         """Those predictors that did not come with the model; they are taken out of the final one."""
         return [index for index in self.predictor_ids if index >= self.vocabulary]
-
-
-def encode_options(options: JEPAOptions, positions: int | None = None) -> EncodeOptions:
-    """How rows become examples under `options`."""
-    splitter = "separator" if options.step_splitter == "auto" else options.step_splitter
-    return EncodeOptions(
-        objective=options.objective if options.uses_pairs else "regular",
-        splitter=make_splitter(splitter, options.step_separator),
-        step_pairs=options.step_pairs,
-        last_token=options.last_token,
-        max_length=options.max_length,
-        max_positions=positions,
-        predictors=options.predictors or 0,
-        system_prompt=options.system_prompt,
-        strict=options.strict_data,
-        labels=options.labels or "assistant",
-        views=options.views or "in_context",
-        front_pred=options.front_pred,
-        reverse_pred=options.reverse_pred,
-        horizons=options.horizons,
-        split_ratio=options.split_ratio,
-        one_pair=options.forward == "inline" and options.step_pairs != "random",
-        columns=pair_columns(options),
-    )
-
-
-def pair_columns(options: JEPAOptions) -> PairColumns | None:
-    """The columns that hold the views, where the options name them."""
-    if not options.source_column or not options.target_column:
-        return None
-    return PairColumns(options.source_column, options.target_column, options.choice_column)
-
-
-def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
-    """The renderer of a run, None for a tokenizer without a chat template.
-
-    Sets the tokenizer's template where ``--chat_template`` or ``--plain`` gives one.
-    """
-    if options.chat_template:
-        tokenizer.chat_template = load_chat_template(options.chat_template)
-    elif options.plain:
-        tokenizer.chat_template = plain_template(tokenizer)
-    return ChatRenderer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
-
-
-def settle_splitter(source: RowSource, options: JEPAOptions) -> None:
-    """Replace ``step_splitter=auto`` by the splitter that serves the data set's first rows, and say which."""
-    if options.objective != "step_jepa" or options.step_splitter != "auto":
-        return
-    name, found, seen = find_splitter(source, options.step_separator, pair_columns(options))
-    options.step_splitter = name  # type: ignore[assignment]
-    if options.step_splitter != "separator":
-        logger.warning(
-            "%s: steps are found by --step_splitter %s (%d of the first %d answers have two or more)",
-            source.name,
-            name,
-            found,
-            seen,
-        )
-
-
-def encode(
-    source: Any, tokenizer: Any, options: JEPAOptions, positions: int | None = None, split: str = "train"
-) -> tuple[ExampleStore, DataReport]:
-    """Examples of a data set under the options of a run.
-
-    Raises:
-        DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
-    """
-    rows = source if isinstance(source, RowSource) else RowSource(source, split)
-    settle_splitter(rows, options)
-    settings = encode_options(options, positions)
-    if positions is not None:
-        inserted = settings.predictors if options.forward == "inline" and options.uses_pairs else 0
-        settings = replace(settings, max_length=min(settings.max_length, positions - inserted))
-    renderer = make_renderer(tokenizer, options)
-    key = cache_key(rows, tokenizer, settings) if options.data_cache else None
-    cached = load_cached(options.data_cache or "", key) if key else None
-    if cached is not None:
-        return cached  # only what has pairs was stored
-    store, report = encode_dataset(rows, tokenizer, renderer, settings)
-    if options.uses_pairs and not report.pairs:
-        reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
-        raise DataError(
-            f"{report.source}: no example has a pair for {options.objective} ({reasons}); {_advice(options, report)}"
-        )
-    if key:
-        save_cached(options.data_cache or "", key, store, report)
-    return store, report
-
-
-def _advice(options: JEPAOptions, report: DataReport) -> str:
-    reasons = report.examples_without_pairs
-    if "horizon_beyond_answer" in reasons:
-        return f"no answer has a step that far on: lower the horizon (now {', '.join(map(str, options.horizons))})"
-    if "view_refused" in reasons:
-        return "use --views in_context, or a chat template that can write a message alone"
-    if options.objective == "step_jepa":
-        return "check --step_splitter and --step_separator, or train with --objective regular"
-    return "raise --max_length, or train with --objective regular"
 
 
 def set_up_model(

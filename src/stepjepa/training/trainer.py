@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, Trainer
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.errors import ConfigError
@@ -22,16 +23,17 @@ from stepjepa.modeling.export import export_model
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
 from stepjepa.modeling.heads import load_head, save_head
-from stepjepa.modeling.load import has_experts, load_model, max_positions
+from stepjepa.modeling.load import auto_tokenizer, has_experts, load_model, max_positions
 from stepjepa.training.batches import EpochCallback, EpochSampler
 from stepjepa.training.callbacks import TargetEncoderCallback, display_callback
 from stepjepa.training.checkpoints import last_complete_checkpoint
 from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.meter import LossMeter, precise_dtype
+from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
 from stepjepa.training.reading import ExampleReader
 from stepjepa.training.setup import make_collator, set_up_model
+from stepjepa.training.streaming import StreamedBatches, StreamedExamples
 
 
 class JEPATrainer(Trainer):
@@ -41,7 +43,8 @@ class JEPATrainer(Trainer):
         model: a causal LM, or the Hub id or folder of one.
         args: the configuration.
         train_dataset, eval_dataset: rows with ``messages``, ``question``/``answer`` or ``prompt``/``completion``: a
-            `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`.
+            `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`. `Sources` holds several data
+            sets to train on.
         processing_class: the tokenizer (fast, with a chat template); loaded with the model if `model` is a name.
         peft_config: a PEFT configuration; the predictor tokens are trained along with the adapter.
 
@@ -77,7 +80,7 @@ class JEPATrainer(Trainer):
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
         if isinstance(model, (str, os.PathLike)):
-            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+            processing_class = processing_class or auto_tokenizer(str(model))
             model = load_model(str(model), processing_class, seed=args.seed)
         if processing_class is None:
             raise ConfigError("processing_class (the tokenizer) is missing")
@@ -88,7 +91,7 @@ class JEPATrainer(Trainer):
             args.ddp_find_unused_parameters = has_experts(model)
         reader = self._reader = ExampleReader(processing_class, args, max_positions(model))
         self.data_reports = reader.reports
-        train = reader.read(train_dataset, "train", args.jepa_ratio)
+        train = reader.read_training(train_dataset)
         evaluation = reader.read_evaluation(eval_dataset)
         model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
         collator = make_collator(self.setup, args, reader.pad_id, model.config._attn_implementation, args.device.type)
@@ -120,6 +123,20 @@ class JEPATrainer(Trainer):
 
     # Order of examples
 
+    def get_train_dataloader(self) -> Any:
+        """As `Trainer.get_train_dataloader`; a stream is already that of this process, and is not shared out again."""
+        if not isinstance(self.train_dataset, StreamedExamples):
+            return super().get_train_dataloader()
+        args = self.args
+        batches = StreamedBatches(
+            self.train_dataset,
+            self.data_collator,  # type: ignore[arg-type]
+            size=args.train_batch_size,
+            step=args.gradient_accumulation_steps,
+            strategy=args.train_sampling_strategy,
+        )
+        return torch.utils.data.DataLoader(batches, batch_size=None)
+
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
         self.pop_callback(EpochCallback)
@@ -134,7 +151,7 @@ class JEPATrainer(Trainer):
         strategy = self.args.train_sampling_strategy
         lengths = dataset.store.lengths if strategy == "group_by_length" else None
         window = examples * self.args.gradient_accumulation_steps
-        return EpochSampler(len(dataset), multiple, seed, strategy != "sequential", lengths, window)
+        return EpochSampler(dataset.mixture, multiple, seed, strategy != "sequential", lengths, window)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
@@ -226,11 +243,11 @@ class JEPATrainer(Trainer):
 
     def recent_losses(self) -> dict[str, float]:
         """The losses since the last log entry, or those of the last entry. Every process must call it."""
-        if self._meter.sums is not None:
-            return self._meter.metrics(self.args, self.accelerator)
         entries = [entry for entry in self.state.log_history if "lm_loss" in entry]
-        names = ("lm_loss", "jepa_loss", "cosine_similarity", "target_std", "effective_rank")
-        return {name: entries[-1][name] for name in names if name in entries[-1]} if entries else {}
+        found = entries[-1] if entries else {}
+        if self._meter.sums is not None:
+            found = self._meter.metrics(self.args, self.accelerator)
+        return {name: found[name] for name in MEANS if name in found}
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor takes."""
@@ -287,6 +304,10 @@ class JEPATrainer(Trainer):
             resume_from_checkpoint = str(found)
         if self.args.same_flop and self.args.uses_pairs:
             self.args.max_steps = self.equal_compute.steps
+        if resume_from_checkpoint and isinstance(self.train_dataset, StreamedExamples):
+            state = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
+            seen = state.global_step * self.args.gradient_accumulation_steps
+            self.train_dataset.go_on(resume_from_checkpoint, seen)
         self._meter.since = time.perf_counter()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -322,6 +343,8 @@ class JEPATrainer(Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
+        if isinstance(self.train_dataset, StreamedExamples):
+            self.train_dataset.save(output_dir, self.state.global_step * self.args.gradient_accumulation_steps)
         # The trainer's state is written next and marks the checkpoint as whole: every process must be done by then.
         self.accelerator.wait_for_everyone()
 

@@ -1,0 +1,199 @@
+"""The tokens of every step say the step, for every kind of tokenizer.
+
+What tokens say is found by decoding them, never by the offsets that the spans are made of: the tokens in front of a step's
+first token must say what stands in front of the step, less at most a last token that reaches into the step's characters.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.steps import make_splitter
+from stepjepa.data.synthetic import generate_rows
+from stepjepa.data.tokens import encode_texts, token_span
+from support import tokenizer_kinds as kinds
+from support import tokenizers as made
+from support.templates import FORMATS
+
+COUNT = 2000
+NASTY = (
+    "12 + 5 = 17.\n\nSo 17.\n\n\n\nDone!",
+    "\n\nIt begins with a blank line.\n\n \n\nAnd ends with one.\n\n",
+    "  Two spaces in front,  two inside,\ttabs\t\tand a trailing one \n \n  indented \n\n",
+    "Smile \U0001f600\n\n\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f\U0001f44d\U0001f3fd!\n\nok",
+    "e\u0301a\u0308\n\no\u0302\u0323 n\u0303\u0303\u00e9\n\n\ufb01n \uff11\uff12",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\n\n\u3000\uff21\uff22\uff23\u3002\n\n\u7b54\uff1a42",
+    "\u0645\u0631\u062d\u0628\u0627\n\n\u0e2a\u0e27\u0e31\u0e2a\n\n\u0928\u092e\u0938\u094d\u0924\u0947",
+    "A no-break\u00a0space,\u2003an em space\u2028a line separator.\n\nEnd\u200b.",
+    "<think>\nA sum.\n\nOf two.\n</think>\n\nIt is 17.\n\nSo \\boxed{17}.",
+    "Code:\n\n```python\ndef f(x):\n    return {'a': x[0]}\n\n\nprint(f([1]))\n```\n\nIt prints.",
+    "\\[ \\frac{1}{2} \\]\r\n\r\n$x^2$\r\n\r\nWe'll CAN'T they'Re it\u2019s",
+    "So<|im_end|>\n\n<s> [INST] and </s>\n\n<unk> are text here.",
+    "One step only",
+    "a.\n\nb.\n\nc!\n\n(d)\n\n[e]\n\n...\n\n\u2026",
+)
+WRITES_BOS = ("llama3", "llama4", "v1", "v3", "tekken")
+PLAIN = tuple(text for text in NASTY if "<s>" not in text)
+
+
+def identity(text):
+    return text
+
+
+def build(name, texts):
+    """A tokenizer, what two texts are compared by, and the answers that it may be given."""
+    if name in ("bpe", "chatml"):
+        return made.byte_bpe_tokenizer(), identity, NASTY
+    if name == "gpt2":
+        return kinds.trained("gpt2", texts), kinds.without_spaces, PLAIN
+    if name == "unigram":
+        return kinds.trained("unigram", texts), kinds.folded_and_without_spaces, PLAIN
+    if name == "wordpiece":
+        return kinds.trained("wordpiece", texts), kinds.bare, PLAIN
+    if name in ("v1", "v3"):
+        return made.mistral_sentencepiece_tokenizer(name), kinds.without_spaces, PLAIN
+    makers = {"llama3": made.llama3_tokenizer, "llama4": kinds.llama4_tokenizer, "tekken": made.tekken_tokenizer}
+    return makers[name](), identity, NASTY
+
+
+@pytest.fixture(scope="module")
+def answers(request):
+    """2,000 GSM8K answers, or built-in ones where the file is absent; every other one with blank lines."""
+    try:
+        lines = (request.getfixturevalue("shared_dir") / "data" / "gsm8k_train.jsonl").read_text("utf-8").splitlines()
+        texts = [json.loads(line)["answer"] for line in lines[:COUNT]]
+    except (pytest.skip.Exception, OSError):
+        texts = [row["messages"][-1]["content"] for row in generate_rows(COUNT)]
+    return [text.replace("\n", ".\n\n") if number % 2 else text for number, text in enumerate(texts)]
+
+
+def step_spans(renderer, splitter, answers):
+    """[(text, character spans of the answer's steps), ...] of rendered chats."""
+    found = []
+    for answer in answers:
+        chat = renderer.render([{"role": "user", "content": "Q?"}, {"role": "assistant", "content": answer}])
+        span = chat.spans[-1]
+        pieces = splitter.spans(chat.text[span.start : span.end])
+        found.append((chat.text, [(span.start + a, span.start + b) for a, b in pieces]))
+    return found
+
+
+def check_spans(same, chats, encoded, decode):
+    """Every span's tokens say the span's text up to the boundary rule.
+
+    Args:
+        same: what two texts are compared by.
+        decode: lists of token ids -> what they say.
+    """
+    cuts, parts = [], []
+    for (_, spans), (ids, last) in zip(chats, encoded, strict=True):
+        found = [token_span(last, start, end) for start, end in spans]
+        for (_, stop), (first, _), (_, end), (start, _) in zip(found, found[1:], spans, spans[1:], strict=False):
+            assert stop == first and end == start  # steps follow one another, and no token is lost or in two of them
+        places = [first for first, _ in found] + [found[-1][1]]
+        assert places == sorted(places) and len(ids) == len(last) and (np.diff(last) >= 0).all()
+        cuts.append([*zip(places, [start for start, _ in spans] + [spans[-1][1]], strict=True)])
+        edges = [0, *places, len(ids)]
+        parts += (ids[a:b].tolist() for a, b in zip(edges, edges[1:], strict=False))
+        parts += (ids[cut : cut + 1].tolist() for cut in places)
+    said = iter(decode(parts))
+    for (text, _), row in zip(chats, cuts, strict=True):
+        pieces, following = [next(said) for _ in range(len(row) + 1)], [next(said) for _ in row]
+        assert same("".join(pieces)) == same(text), ascii(text)
+        for number, (_, character) in enumerate(row):
+            wanted, reached = len(same(text[:character])), len(same("".join(pieces[: number + 1])))
+            # The tokens in front end at the boundary or before it, and the next token ends behind it, if only with
+            # something that does not count.
+            assert reached <= wanted, ascii(text)
+            reach = reached + len(same(following[number]))
+            assert reach > wanted or (reach == wanted and not same(following[number][-1:])), ascii(text)
+
+
+def decoder(tokenizer):
+    """Decodes lists of ids inside a text: behind a token whose own text is taken away again."""
+    head = tokenizer.convert_tokens_to_ids("x")
+    lead = tokenizer.decode([head])
+    assert lead.strip() == "x"
+
+    def decode(lists):
+        texts = tokenizer.backend_tokenizer.decode_batch([[head, *ids] for ids in lists], skip_special_tokens=False)
+        assert all(text.startswith(lead) for text in texts)
+        return [text[len(lead) :] for text in texts]
+
+    return decode
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama4", "v1", "v3", "tekken", "bpe", "gpt2", "unigram", "wordpiece"])
+def test_every_step_decodes_to_its_text(name, answers):
+    letters = " ".join(f"{letter} a{letter}a" for letter in sorted(set("".join(answers))))
+    tokenizer, same, nasty = build(name, [*answers[:100], *PLAIN, letters, "Q?", "user\nassistant\n"])
+    renderer = ChatRenderer(tokenizer)
+    for splitter, given in (("lines", answers[::2]), ("separator", [*answers[1::2], *nasty]), ("lines", nasty)):
+        chats = step_spans(renderer, make_splitter(splitter), given)
+        encoded = encode_texts(tokenizer, [text for text, _ in chats])
+        check_spans(same, chats, encoded, decoder(tokenizer))
+        if name in WRITES_BOS:
+            own = [ids for (text, _), (ids, _) in zip(chats, encoded, strict=True) if "<s> [INST]" not in text]
+            assert all(ids[0] == tokenizer.bos_token_id and (ids[1:] != ids[0]).all() for ids in own)
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama4", "tekken"])
+def test_bytes_are_those_of_the_tokenizers_own_package(name, answers):
+    """Where a token ends, by the bytes that the tokenizer's makers give for it."""
+    if name == "tekken":
+        module = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
+        source = module.Tekkenizer.from_file(made.source_file("mistral_common", "data/tekken_*.json"))
+        special, spell = source.num_special_tokens, source.id_to_byte_piece
+    else:
+        model = pytest.importorskip(f"llama_models.{name}.tokenizer").Tokenizer.get_instance().model
+        special, spell = None, model.decode_single_token_bytes
+    tokenizer, _, nasty = build(name, [])
+    texts = [*answers[:100], *nasty]
+    for batch in (texts, texts[-8:]):  # many texts and few are traced in different ways
+        for text, (ids, last) in zip(batch, encode_texts(tokenizer, batch), strict=True):
+            pieces = [
+                tokenizer.convert_ids_to_tokens(i).encode() if special and i < special else spell(i)
+                for i in ids.tolist()
+            ]
+            owner = [at for at, letter in enumerate(text) for _ in letter.encode()]
+            assert b"".join(pieces) == text.encode()
+            assert last.tolist() == [owner[end - 1] for end in np.cumsum([len(piece) for piece in pieces])]
+
+
+DIALOGUE = ("It is 17.\n\nSo\u00a017.\n\nEnd.", "One step \U0001f600.", "<think>\na\n\nb\n</think>\n\nTwo.\n\nThree.")
+
+
+@pytest.mark.parametrize("name", ["llama3", "v1", "v3", "tekken", *FORMATS])
+def test_pairs_and_labels_in_every_turn(name):
+    """Of several answers each has its own steps, pairs and labels, and a pair never reaches over a turn."""
+    tokenizer = made.byte_bpe_tokenizer(template=name) if name in FORMATS else build(name, [])[0]
+    turns = [message for number, answer in enumerate(DIALOGUE) for message in asked(f"Q{number}?\n\nAnd?", answer)]
+    settings = EncodeOptions("step_jepa", make_splitter("separator"), step_pairs="all")
+    store, report = encode_dataset([{"messages": turns}], tokenizer, ChatRenderer(tokenizer), settings)
+    (example,) = store
+
+    def said(start, stop):
+        return tokenizer.decode(example.input_ids[start:stop].tolist(), clean_up_tokenization_spaces=False).lstrip(" ")
+
+    thought = "<think>\na\n\nb\n</think>\n\n"
+    assert [said(pair.target_start, pair.target_end) for pair in example.pairs] == [
+        "So\u00a017.\n\n", "End.", "Two.\n\n", "Three.",
+    ]  # fmt: skip
+    for pair, source in zip(example.pairs, ["It is 17.\n\n", "So\u00a017.\n\n", thought, "Two.\n\n"], strict=True):
+        assert pair.target_start == pair.source_end + 1 and said(0, pair.target_start).endswith(source)
+    labels = [said(*span) for span in example.label_spans]
+    assert len(labels) == 3
+    for label, answer in zip(labels, DIALOGUE, strict=True):
+        assert label.startswith(answer) and label[len(answer) :] in (
+            "",
+            tokenizer.eos_token,
+            FORMATS.get(name, label)[1],
+        )
+
+
+def asked(question, answer):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
