@@ -59,3 +59,25 @@ def test_objectives(tmp_path):
     assert all(any(line.startswith(f"{name} ") for line in printed.splitlines()) for name in results)
     assert results["regular"]["flops"] == 1 and results["step all"]["flops"] > 1.1
     assert all(result["time"]["median"] > 0 for result in results.values())
+
+
+def test_encoding_and_streaming():
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "encode_speed.py"),
+        "--gsm8k",
+        "absent.jsonl",
+        "--rounds",
+        "1",
+        "--rows",
+        "40",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "encode_dataset " in done.stdout and "cached start " in done.stdout
+    command = [sys.executable, str(BENCHMARKS / "streaming_memory.py"), "--gib", "0.0002", "--steps", "1"]
+    command += ["--shuffle_buffer", "20", "--whole_rows", "10"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[1:]] == ["train", "read", "whole"]
+    assert done.stdout.count("peak") == 3
