@@ -1,0 +1,306 @@
+"""Regular expressions that match the same lines: marked pairs, Python's `re`, a slow matcher, a library's automata."""
+
+import itertools
+import json
+import random
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation.metrics import make_metric
+from stepjepa.evaluation.metrics.regex_language import difference
+from stepjepa.evaluation.metrics.regex_parts import (
+    Boundary,
+    Chars,
+    Complement,
+    Either,
+    Intersection,
+    Joined,
+    Part,
+)
+from stepjepa.evaluation.metrics.regex_syntax import NotSupportedError, PatternError, parse
+
+BUDGET = 600_000
+# Written and marked by hand: do both match the same lines?
+PAIRS = [json.loads(line) for line in (Path(__file__).parents[1] / "regex_pairs.jsonl").read_text().splitlines()]
+
+
+def compare(first, second, **options):
+    return difference(parse(first, **options), parse(second, **options), BUDGET)
+
+
+def test_hand_marked_pairs():
+    assert len(PAIRS) > 100
+    wrong = []
+    with make_metric("regex_equivalence") as metric:
+        for pair in PAIRS:
+            for first, second in ((pair["first"], pair["second"]), (pair["second"], pair["first"])):
+                verdict = metric.score(second, {"answer": first})
+                if (verdict.score, not verdict.note) != (pair["equal"], pair["equal"]):
+                    wrong.append((pair, verdict))
+    assert wrong == []
+
+
+def test_what_a_verdict_says():
+    metric = make_metric("regex_equivalence")
+    row = {"messages": [{"role": "user", "content": "lines"}, {"role": "assistant", "content": ".*a.*b.*"}]}
+    assert metric.score(" .*(a).*b.* ", row) == (1.0, ".*a.*b.*", ".*(a).*b.*", "")
+    assert metric.score(".*b.*a.*", row) == (0.0, ".*a.*b.*", ".*b.*a.*", "only the reference matches 'ab'")
+    assert metric.score(".*b.*", row) == (0.0, ".*a.*b.*", ".*b.*", "only the answer matches 'b'")
+    assert metric.score("  ", row) == (0.0, ".*a.*b.*", None, "no answer found")
+    assert metric.score("(a", row).note == "the answer is no regular expression: a ( is not closed"
+    assert (
+        metric.score("(?=a)b", row).note
+        == "unknown: the answer cannot be compared: (?= is not supported: no lookaround, no flags"
+    )
+    with pytest.raises(DataError, match="no reference answer.*columns found: question"):
+        metric.score("a", {"question": "?"})
+
+
+def generated(generator, depth, operators):
+    """A random pattern over few characters."""
+    kind = generator.random()
+    if depth == 0 or kind < 0.3:
+        plain = ["a", "B", ".", "[aB]", "[^a]", r"\b", "[a-z]", " ", "-", r"\w", r"\W", "^", "$"]
+        return generator.choice(plain + ["(.*)"] * operators)
+    inner = [generated(generator, depth - 1, operators) for _ in range(2)]
+    if kind < 0.5:
+        return "".join(inner)
+    if kind < 0.65:
+        return f"({inner[0]}|{inner[1]})"
+    if operators and kind < 0.75:
+        return f"({inner[0]}&{inner[1]})"
+    if operators and kind < 0.85:
+        return f"~({inner[0]})"
+    return f"({inner[0]}){generator.choice(['*', '+', '?', '{2}', '{1,2}', '{2,}'])}"
+
+
+def relatives(generator, pattern, operators):
+    """Patterns that are the same, or nearly so."""
+    yield generator.choice(
+        [pattern.replace("*", "+", 1), pattern.replace("a", "(?:a)"), f"({pattern}|{pattern})", f"{pattern}()"]
+    )
+    if operators:
+        yield generator.choice([f"~(~({pattern}))", pattern.replace("|", "&", 1), f"({pattern})&(.*)", f"~({pattern})"])
+
+
+def test_verdicts_agree_with_re_on_strings():
+    texts = ["".join(signs) for length in range(5) for signs in itertools.product("aB -", repeat=length)]
+    generator, equal, unequal = random.Random(0), 0, 0
+    for _ in range(400):
+        first = generated(generator, 2, False)
+        for second in (generated(generator, 2, False), *relatives(generator, first, False)):
+            try:
+                one, other = re.compile(first), re.compile(second)
+            except re.error:  # `re` repeats no anchor
+                continue
+            found = compare(first, second, dialect="python")
+            if found is not None:
+                matches = [pattern.fullmatch(found.text) is not None for pattern in (one, other)]
+                assert matches == [found.in_first, not found.in_first], (first, second, found)
+                unequal += 1
+            else:
+                differing = [text for text in texts if bool(one.fullmatch(text)) != bool(other.fullmatch(text))]
+                assert differing == [], (first, second)
+                equal += 1
+    assert equal > 200 and unequal > 200
+
+
+def matches_slowly(part: Part, text: str) -> bool:
+    """By the definition: where a part that begins at a place may end."""
+    size = len(text)
+
+    def in_word(place):
+        return 0 <= place < size and (text[place].isalnum() or text[place] == "_")
+
+    def after(part, places):
+        return frozenset(end for place in places for end in ends(part, place))
+
+    @lru_cache(None)
+    def ends(part, place):
+        if isinstance(part, Chars):
+            inside = place < size and any(low <= ord(text[place]) <= high for low, high in part.ranges)
+            return frozenset([place + 1] if inside else [])
+        if isinstance(part, Boundary):
+            edge = in_word(place - 1) != in_word(place)
+            holds = {"word": edge, "no word": not edge, "begin": place == 0, "end": place == size}[part.kind]
+            return frozenset([place] if holds else [])
+        if isinstance(part, Either):
+            return frozenset().union(*(ends(one, place) for one in part.parts))
+        if isinstance(part, Intersection):
+            return frozenset(range(place, size + 1)).intersection(*(ends(one, place) for one in part.parts))
+        if isinstance(part, Complement):
+            return frozenset(range(place, size + 1)) - ends(part.part, place)
+        places = frozenset([place])
+        if isinstance(part, Joined):
+            for one in part.parts:
+                places = after(one, places)
+            return places
+        found = places if part.low == 0 else frozenset()
+        for turn in range(1, part.low + size + 2 if part.high is None else part.high + 1):
+            places = after(part.part, places)
+            found |= places if turn >= part.low else frozenset()
+        return found
+
+    return size in ends(part, 0)
+
+
+def test_verdicts_agree_with_a_slow_matcher_for_all_operators():
+    texts = ["".join(signs) for length in range(5) for signs in itertools.product("aB -", repeat=length)]
+    generator, equal, unequal = random.Random(1), 0, 0
+    for _ in range(300):
+        first = generated(generator, 3, True)
+        for second in (generated(generator, 2, True), *relatives(generator, first, True)):
+            parts = [parse(text).part for text in (first, second)]
+            found = compare(first, second)
+            if found is not None:
+                matches = [matches_slowly(part, found.text) for part in parts]
+                assert matches == [found.in_first, not found.in_first], (first, second, found)
+                unequal += 1
+            else:
+                for text in generator.sample(texts, 20):
+                    assert matches_slowly(parts[0], text) == matches_slowly(parts[1], text), (first, second, text)
+                equal += 1
+    assert equal > 150 and unequal > 150
+
+
+def test_the_slow_matcher_knows_boundaries():
+    part = parse(r"\bdog\b.*|~(.*\bdog.*)").part
+    assert [matches_slowly(part, text) for text in ("dog", "dog x", "dogs", "a dog", "hotdog")] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_and_and_not_agree_with_another_librarys_automata():
+    interegular = pytest.importorskip("interegular", reason="needs the package interegular")
+    simple = [".*a.*b.*", "[A-Z].*", "(ab|c)+", "a{2,4}", ".*[0-9]", "(a|b)*a(a|b)", "[a-z]+[0-9]?", ".{3}", "a*b*"]
+    # One alphabet for all, and a full stop that matches any of it.
+    machines = [interegular.parse_pattern(pattern.replace(".", "[ -~]")).to_fsm() for pattern in simple]
+    machines = [machine & interegular.parse_pattern("[ -~]*").to_fsm() for machine in machines]
+    equal = 0
+    for (one, first), (other, second) in itertools.product(zip(simple, machines, strict=True), repeat=2):
+        cases = {f"({one})&({other})": first & second, f"({one})&~({other})": first - second}
+        for ours, theirs in cases.items():
+            assert (compare(ours, "a&b") is None) == theirs.empty(), ours
+        union = first | second
+        assert (compare(f"~(~({one})&~({other}))", one) is None) == union.equivalent(first), (one, other)
+        equal += union.equivalent(first)
+    assert len(simple) < equal < len(simple) ** 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (".*a.{20}", ".*a.{10}.{10}"),
+        ("(a|b)*a(a|b){25}", "(b|a)*a(a|b){24}(b|a)"),
+        ("((a{1000}){1000}){1000}", "((a{1000}){999}a{1000}){1000}"),
+        ("[a-z]{1,1000000}", "[a-z]{1,999999}"),
+        ("(.{1,50}a){20}", "(.{1,50}a){19}.{1,50}a"),
+        ("|".join(map(chr, range(1000, 1990))), "a"),
+    ],
+)
+def test_too_much_work_is_given_up(first, second):
+    verdict = make_metric("regex_equivalence").score(second, {"answer": first})
+    assert verdict.score == 0 and verdict.note == f"unknown: not decided in {BUDGET} steps"
+    assert make_metric("regex_equivalence").score(first, {"answer": first}).score == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("(a*)*" * 300, "(a*)*"),
+        ("(a|aa){500}", "a{500,1000}"),
+        (
+            "&".join(f"(.*{sign}.*)" for sign in "abcdefghijklmnop"),
+            "&".join(f"(.*{sign}.*)" for sign in "ponmlkjihgfedcba"),
+        ),
+        ("~(" * 70 + "a*b" + ")" * 70, "a*b"),
+        ("(" * 70 + "a" + "{2,})" * 70, "a" + "{2,}" * 70),
+        (".*" + "(.*dog.*){7,}" + ".*", "((.*dog.*){3}.*){2}(.|..)*dog(.?.?)*"),
+    ],
+)
+def test_what_looks_hard_and_is_not(first, second):
+    assert compare(first, second) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(a", "not closed"),
+        ("a)", "unmatched"),
+        ("*a", "nothing to repeat"),
+        ("a|&b", "nothing to repeat|closed|^$"),
+        ("~", "nothing to repeat or to negate"),
+        ("[a", "ends in the middle"),
+        ("[z-a]", "goes backwards"),
+        ("a\\", "ends in the middle"),
+        ("a{3,2}", "fewer repeats at most"),
+    ],
+)
+def test_bad_syntax(pattern, message):
+    if message.endswith("^$"):
+        parse(pattern)  # an empty side is the empty text
+        return
+    with pytest.raises(PatternError, match=message) as caught:
+        parse(pattern)
+    assert not isinstance(caught.value, NotSupportedError)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(a)\1", "(?=a)", "(?i)a", "a" * 3000, "(" * 100 + ")" * 100, "a{9999999}", "a" + "*" * 500]
+)
+def test_what_is_not_supported(pattern):
+    with pytest.raises(NotSupportedError):
+        parse(pattern)
+
+
+def test_binding():
+    assert parse(r"\bA&B\b|c") == parse(r"((?:\bA)&(?:B\b))|c")
+    assert parse("~ab") == parse("(~(a))b")
+    assert parse("~a*") == parse("(~(a))*")
+    assert compare("~a*", "~(a*)") is not None
+
+
+def test_python_has_no_and_and_not():
+    assert compare("a&b", r"a\&b", dialect="python") is None
+    assert compare("a&b", r"a\&b") is not None
+    assert compare("~(a)", "~a", dialect="python") is None
+    assert compare("a+?b*?", "a+b*", dialect="python") is None
+    with pytest.raises(NotSupportedError, match="possessive"):
+        parse("a++", "python")
+
+
+def test_a_boundary_may_be_the_letter():
+    assert compare(r"\bdog\b", "dog") is None
+    assert compare(r"\bdog\b", "bdogb", word_boundary="letter") is None
+    verdict = make_metric("regex_equivalence", word_boundary="letter").score("dog", {"answer": r"\bdog\b"})
+    assert verdict.note == "only the answer matches 'dog'"
+
+
+def test_options_are_checked():
+    for wrong in ({"dialect": "posix"}, {"word_boundary": "b"}, {"budget": 0}):
+        with pytest.raises(ConfigError):
+            make_metric("regex_equivalence", **wrong)
+
+
+def test_targets_of_nl_rx(shared_dir):
+    lines = (shared_dir / "data" / "nl_rx_synth_test.jsonl").read_text(encoding="utf-8").splitlines()
+    targets = [json.loads(line)["messages"][-1]["content"] for line in lines]
+    for target in targets:
+        parse(target)
+    generator = random.Random(0)
+    for target in generator.sample(targets, 150):
+        spelled = target.replace("[A-Za-z]", "([A-Z]|[a-z])").replace(".*", "(.|..)*").replace("dog", "d(og)")
+        assert compare(target, f"~(~({spelled}))") is None, target
+        other = generator.choice(targets)
+        found = compare(target, other)
+        if found is not None:
+            sides = [matches_slowly(parse(text).part, found.text) for text in (target, other)]
+            assert sides == [found.in_first, not found.in_first], (target, other)

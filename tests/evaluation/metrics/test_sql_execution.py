@@ -1,0 +1,177 @@
+"""Queries that return the same rows, and queries that must not do any harm."""
+
+import hashlib
+import sqlite3
+
+import pytest
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation.metrics import make_metric
+from stepjepa.evaluation.metrics.sql import query_of
+from stepjepa.evaluation.metrics.sql_worker import is_ordered
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("databases")
+    (folder / "school").mkdir()
+    with sqlite3.connect(folder / "school" / "school.sqlite") as connection:
+        connection.executescript(
+            """
+            CREATE TABLE student (id INTEGER, name TEXT, gpa REAL, photo BLOB);
+            INSERT INTO student VALUES (1, 'Ann', 3.5, x'00'), (2, 'Bob', NULL, NULL), (3, 'Cid', 0.3, x'ff'),
+                                       (4, 'Ann', 3.5, x'00');
+            """
+        )
+    connection.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metric(folder):
+    with make_metric("sql_execution", db_folder=str(folder), time_limit=1.0, max_rows=1000) as metric:
+        yield metric
+
+
+def note(metric, gold, answer):
+    return metric.score(answer, {"query": gold, "db_id": "school"}).note
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("SELECT name FROM student", "SELECT name FROM student ORDER BY id DESC"),
+        ("SELECT name FROM student ORDER BY id", "SELECT name FROM student ORDER BY id ASC"),
+        ("SELECT name AS n FROM student", "SELECT student.name FROM student"),
+        ("SELECT COUNT(*) FROM student", "SELECT 4.0"),
+        ("SELECT gpa FROM student WHERE id = 3", "SELECT 0.1 + 0.2"),
+        ("SELECT gpa, id FROM student", "SELECT gpa + 1e-12, id FROM student ORDER BY 1"),
+        ("SELECT gpa FROM student WHERE id = 2", "SELECT NULL"),
+        ("SELECT id FROM student WHERE 0", "SELECT name FROM student WHERE name = 'x'"),
+        ("SELECT id FROM (SELECT id FROM student ORDER BY id)", "SELECT id FROM student ORDER BY id DESC"),
+        ("SELECT photo FROM student", "SELECT photo FROM student"),
+        ("SELECT id FROM student", "SELECT id FROM student; DROP TABLE student"),
+        ("SELECT id FROM student;", "Here it is:\n```sql\nSELECT id FROM student;\n```\nIt lists ids."),
+        ("SELECT max(id) FROM student", "WITH top AS (SELECT max(id) AS m FROM student) SELECT m FROM top"),
+    ],
+)
+def test_the_same_rows(metric, gold, answer):
+    assert note(metric, gold, answer) == ""
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "why"),
+    [
+        (
+            "SELECT name FROM student ORDER BY id",
+            "SELECT name FROM student ORDER BY id DESC",
+            "other rows, or another order",
+        ),
+        ("SELECT id, name FROM student", "SELECT name, id FROM student", "other rows"),
+        ("SELECT DISTINCT name FROM student", "SELECT name FROM student", "4 rows instead of 3"),
+        ("SELECT id FROM student", "SELECT id, id FROM student", "2 columns instead of 1"),
+        ("SELECT gpa FROM student", "SELECT coalesce(gpa, 0) FROM student", "other rows"),
+        ("SELECT gpa FROM student WHERE id = 3", "SELECT 0.3001", "other rows"),
+        ("SELECT id FROM student WHERE id = 2", "SELECT '2'", "other rows"),
+        ("SELECT 9007199254740993", "SELECT 9007199254740992", "other rows"),
+        ("SELECT 'A'", "SELECT 'a'", "other rows"),
+        ("SELECT 1", "SELEC 1", 'the query fails: near "SELEC": syntax error'),
+        ("SELECT 1", "SELECT x FROM student", "the query fails: no such column: x"),
+        ("SELECT x FROM student", "SELECT 1", "unknown: the reference fails: no such column: x"),
+        ("SELECT 1", "-- nothing", "the query fails: it returns no rows"),
+    ],
+)
+def test_other_rows(metric, gold, answer, why):
+    assert note(metric, gold, answer) == why
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DROP TABLE student",
+        "DELETE FROM student",
+        "UPDATE student SET name = 'x'",
+        "INSERT INTO student (id) VALUES (5)",
+        "CREATE TABLE t (x)",
+        "CREATE TEMP TABLE t (x)",
+        "PRAGMA writable_schema = 1",
+        "PRAGMA query_only = OFF",
+        "ATTACH '{folder}/new.db' AS new",
+        "VACUUM INTO '{folder}/new.db'",
+        "SELECT load_extension('x')",
+        "SELECT zeroblob(1000000000)",
+        "BEGIN EXCLUSIVE",
+    ],
+)
+def test_nothing_but_reading(metric, folder, query):
+    file = folder / "school" / "school.sqlite"
+    before = hashlib.sha256(file.read_bytes()).hexdigest()
+    said = note(metric, "SELECT 1", query.replace("{folder}", str(folder)))
+    assert said.startswith("the query fails: ") and ("auth" in said or "readonly" in said), said
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == before
+    assert sorted(path.name for path in folder.rglob("*")) == ["school", "school.sqlite"]
+
+
+def test_limits(metric):
+    endless = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r)"
+    assert note(metric, "SELECT 1", f"{endless} SELECT count(*) FROM r") == "the query fails: not done after 1 s"
+    assert note(metric, "SELECT 1", f"{endless} SELECT x FROM r") == "the query fails: more than 1000 rows"
+    assert note(metric, "SELECT 1", f"SELECT '{'x' * 30_000}'") == "longer than 20000 characters"
+    assert note(metric, "SELECT 1", "SELECT 1") == ""  # and it goes on
+
+
+def test_where_the_database_is(metric, folder, tmp_path):
+    row = {
+        "messages": [
+            {"role": "user", "content": "How many?\nFor db_id:[school]"},
+            {"role": "assistant", "content": "SELECT 4"},
+        ]
+    }
+    assert metric.score("SELECT count(*) FROM student", row) == (1.0, "SELECT 4", "SELECT count(*) FROM student", "")
+    alone = make_metric("sql_execution")
+    path = str(folder / "school" / "school.sqlite")
+    assert alone.score("SELECT 4", {"sql": "SELECT count(*) FROM student", "db_path": path}).score == 1
+    alone.close()
+    with pytest.raises(ConfigError, match="needs db_folder"):
+        alone.score("SELECT 1", {"query": "SELECT 1", "db_id": "school"})
+    for row, message in [
+        ({"db_id": "other"}, "no database .*other.sqlite"),
+        ({"db_id": "../school"}, "no name of a database"),
+        ({}, "names no database"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            metric.score("SELECT 1", {"query": "SELECT 1", **row})
+    with pytest.raises(ConfigError, match="no folder"):
+        make_metric("sql_execution", db_folder=str(tmp_path / "none"))
+    assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"}) == (0.0, "SELECT 1", None, "no query found")
+
+
+@pytest.mark.parametrize(
+    ("query", "ordered"),
+    [
+        ("SELECT a FROM t ORDER BY a", True),
+        ("select a from t order\n by a", True),
+        ("SELECT a FROM t UNION SELECT b FROM t ORDER /* now */ BY 1", True),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
+        ("SELECT row_number() OVER (ORDER BY a) FROM t", False),
+        ("SELECT 'x ORDER BY y' FROM t -- ORDER BY a", False),
+        ('SELECT "order", "by" FROM t', False),
+        ("SELECT a FROM t", False),
+    ],
+)
+def test_is_ordered(query, ordered):
+    assert is_ordered(query) is ordered
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("SELECT 1;", "SELECT 1"),
+        ("SELECT ';' AS a; SELECT 2", "SELECT ';' AS a"),
+        ("```\nSELECT 1\n```", "SELECT 1"),
+        ("```sql\nSELECT 1\n```\nor\n```SQL\nSELECT 2;\n```", "SELECT 2"),
+        ("", ""),
+    ],
+)
+def test_query_of(text, query):
+    assert query_of(text) == query
