@@ -1,0 +1,228 @@
+"""Figures: what is drawn, that it stays inside, and that the same numbers give the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from stepjepa.analysis.coordinates import Coordinates
+from stepjepa.analysis.plots import (
+    DEMO_CURVES,
+    cosine_figure,
+    curve_figure,
+    forest_figure,
+    layer_figure,
+    plot_curves,
+    retrieval_figure,
+    scatter_figure,
+    spectrum_figure,
+)
+from stepjepa.analysis.style import COLOURS, look, save_figure
+from stepjepa.errors import ConfigError, DataError
+
+matplotlib = pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.filterwarnings("error::UserWarning")
+
+LONG = "llm_jepa, InfoNCE, lambda 0.1, K = 2, EMA 0.98"
+SPECTRA = {"plain": np.array([9.0, 3.0, 1.0, 0.0]), LONG: np.array([5.0, 1e-3, 1e-30, 0.0])}
+COSINES = {"plain": (np.linspace(0.8, 0.99, 50), np.linspace(0.5, 0.9, 50)), LONG: (np.full(50, 1.0), np.full(50, 1.0))}
+LAYERS = {"plain": {0: 0.1, 6: 0.3, 12: 0.5, -1: 0.4}, LONG: {0: 0.1, 6: 0.4, -1: 0.9}}
+POINTS = Coordinates(np.random.default_rng(0).normal(size=(30, 2)), np.ones((30, 2)), "pca", (0.5, 0.25))
+HISTORY = [
+    {"step": s, "lm_loss": 3 / s, "jepa_loss": 1 / s, "cosine_similarity": 0.9, "effective_rank": 9.0}
+    for s in range(1, 20)
+]
+HISTORIES = {
+    "regular": [{"step": entry["step"], "lm_loss": 2 * entry["lm_loss"]} for entry in HISTORY]
+    + [{"train_runtime": 3.0}],
+    LONG: HISTORY,
+}
+DIFFERENCES = [
+    ("InfoNCE", {"at equal examples": (0.03, 0.01, 0.05), "at equal compute": (-0.01, -0.03, 0.01)}),
+    (LONG, {"at equal examples": (-0.02, None, None)}),
+]
+FIGURES = {
+    "spectrum": lambda: spectrum_figure(SPECTRA),
+    "cosine": lambda: cosine_figure(COSINES),
+    "layer": lambda: layer_figure(LAYERS, "cosine gap", title="Gap by layer"),
+    "retrieval": lambda: retrieval_figure(LAYERS, chance=0.01, k=5),
+    "scatter": lambda: scatter_figure(POINTS, "PCA of plain"),
+    "curves": lambda: curve_figure(HISTORIES),
+    "demo": lambda: curve_figure(HISTORIES, DEMO_CURVES, "stepjepa demo"),
+    "forest": lambda: forest_figure(DIFFERENCES, "accuracy (share)"),
+}
+
+
+def legend_texts(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_says_what_it_shows(name):
+    figure = FIGURES[name]()
+    assert figure.get_suptitle()
+    assert legend_texts(figure)
+    for axis in figure.axes:
+        assert axis.get_xlabel() or axis.get_shared_x_axes().get_siblings(axis) != [axis]
+        assert axis.get_ylabel() or axis.get_title() or name == "forest"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_is_cut_off_at_800_pixels(name, tmp_path):
+    figure = FIGURES[name]()
+    save_figure(figure, tmp_path / "f.png", dpi=100)
+    assert matplotlib.image.imread(tmp_path / "f.png").shape[1] == 800
+    box = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert box.x0 >= -0.01 and box.y0 >= -0.01 and box.x1 <= width + 0.01 and box.y1 <= height + 0.01
+    texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text() and text.get_visible()]
+    assert min(text.get_fontsize() for text in texts) >= 9
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("name", ["cosine", "scatter", "forest"])
+def test_the_same_figure_gives_the_same_bytes(name, suffix, tmp_path):
+    for number in "12":
+        save_figure(FIGURES[name](), tmp_path / f"{number}.{suffix}")
+    first, second = ((tmp_path / f"{number}.{suffix}").read_bytes() for number in "12")
+    assert first == second and len(first) > 1000
+    assert b"Date" not in first and b"dc:date" not in first and matplotlib.__version__.encode() not in first
+
+
+def test_nothing_global_is_touched(tmp_path):
+    """No pyplot, no backend chosen, no setting changed; checked in a process of its own."""
+    code = (
+        "import sys, matplotlib\n"
+        "settings = lambda: {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
+        "before = settings()\n"
+        "import numpy as np\n"
+        "from stepjepa.analysis.plots import spectrum_figure\n"
+        "from stepjepa.analysis.style import save_figure\n"
+        f"save_figure(spectrum_figure({{'a': np.ones(3)}}), {str(tmp_path / 'f.svg')!r})\n"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
+        "assert settings() == before\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    save_figure(spectrum_figure({"a": np.ones(3)}), tmp_path / "g.svg")
+    assert (tmp_path / "f.svg").read_bytes() == (tmp_path / "g.svg").read_bytes()
+
+
+def test_looks_differ_in_more_than_colour():
+    looks = [look(i) for i in range(49)]
+    assert len(set(map(str, looks))) == 49
+    for a, b in itertools.combinations(looks[:7], 2):
+        assert a.color != b.color and a.linestyle != b.linestyle and a.marker != b.marker
+    okabe_ito = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+    assert set(COLOURS) < okabe_ito
+
+
+def test_spectrum_draws_the_values_without_zeros():
+    axis = spectrum_figure(SPECTRA).axes[0]
+    assert axis.get_yscale() == "log"
+    assert axis.get_ylim()[0] >= 9e-8  # what is below is rounding
+    assert axis.lines[0].get_ydata()[:3].tolist() == [9.0, 3.0, 1.0] and np.isnan(axis.lines[0].get_ydata()[3])
+    assert axis.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
+    zeros = spectrum_figure({"a": np.zeros(3)}).axes[0]
+    assert zeros.get_yscale() == "linear"
+
+
+def test_cosine_histograms_are_shares_of_the_pairs():
+    """Two of three matched pairs in the first bin, two of four shuffled ones in the middle."""
+    axis = cosine_figure({"plain": (np.array([0.0, 0.0, 1.0]), np.array([0.0, 0.5, 0.5, 1.0]))}).axes[0]
+    filled, _, shuffled, _ = (patch.get_path().vertices for patch in axis.patches)
+    assert filled[:, 1].max() == pytest.approx(200 / 3) and shuffled[:, 1].max() == pytest.approx(50)
+    assert filled[filled[:, 1] > 60, 0].max() == pytest.approx(0.01)  # a hundred bins from 0 to 1
+    assert axis.get_title(loc="left") == "plain: mean 0.3333 matched and 0.5000 shuffled"
+
+
+def test_layers_stand_in_order_with_the_final_one_last():
+    axis = retrieval_figure(LAYERS, chance=0.01).axes[0]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["emb.", "6", "12", "final"]
+    assert axis.lines[1].get_xdata().tolist() == [0, 1, 3]
+    assert axis.lines[1].get_ydata() == pytest.approx([10, 40, 90])
+    assert axis.lines[2].get_ydata() == pytest.approx([1, 1])
+    many = layer_figure({"a": {**{i: 0.5 for i in range(81)}, -1: 0.5}}, "x").axes[0]
+    assert len(many.get_xticks()) <= 18
+
+
+def test_scatter_joins_pairs():
+    axis = scatter_figure(POINTS, max_lines=4).axes[0]
+    assert [line.get_xdata()[0] for line in axis.lines] == [POINTS.source[i, 0] for i in (0, 10, 19, 29)]
+    assert np.array_equal(axis.collections[1].get_offsets(), POINTS.target)
+    assert axis.get_ylabel() == "principal component 2 (25.0 % of variance)"
+    assert not scatter_figure(POINTS, max_lines=0).axes[0].lines
+    assert scatter_figure(Coordinates(POINTS.source, POINTS.target, "tsne")).axes[0].get_xlabel() == "t-SNE axis 1"
+
+
+def test_curves_take_what_was_logged():
+    figure = curve_figure(HISTORIES)
+    loss, jepa = figure.axes
+    assert loss.lines[1].get_ydata() == pytest.approx([3 / s for s in range(1, 20)])
+    assert len(jepa.lines[0].get_xdata()) == 0 and len(jepa.lines[1].get_xdata()) == 19
+    assert (loss.get_yscale(), jepa.get_yscale()) == ("log", "linear")
+    assert legend_texts(figure) == ["regular", LONG]
+    plain = curve_figure({"regular": HISTORIES["regular"]})
+    assert len(plain.axes) == 1  # no JEPA loss was logged
+    assert curve_figure({"a": [{"step": 1, "lm_loss": 0.0}]}).axes[0].get_yscale() == "linear"
+
+
+def test_forest_draws_means_and_intervals():
+    figure = forest_figure(DIFFERENCES, "loss (nats)", higher_is_better=False, confidence=0.9)
+    axis = figure.axes[0]
+    drawn = [c for c in axis.containers if len(c.lines[0].get_xdata())]
+    assert [float(c.lines[0].get_xdata()[0]) for c in drawn] == [0.03, -0.01, -0.02]
+    ends = [c.lines[2][0].get_segments()[0][:, 0].tolist() for c in drawn[:2]]
+    assert ends == [pytest.approx([0.01, 0.05]), pytest.approx([-0.03, 0.01])]
+    assert axis.get_ylim()[0] > axis.get_ylim()[1]  # the first arm on top
+    assert axis.get_xlabel() == "difference in loss (nats), 90 % interval (better to the left)"
+    assert legend_texts(figure) == ["at equal examples", "at equal compute"]
+
+
+def test_the_demo_s_curves_are_written(tmp_path):
+    plot_curves(HISTORIES, tmp_path / "new" / "curves.png", "stepjepa demo")
+    assert matplotlib.image.imread(tmp_path / "new" / "curves.png").shape[1] == 1600
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["curves.png"]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "f.png"
+    path.write_text("old")
+    figure = FIGURES["spectrum"]()
+    monkeypatch.setattr("os.replace", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save_figure(figure, path)
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("draw", "what"),
+    [
+        (lambda: spectrum_figure({}), "spectra"),
+        (lambda: cosine_figure({}), "cosines"),
+        (lambda: layer_figure({}, "x"), "layers"),
+        (lambda: scatter_figure(Coordinates(np.ones((0, 2)), np.ones((0, 2)), "pca")), "points"),
+        (lambda: curve_figure({"a": [{"step": 3}]}), "curves"),
+        (lambda: forest_figure([], "x"), "differences"),
+    ],
+)
+def test_nothing_to_draw(draw, what):
+    with pytest.raises(DataError, match=f"there are no {what} to draw"):
+        draw()
+
+
+def test_other_formats(tmp_path):
+    with pytest.raises(ConfigError, match=r"f.pdf: figures are written as .png or .svg"):
+        save_figure(FIGURES["spectrum"](), tmp_path / "f.pdf")
+
+
+def test_matplotlib_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[analysis\]'"):
+        FIGURES["spectrum"]()

@@ -1,0 +1,209 @@
+"""Verdicts of a study: what may be called better, and what is said to be missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepjepa.errors import DataError
+from stepjepa.study.compare import ArmRuns, compare_arms
+from stepjepa.study.stats import holm, paired_difference
+
+stats = pytest.importorskip("scipy.stats")
+pytest.importorskip("statsmodels")
+pytestmark = pytest.mark.filterwarnings("error")
+
+# Differences from the baseline with means 5, 0, -5 and 1 or so and a spread of about 1: shown or not shown at five seeds.
+BASE = [60.0, 55.0, 70.0, 62.0, 58.0]
+UP = [5.0, 6.0, 4.0, 5.5, 4.5]
+NONE = [1.0, -1.0, 0.5, -0.5, 0.25]
+DOWN = [-5.0, -6.0, -4.0, -5.5, -4.5]
+
+
+def arm(name, shift=(0, 0, 0, 0, 0), seeds=range(5), flops=None, **links):
+    values = {seed: BASE[seed] + shift[seed] for seed in seeds}
+    return ArmRuns(name, {"accuracy": values}, flops=dict.fromkeys(seeds, flops) if flops else {}, **links)
+
+
+def compare(*arms, higher_is_better=True, metric="accuracy"):
+    rows = compare_arms([arm("plain", flops=100), *arms], metric, baseline="plain", higher_is_better=higher_is_better)
+    return {row.name: row for row in rows}
+
+
+def verdict(*arms, **options):
+    return str(compare(*arms, **options)["jepa"].verdict)
+
+
+FULL = {"control": "shuffled", "compute_baseline": "plain x1.2"}
+
+
+def test_better_needs_baseline_control_and_compute():
+    jepa, shuffled, longer = arm("jepa", UP, **FULL), arm("shuffled", NONE), arm("plain x1.2", NONE)
+    rows = compare(jepa, shuffled, longer)
+    assert str(rows["jepa"].verdict) == "better"
+    assert [row.role for row in rows.values()] == ["baseline", "arm", "control", "compute baseline"]
+    assert rows["shuffled"].verdict is None and rows["plain x1.2"].examples is None
+    assert rows["jepa"].examples.result == paired_difference([b + u for b, u in zip(BASE, UP, strict=True)], BASE)
+    assert rows["jepa"].control.against == "shuffled"
+    assert rows["jepa"].compute.result.mean == pytest.approx(np.mean(UP) - np.mean(NONE))
+
+
+def test_lower_may_be_better():
+    links = [arm("shuffled", NONE), arm("plain x1.2", NONE)]
+    assert verdict(arm("jepa", DOWN, **FULL), *links, higher_is_better=False) == "better"
+    assert verdict(arm("jepa", UP, **FULL), *links, higher_is_better=False) == "worse"
+
+
+@pytest.mark.parametrize(
+    ("links", "others", "said"),
+    [
+        ({}, [], "no shuffled control was run; not compared at equal compute"),
+        ({"control": "shuffled"}, [arm("shuffled", NONE)], "not compared at equal compute"),
+        ({"compute_baseline": "plain x1.2"}, [arm("plain x1.2", NONE)], "no shuffled control was run"),
+        ({"needs_control": False}, [], "not compared at equal compute"),
+        (FULL, [arm("shuffled", UP), arm("plain x1.2")], "its shuffled control is not shown to be behind it"),
+        (
+            FULL,
+            [arm("shuffled", [9, 9.5, 8, 9, 9.2]), arm("plain x1.2")],
+            "its shuffled control is not shown to be behind it",
+        ),
+        (FULL, [arm("shuffled"), arm("plain x1.2", [4, 7, 5, 4, 5])], "no difference shown at equal compute"),
+        (FULL, [arm("shuffled"), arm("plain x1.2", [9, 9.5, 8, 9, 9.2])], "worse at equal compute"),
+        (
+            FULL,
+            [arm("shuffled", seeds=[0, 1]), arm("plain x1.2")],
+            "its control: n=2 seeds in common with shuffled",
+        ),
+        (
+            FULL,
+            [arm("shuffled"), arm("plain x1.2", seeds=[3])],
+            "at equal compute: n=1 seed in common with plain x1.2",
+        ),
+    ],
+)
+def test_what_is_missing_is_said(links, others, said):
+    assert verdict(arm("jepa", UP, **links), *others) == f"not established: better at equal examples; {said}"
+
+
+def test_an_arm_that_costs_as_much_needs_no_other_comparison_of_compute():
+    shuffled = arm("shuffled", NONE)
+    assert verdict(arm("jepa", UP, flops=101, control="shuffled"), shuffled) == "better"
+    assert verdict(arm("jepa", UP, flops=103, control="shuffled"), shuffled).endswith("not compared at equal compute")
+
+
+@pytest.mark.parametrize(
+    ("jepa", "said"),
+    [
+        (arm("jepa", NONE), "no difference shown"),
+        (arm("jepa"), "no difference shown"),
+        (arm("jepa", DOWN), "worse"),
+        (arm("jepa", UP, seeds=[0, 1]), "not established: n=2 seeds in common with plain"),
+        (arm("jepa", UP, seeds=[4]), "not established: n=1 seed in common with plain"),
+        (arm("jepa", seeds=[]), "not established: n=0 seeds in common with plain"),
+        (arm("jepa", [2.0] * 5), "not established: all 5 differences from plain are equal"),
+    ],
+)
+def test_verdicts_without_control(jepa, said):
+    assert verdict(jepa) == said
+
+
+def test_no_difference_at_equal_examples_may_be_a_loss_at_equal_compute():
+    said = verdict(arm("jepa", NONE, compute_baseline="plain x1.2"), arm("plain x1.2", UP))
+    assert said == "no difference shown: worse at equal compute"
+
+
+@pytest.mark.parametrize("lost", [None, float("nan"), float("inf")])
+def test_a_run_that_diverged_is_not_passed_over(lost):
+    """Four seeds would show it, but the fifth was run as well."""
+    values = {**{seed: BASE[seed] + UP[seed] for seed in range(4)}, 4: lost}
+    jepa = compare(ArmRuns("jepa", {"accuracy": values}))["jepa"]
+    assert str(jepa.verdict) == "not established: no value for seed 4"
+    assert (jepa.seeds, jepa.examples.lost, jepa.examples.result.n) == ((0, 1, 2, 3), (4,), 4)
+
+
+def test_pairs_go_by_seed_not_by_order():
+    values = {4: 62.5, 0: 65.0, 2: 74.0, 9: 1.0}
+    jepa = compare(ArmRuns("jepa", {"accuracy": values}))["jepa"]
+    assert (jepa.examples.seeds, jepa.examples.lost) == ((0, 2, 4), ())  # seed 9 was not run by the baseline
+    assert jepa.examples.result.mean == pytest.approx((5 + 4 + 4.5) / 3)
+    assert jepa.summary.n == 4
+
+
+def test_holm_runs_over_arms_and_not_over_what_they_are_compared_with():
+    rows = compare(
+        arm("jepa", UP, **FULL), arm("tube", NONE), arm("cosine", DOWN, control="c2"),
+        arm("shuffled", NONE), arm("c2", NONE), arm("plain x1.2"),
+    )  # fmt: skip
+    arms = [rows[name] for name in ("jepa", "tube", "cosine")]
+    assert [row.examples.holm_p for row in arms] == pytest.approx(holm([row.examples.result.t_p for row in arms]))
+    controls = [rows[name].control for name in ("jepa", "cosine")]
+    assert [c.holm_p for c in controls] == pytest.approx(holm([c.result.t_p for c in controls]))
+    assert rows["jepa"].compute.holm_p == pytest.approx(rows["jepa"].compute.result.t_p)
+    assert rows["shuffled"].examples.holm_p is None
+
+
+def test_holm_can_take_a_verdict_back():
+    """p = .03 alone; .09 among three."""
+    near = [1.0, 3.0, 2.0, -0.2, 2.0]
+    p = stats.ttest_1samp(near, 0).pvalue
+    assert 0.02 < p < 0.05
+    others = [arm("a", NONE), arm("b", [0, 1, -1, 1, -1])]
+    assert verdict(arm("jepa", near)).startswith("not established: better")
+    assert verdict(arm("jepa", near), *others) == "no difference shown"
+
+
+@pytest.fixture
+def no_collection(monkeypatch):
+    """statsmodels collects garbage at every correction, which takes longer than all the rest of hundreds of studies."""
+    monkeypatch.setattr("gc.collect", lambda *args: 0)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_arms_alike_are_told_apart_at_no_more_than_the_level():
+    """600 studies of three arms and a baseline of one distribution: any verdict but "no difference" in 5 % (SE .9)."""
+    draws = np.random.default_rng(0).normal(0.6, 0.05, (600, 4, 5))
+    wrong = 0
+    for study in draws:
+        names = ["plain", "a", "b", "c"]
+        arms = [ArmRuns(n, {"accuracy": dict(enumerate(v))}) for n, v in zip(names, study, strict=True)]
+        rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True)
+        wrong += any(row.verdict.label != "no difference shown" for row in rows[1:])
+    assert 0.015 < wrong / 600 < 0.075
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_effect_that_the_control_has_too_is_not_called_better():
+    """A large gain over plain that shuffled targets give as well; the control may be behind by chance, in 2.5 %."""
+    draws = np.random.default_rng(1).normal(0.6, 0.01, (300, 3, 5)) + np.array([0.0, 0.2, 0.2])[:, None]
+    labels = []
+    for study in draws:
+        plain, jepa, shuffled = ({"accuracy": dict(enumerate(values))} for values in study)
+        arms = [
+            ArmRuns("plain", plain, flops={0: 1.0}),
+            ArmRuns("jepa", jepa, control="shuffled", flops={0: 1.0}),
+            ArmRuns("shuffled", shuffled),
+        ]
+        rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True)
+        labels.append(rows[1].verdict.label)
+    assert set(labels) <= {"better", "not established"}
+    assert labels.count("better") / 300 < 0.06
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ([arm("jepa"), arm("jepa")], "two arms are named 'jepa'"),
+        ([arm("jepa", control="gone")], "control of 'jepa' is 'gone'"),
+        ([arm("jepa", compute_baseline="jepa")], "compute_baseline of 'jepa' is 'jepa'"),
+    ],
+)
+def test_studies_that_cannot_be_compared(arms, message):
+    with pytest.raises(DataError, match=message):
+        compare(*arms)
+
+
+def test_unknown_baseline_and_metric():
+    with pytest.raises(DataError, match="baseline 'gone' is no arm of the study; there are: plain"):
+        compare_arms([arm("plain")], "accuracy", baseline="gone", higher_is_better=True)
+    with pytest.raises(DataError, match="no arm has the metric 'loss'; there are: accuracy"):
+        compare(metric="loss")

@@ -1,0 +1,249 @@
+"""Intervals, paired tests, Holm's correction, the bootstrap and sample sizes, against SciPy, statsmodels and by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.study.stats import bootstrap_interval, holm, mean_interval, paired_difference, power_seeds
+
+stats = pytest.importorskip("scipy.stats")
+pytest.importorskip("statsmodels")
+pytestmark = pytest.mark.filterwarnings("error")  # nothing may warn, whatever the numbers
+
+
+def test_mean_interval_by_hand():
+    """Mean 3, sd 1, t(0.975, 4) = 2.776445."""
+    values = [3 - math.sqrt(2), 3.0, 3.0, 3.0, 3 + math.sqrt(2)]
+    interval = mean_interval(values)
+    assert (interval.n, interval.estimate, interval.method) == (5, 3.0, "t")
+    assert interval.sd == pytest.approx(1.0)
+    assert interval.low == pytest.approx(3 - 2.776445 / math.sqrt(5), abs=1e-6)
+    assert interval.high == pytest.approx(3 + 2.776445 / math.sqrt(5), abs=1e-6)
+
+
+def test_mean_interval_agrees_with_scipy():
+    values = np.random.default_rng(0).normal(2.0, 3.0, 17)
+    low, high = stats.t.interval(0.9, 16, loc=values.mean(), scale=stats.sem(values))
+    interval = mean_interval(values.tolist(), confidence=0.9)
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def test_mean_interval_of_few_or_equal_values():
+    none, one = mean_interval([]), mean_interval([0.4])
+    assert (none.n, none.estimate, none.sd, none.low, none.high) == (0, None, None, None, None)
+    assert (one.n, one.estimate, one.sd, one.low, one.high) == (1, 0.4, None, None, None)
+    equal = mean_interval([0.1] * 3)  # their float mean is 0.10000000000000002
+    assert (equal.estimate, equal.sd, equal.low, equal.high) == (0.1, 0.0, 0.1, 0.1)
+
+
+def test_mean_interval_covers_at_its_rate():
+    """4,000 samples of five: the standard error of the share is 0.0034."""
+    draws = np.random.default_rng(1).normal(0.3, 2.0, (4000, 5))
+    intervals = [mean_interval(row) for row in draws]
+    covered = np.mean([interval.low <= 0.3 <= interval.high for interval in intervals])
+    assert covered == pytest.approx(0.95, abs=0.014)
+
+
+def test_paired_difference_by_hand():
+    """Differences 1, 2, 3, 6: mean 3, sd sqrt(14 / 3); all positive, so the signed-rank p is 2 / 2^4."""
+    result = paired_difference([11, 22, 33, 46], [10, 20, 30, 40])
+    sd = math.sqrt(14 / 3)
+    assert (result.n, result.mean) == (4, 3.0)
+    assert result.sd == pytest.approx(sd)
+    assert result.effect_size == pytest.approx(3 / sd)
+    assert result.wilcoxon_p == pytest.approx(2 / 16)
+    assert result.low == pytest.approx(3 - 3.182446 * sd / 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 5, 13, 60])
+def test_paired_difference_agrees_with_scipy(n):
+    generator = np.random.default_rng(n)
+    a = generator.normal(0.6, 0.1, n)
+    b = a - generator.normal(0.05, 0.1, n)
+    result = paired_difference(a, b)
+    reference = stats.ttest_rel(a, b)
+    assert result.t_p == pytest.approx(reference.pvalue)
+    low, high = reference.confidence_interval(0.95)
+    assert (result.low, result.high) == pytest.approx((low, high))
+    assert result.wilcoxon_p == pytest.approx(stats.wilcoxon(a, b).pvalue)
+
+
+def enumerated_signed_rank_p(differences):
+    """All 2^n signs, with average ranks for ties and zeros left out."""
+    nonzero = np.array([d for d in differences if d])
+    ranks = stats.rankdata(np.abs(nonzero))
+    centre = ranks.sum() / 2
+    seen = abs(ranks[nonzero > 0].sum() - centre)
+    sums = [ranks[np.array(signs)].sum() for signs in itertools.product([False, True], repeat=len(nonzero))]
+    return np.mean([abs(total - centre) >= seen - 1e-9 for total in sums])
+
+
+@pytest.mark.parametrize(
+    "differences", [[1, 1, 2, -1, 3], [5, 5, 5, 5, 5, -1], [0, 0, 2, 3, 3, 4, 4], [1, -1, 1, -1, 2, 2, 2]]
+)
+def test_signed_rank_is_exact_with_ties_and_zeros(differences):
+    base = [10.0] * len(differences)
+    result = paired_difference([b + d for b, d in zip(base, differences, strict=True)], base)
+    assert result.wilcoxon_p == pytest.approx(enumerated_signed_rank_p(differences))
+
+
+def test_signed_rank_is_exact_beside_zeros_in_larger_samples():
+    """Sixteen pairs, two of them alike, for which SciPy would fall back to the normal approximation."""
+    differences = [0.0, 0.0, *np.random.default_rng(8).normal(0.5, 1.0, 14).round(3)]
+    assert len({abs(d) for d in differences}) == 15
+    result = paired_difference([10 + d for d in differences], [10.0] * 16)
+    assert result.wilcoxon_p == pytest.approx(stats.wilcoxon(differences[2:], method="exact").pvalue)
+    assert result.wilcoxon_p == pytest.approx(enumerated_signed_rank_p(differences))
+
+
+def test_ties_that_floats_hide_are_ties():
+    """0.60 - 0.55 and 0.55 - 0.50 differ in the last bit; shares of questions are full of such pairs."""
+    a, b = [0.60, 0.55, 0.70, 0.30, 0.9], [0.55, 0.50, 0.60, 0.35, 0.8]
+    assert paired_difference(a, b).wilcoxon_p == pytest.approx(enumerated_signed_rank_p([1, 1, 2, -1, 2]))
+    assert paired_difference([0.1 + 0.2, 0.5], [0.3, 0.5]).t_p == 1.0
+
+
+def test_identical_arms_differ_by_nothing():
+    result = paired_difference([0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
+    assert (result.mean, result.sd, result.low, result.high) == (0.0, 0.0, 0.0, 0.0)
+    assert (result.t_p, result.wilcoxon_p, result.effect_size) == (1.0, 1.0, 0.0)
+
+
+def test_equal_differences_have_no_t_test():
+    result = paired_difference([0.55, 0.65, 0.75], [0.5, 0.6, 0.7])
+    assert (result.mean, result.sd, result.t_p, result.effect_size) == (0.05, 0.0, None, None)
+    assert result.wilcoxon_p == pytest.approx(0.25)
+
+
+def test_too_few_pairs():
+    none, one = paired_difference([], []), paired_difference([2.0], [1.5])
+    assert (none.n, none.mean, none.t_p, none.wilcoxon_p) == (0, None, None, None)
+    assert (one.n, one.mean, one.sd, one.low, one.high) == (1, 0.5, None, None, None)
+    assert (one.t_p, one.wilcoxon_p, one.effect_size) == (None, None, None)
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-9, 1.0, 1e9, 1e100])
+def test_the_unit_changes_no_p_value(scale):
+    a, b = np.array([1.0, 2.5, 3.0, 4.5]), np.array([0.5, 2.75, 2.0, 3.0])
+    result, reference = paired_difference(a * scale, b * scale), paired_difference(a, b)
+    assert result.t_p == pytest.approx(reference.t_p)
+    assert result.wilcoxon_p == reference.wilcoxon_p
+
+
+def test_the_paired_t_test_holds_its_level():
+    """2,000 pairs of arms with the same distribution, six seeds each: rejected at 0.05 in 0.05 of them (SE 0.005)."""
+    draws = np.random.default_rng(2).normal(0.6, 0.05, (2, 2000, 6))
+    p = [paired_difference(a, b).t_p for a, b in zip(*draws, strict=True)]
+    assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ([1.0, 2.0], [1.0], "2 values against 1 of the baseline"),
+        ([1.0, float("nan")], [1.0, 2.0], r"values\[1\] is nan"),
+        ([1.0, 2.0], [1.0, float("inf")], r"baseline\[1\] is inf"),
+        ([1.0, None], [1.0, 2.0], r"values\[1\] is nan"),
+        ([[1.0]], [[1.0]], "not an array of shape"),
+    ],
+)
+def test_values_that_cannot_be_paired(a, b, message):
+    with pytest.raises(DataError, match=message):
+        paired_difference(a, b)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, float("nan")])
+def test_confidence_that_cannot_be(confidence):
+    with pytest.raises(ConfigError, match="confidence"):
+        mean_interval([1.0, 2.0], confidence)
+
+
+def test_holm_by_hand():
+    """Sorted .01, .02, .03, .04 times 4, 3, 2, 1: .04, .06, .06 (the largest so far), .06."""
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+
+
+def test_holm_passes_tests_that_were_not_made():
+    assert holm([None, 0.01, float("nan"), 0.04]) == [None, pytest.approx(0.02), None, pytest.approx(0.04)]
+    assert holm([None]) == [None]
+    assert holm([]) == []
+
+
+def test_bootstrap_agrees_with_scipy_and_repeats():
+    values = np.random.default_rng(3).exponential(size=40)
+    first = bootstrap_interval(values, np.median, resamples=499, seed=7)
+    reference = stats.bootstrap((values,), np.median, n_resamples=499, rng=np.random.default_rng(7))
+    assert (first.low, first.high) == tuple(reference.confidence_interval)
+    assert bootstrap_interval(values, np.median, resamples=499, seed=7) == first
+    assert bootstrap_interval(values, np.median, resamples=499, seed=8) != first
+    assert first.estimate == np.median(values)
+
+
+def test_bootstrap_keeps_pairs():
+    """The ratio of exactly proportional samples does not vary when pairs stay together."""
+    a = np.random.default_rng(4).exponential(size=30)
+
+    def ratio(x, y, axis=-1):
+        return np.round(x.sum(axis=axis) / y.sum(axis=axis), 9)
+
+    interval = bootstrap_interval((a, a / 2), ratio, resamples=200, method="percentile")
+    assert (interval.low, interval.estimate, interval.high) == (2.0, 2.0, 2.0)
+
+
+def test_bootstrap_of_few_or_equal_values():
+    assert bootstrap_interval([], np.mean).estimate is None
+    one, equal = bootstrap_interval([2.0], np.mean), bootstrap_interval([1.0, 1.0, 1.0], np.mean, resamples=50)
+    assert (one.estimate, one.low, one.high) == (2.0, None, None)
+    assert (equal.estimate, equal.low, equal.high) == (1.0, None, None)
+
+
+def test_bootstrap_covers_at_about_its_rate():
+    """Medians of 50; BCa is known to cover a little less than nominal at this size."""
+    draws = np.random.default_rng(5).normal(size=(300, 50))
+    intervals = [bootstrap_interval(row, np.median, resamples=299, seed=i) for i, row in enumerate(draws)]
+    assert 0.90 <= np.mean([interval.low <= 0 <= interval.high for interval in intervals]) <= 0.98
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"method": "bca"}, "method is 'bca'"), ({"resamples": 0}, "resamples is 0"), ({"confidence": 95}, "confidence")],
+)
+def test_bootstrap_options_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
+        bootstrap_interval([1.0, 2.0], np.mean, **options)
+
+
+def test_power_of_known_designs():
+    """d = 0.5 needs 34 pairs and d = 0.8 needs 15, the textbook numbers (Cohen; G*Power, matched pairs, two-sided)."""
+    assert power_seeds(1.0, 0.5) == 34
+    assert power_seeds(1.0, -0.8) == 15
+    assert power_seeds(0.018, 0.03) == 6  # held-out loss, nats
+    assert power_seeds(5.9, 5.0) == 13  # accuracy, points
+    assert power_seeds(0.0, 1.0) == power_seeds(1.0, 1000.0) == 2
+
+
+def test_power_is_reached_and_not_before():
+    """By simulation: six seeds show .03 under .018 at 80 % (89.9 by the formula), five do not (79.3). SE .006."""
+    draws = np.random.default_rng(6).normal(0.03, 0.018, (4000, 6))
+    assert np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05) > 0.88
+    assert np.mean(stats.ttest_1samp(draws[:, :5], 0, axis=1).pvalue < 0.05) < 0.815
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.0, 0.0), "effect is 0"),
+        ((-1.0, 1.0), "sd is -1"),
+        ((1.0, 1.0, 80), "power is 80"),
+        ((1.0, 1e-6), "needs more than 10,000,000 seeds"),
+    ],
+)
+def test_power_questions_without_answer(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        power_seeds(*arguments)

@@ -1,0 +1,127 @@
+"""The table of a study, in its three forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from stepjepa.study.compare import ArmRuns
+from stepjepa.study.table import interval_text, p_text, scaled, study_table
+
+pytest.importorskip("scipy")
+pytest.importorskip("statsmodels")
+
+ARMS = [
+    ArmRuns("plain", {"accuracy": {0: 60.0, 1: 62.0, 2: 64.0}}, flops={0: 1e15, 1: 3e15}, seconds={0: 80.0}),
+    ArmRuns("jepa", {"accuracy": {0: 63.0, 1: 65.0, 2: 68.0}}, control="jepa | shuffled", flops={0: 3e15}),
+    ArmRuns("jepa | shuffled", {"accuracy": {0: 60.0, 1: 63.0, 2: 64.5}}),
+    ArmRuns("tube", {"accuracy": {0: 61.0}}),
+]
+
+
+@pytest.fixture(scope="module")
+def table():
+    return study_table(ARMS, "accuracy", baseline="plain", higher_is_better=True)
+
+
+def cells(line):
+    return [cell.strip().replace("\\|", "|") for cell in line.replace("\\|", "\0").strip("|").split("|")]
+
+
+def test_markdown(table):
+    lines = table.markdown().splitlines()
+    assert lines[0] == "**accuracy** (higher is better)"
+    header, *rows = [cells(line) for line in lines[2:-2] if not line.startswith("|---")]
+    assert header == [
+        "arm", "seeds", "mean", "sd", "95 % interval", "difference at equal examples [95 %]", "p (t)", "p (Wilcoxon)",
+        "p (t, Holm)", "difference from shuffled control [95 %]", "p from control (t, Holm)", "FLOPs", "seconds",
+        "verdict",
+    ]  # fmt: skip
+    assert {len(row) for row in rows} == {len(header)}
+    plain, jepa, shuffled, tube = (dict(zip(header, row, strict=True)) for row in rows)
+    assert (plain["mean"], plain["sd"], plain["95 % interval"]) == ("62.00", "2.00", "[57.03, 66.97]")
+    assert (plain["FLOPs"], plain["seconds"], plain["verdict"]) == ("2 P", "80", "baseline")
+    # Differences 3, 3, 4: mean 10/3, half width 4.302653 * 0.57735 / sqrt(3) = 1.4342, t = 10 with 2 degrees.
+    assert jepa["difference at equal examples [95 %]"] == "+3.33 [+1.90, +4.77]"
+    assert (jepa["p (t)"], jepa["p (Wilcoxon)"], jepa["p (t, Holm)"]) == ("0.010", "0.250", "0.010")
+    assert jepa["verdict"] == "not established: better at equal examples; not compared at equal compute"
+    assert (shuffled["verdict"], shuffled["p (t, Holm)"], shuffled["seconds"]) == ("control", "", "-")
+    assert (tube["sd"], tube["95 % interval"], tube["p (t)"]) == ("-", "-", "-")
+    assert tube["difference at equal examples [95 %]"] == "+1.00 -"
+    assert tube["verdict"] == "not established: n=1 seed in common with plain"
+
+
+def test_markdown_escapes_names(table):
+    assert "| jepa \\| shuffled |" in table.markdown()
+
+
+def test_columns_of_equal_compute_stand_beside_those_of_equal_examples():
+    arms = [
+        *ARMS[:1],
+        ArmRuns("jepa", ARMS[1].metrics, compute_baseline="plain x2"),
+        ArmRuns("plain x2", ARMS[0].metrics),
+    ]
+    header = study_table(arms, "accuracy", baseline="plain", higher_is_better=True).markdown().splitlines()[2]
+    assert header.index("equal examples") < header.index("difference at equal compute") < header.index("verdict")
+    assert "FLOPs" not in study_table(arms[1:], "accuracy", baseline="plain x2", higher_is_better=True).markdown()
+
+
+def test_small_differences_of_large_values_keep_two_digits():
+    arms = [
+        ArmRuns("plain", {"loss": {0: 12.0, 1: 12.1, 2: 12.2}}),
+        ArmRuns("jepa", {"loss": {0: 12.0003, 1: 12.1004, 2: 12.2003}}),
+    ]
+    text = study_table(arms, "loss", baseline="plain", higher_is_better=False).markdown()
+    assert "+0.00033 [" in text and "| 12.10 |" in text and "(lower is better)" in text
+
+
+def test_csv_has_every_number(table):
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    jepa = rows[1]
+    assert [row["arm"] for row in rows] == ["plain", "jepa", "jepa | shuffled", "tube"]
+    assert float(jepa["examples_mean"]) == table.arms[1].examples.result.mean
+    assert (jepa["control_against"], jepa["seeds"], jepa["verdict"]) == ("jepa | shuffled", "0 1 2", "not established")
+    assert (jepa["compute_mean"], rows[3]["sd"], rows[0]["examples_t_p"]) == ("", "", "")
+    assert "nan" not in table.csv().lower()
+
+
+def test_json_is_the_table(table):
+    record = json.loads(table.json())
+    assert (record["metric"], record["baseline"], record["alpha"]) == ("accuracy", "plain", 0.05)
+    jepa = record["arms"][1]
+    assert jepa["summary"]["estimate"] == pytest.approx(196 / 3)
+    assert jepa["examples"]["result"]["t_p"] == pytest.approx(0.00985, abs=1e-5)
+    assert jepa["verdict"]["label"] == "not established"
+    assert record["arms"][0]["verdict"] is None
+
+
+def test_differences_for_a_figure(table):
+    names = [name for name, _ in table.differences()]
+    assert names == ["jepa", "jepa | shuffled", "tube"]
+    made = dict(table.differences())
+    assert set(made["jepa"]) == {"difference at equal examples", "difference from shuffled control"}
+    assert made["tube"]["difference at equal examples"] == (1.0, None, None)
+
+
+def test_the_same_runs_give_the_same_text(table):
+    again = study_table(ARMS, "accuracy", baseline="plain", higher_is_better=True)
+    assert (again.markdown(), again.csv(), again.json()) == (table.markdown(), table.csv(), table.json())
+
+
+def test_how_numbers_are_written():
+    assert [p_text(p) for p in (None, 0.0, 0.00099, 0.001, 0.0123, 1.0)] == [
+        "-",
+        "<0.001",
+        "<0.001",
+        "0.001",
+        "0.012",
+        "1.000",
+    ]
+    assert interval_text(None, 1.0, str) == "-"
+    assert interval_text(-0.5, 1.0, "{:+.1f}".format) == "[-0.5, +1.0]"
+    assert [scaled(v) for v in (None, 0.0, 0.5, 999.0, 1000.0, 1.234e15, 1e30)] == [
+        "-", "0", "0.5", "999", "1 k", "1.23 P", "1e+06 Y",
+    ]  # fmt: skip
