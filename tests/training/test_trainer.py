@@ -52,6 +52,17 @@ def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, objective, pre
         assert torch.equal(regular[name], zero[name]), name
 
 
+def test_an_adapter_begins_with_the_seed_alone(tmp_path, tokenizer):
+    """Arms and seeds are compared in pairs: what was drawn before must not matter."""
+    found = []
+    for seed, before in ((3, 0), (3, 1), (4, 0)):
+        torch.manual_seed(before)
+        trainer = trainer_for(tmp_path, tokenizer, peft=lora_config(4), seed=seed, predictors=2)
+        found.append({name: value for name, value in weights(trainer.model).items() if "lora_A" in name})
+    assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert not any(torch.equal(found[0][name], found[2][name]) for name in found[0])
+
+
 @pytest.mark.parametrize("logging_steps", [1, 3])
 def test_the_final_losses_are_means_only(tmp_path, tokenizer, logging_steps):
     """With 4 steps the last log was written behind step 4 or behind step 3."""

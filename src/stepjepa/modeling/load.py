@@ -140,8 +140,12 @@ def masks_unsupported(model: Any) -> str | None:
     return None
 
 
-def add_lora(model: Any, peft_config: Any, predictor_ids: list[int]) -> Any:
-    """Wrap the model with PEFT; the predictor tokens' rows are trained along with the adapter."""
+def add_lora(model: Any, peft_config: Any, predictor_ids: list[int], seed: int = 0) -> Any:
+    """Wrap the model with PEFT; the predictor tokens' rows are trained along with the adapter.
+
+    Args:
+        seed: of the adapter's first weights; the global generators stay as they are.
+    """
     from peft import get_peft_model
 
     for name in ("use_dora", "lora_bias", "modules_to_save"):
@@ -152,8 +156,11 @@ def add_lora(model: Any, peft_config: Any, predictor_ids: list[int]) -> Any:
         raise ConfigError(f"--lora_target_modules: {embedding} is the embedding; LoRA is for linear layers")
     if predictor_ids:
         peft_config.trainable_token_indices = {embedding: list(predictor_ids)}
+    device = model.get_input_embeddings().weight.device
     try:
-        return get_peft_model(model, peft_config)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            return get_peft_model(model, peft_config)
     except ValueError as error:
         raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
 

@@ -71,7 +71,7 @@ def set_up_model(
         count = 1 if options.same_predictor else options.predictors
         predictor_ids = known_predictors(tokenizer, vocabulary, count) or add_predictors(model, count, seed)
     if peft_config is not None:
-        model = add_lora(model, peft_config, predictor_ids)
+        model = add_lora(model, peft_config, predictor_ids, seed)
     if options.uses_pairs:
         add_head(causal_lm(model), options.predictor_head, seed)
         if options.tube_layer is not None and options.objective == "semantic_tube":
