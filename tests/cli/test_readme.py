@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def workplace(tmp_path, monkeypatch):
         {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1} in all.\nSo it is {n + 1}.\n#### {n + 1}"}
         for n in range(9)
     ]
-    for name in ("gsm8k_train.jsonl", "questions.jsonl"):
+    for name in ("gsm8k_train.jsonl", "questions.jsonl", "test.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in raw))
     tokenizer = load_tokenizer("tiny", (message["content"] for row in rows for message in row["messages"]))
     load_model("tiny", tokenizer, seed=1).save_pretrained("model")
@@ -44,7 +45,7 @@ def workplace(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     names = {command.split()[1] for command in readme_commands()}
-    assert names == {"prepare", "generate", "check", "inspect", "train"}
+    assert names == {"prepare", "generate", "check", "inspect", "train", "evaluate"}
 
 
 @pytest.mark.parametrize("command", readme_commands())
@@ -52,7 +53,14 @@ def test_command(command, workplace, capsys):
     for name in HUB_MODELS:
         command = command.replace(name, "model")
     words = shlex.split(command.replace("--model_name mini", "--model_name tiny"))[1:]
-    words += {"train": ["--max_steps", "1"], "generate": ["--max_new_tokens", "3", "--attempts", "1"]}.get(words[0], [])
+    short = {"train": ["--max_steps", "1"], "generate": ["--max_new_tokens", "3", "--attempts", "1"]}
+    short["evaluate"] = [] if "--analyze" in words else ["--max_new_tokens", "3"]
+    words += short.get(words[0], [])
+    if words[0] == "evaluate":
+        for run in ("runs/regular", "runs/step"):
+            shutil.copytree("model", run)
+            if "--analyze" in words:
+                main(f"evaluate --model_name {run} --test_file test.jsonl --metric gsm8k --max_new_tokens 3".split())
     assert main(words) == 0, capsys.readouterr().err
     if words[0] == "train":
         output = words[words.index("--output_dir") + 1]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.cli.check import file_argument, needed_file, print_text
 from stepjepa.cli.parser import StrictParser
+from stepjepa.cli.progress import Bar, ending
 from stepjepa.evaluation.teachers.options import TeacherOptions
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def generate(options: TeacherOptions) -> int:
     if store.summary is not None:
         print_text(f"{store.output} is complete already\n" + "\n".join(summary_lines(store.summary)))
         return 0
-    with Bar() as bar, _ending(store):
+    with AttemptBar() as bar, ending("generate", lambda: _kept(store)), contextlib.closing(store):
         teacher, words = load_teacher(options, bar.say)
         store.open()
         bar.say(f"teacher  {options.model_name} ({words})")
@@ -84,76 +82,29 @@ def load_teacher(options: TeacherOptions, say: Callable[[str], None]) -> tuple[T
     return load_transformers_teacher(options)
 
 
-class Bar:
-    """Says on standard error how far the run is: a bar in a terminal, a line an attempt elsewhere."""
+class AttemptBar(Bar):
+    """A bar for each attempt."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("attempt {task.fields[attempt]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[solved]} solved"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task: Any = None
+        super().__init__()
         self._solved = 0
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def begin(self, attempt: int, total: int, done: int) -> None:
         """A bar for the attempt."""
         self._solved = 0
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task("", total=total, completed=done, attempt=attempt, solved=0)
-        if self._progress.disable:
+        self.start(f"attempt {attempt}", total, done, "0 solved")
+        if not self.is_terminal:
             self.say(f"attempt {attempt}: {total} questions{f', {done} of them asked before' if done else ''}")
 
     def step(self, asked: int, solved: int) -> None:
         """Move it on."""
         self._solved += solved
-        self._progress.update(self._task, advance=asked, solved=self._solved)
-
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.advance(asked, f"{self._solved} solved")
 
 
-@contextlib.contextmanager
-def _ending(store: SolutionStore) -> Iterator[None]:
-    """Close the store however the run ends, and let SIGTERM end it as Ctrl-C does.
-
-    What is stored is whole at any moment, so there is nothing to save, only to say.
-    """
-
-    def terminate(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, terminate) if in_main else None
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        kept = (
-            f"{len(store.standings)} questions have been asked and are kept" if store.standings else "nothing is done"
-        )
-        print(f"stepjepa generate: interrupted; {kept}; the same command goes on from there", file=sys.stderr)
-        raise
-    finally:
-        store.close()
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+def _kept(store: SolutionStore) -> str:
+    asked = len(store.standings)
+    return f"{asked} questions have been asked and are kept" if asked else "nothing is done"
 
 
 def _written(store: SolutionStore, summary: dict[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ COMMANDS = {
         "show one training row: tokens, views, predictors, who sees whom",
     ),
     "generate": ("stepjepa.cli.generate", "solutions from a teacher model, kept where the answer is right"),
+    "evaluate": ("stepjepa.cli.evaluate", "let a model answer the questions of a file, and score the answers"),
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-__all__ = ["Generation", "generate_batch"]
+__all__ = ["Generation", "eval_mode", "generate_batch"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def generate_batch(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int | None = None,
+    suppressed: Sequence[int] = (),
 ) -> list[Generation]:
     """Continue every prompt; greedy unless a temperature is given.
 
@@ -65,6 +66,7 @@ def generate_batch(
         temperature: 0 takes the likeliest token; above 0 samples at this temperature.
         top_p: Share of the probability mass to sample from; only with a temperature.
         seed: Seed of the sampling. The global generators are left as they were when it is given.
+        suppressed: Tokens that are never generated.
 
     Returns:
         One `Generation` a prompt, in the order of `prompts`.
@@ -78,12 +80,12 @@ def generate_batch(
     if pad_id is None:
         # Masked out in the prompt and cut off behind the stop token, so any valid id will do.
         pad_id = stop_ids[0] if stop_ids else 0
-    config = _generation_config(max_new_tokens, stop_ids, pad_id, temperature, top_p)
+    config = _generation_config(max_new_tokens, stop_ids, pad_id, temperature, top_p, suppressed)
     device = model.get_input_embeddings().weight.device
 
     results: list[Generation | None] = [None] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    with torch.inference_mode(), _eval_mode(model), _config_set_aside(model, config), _seeded(seed, device):
+    with torch.inference_mode(), eval_mode(model), _config_set_aside(model, config), _seeded(seed, device):
         for begin in range(0, len(order), batch_size):
             chosen = order[begin : begin + batch_size]
             ids_BT, mask_BT = _left_padded([prompts[index] for index in chosen], pad_id, device)
@@ -116,7 +118,7 @@ def _stop_ids(tokenizer: Any, eos_token_ids: int | Sequence[int] | None) -> list
 
 
 def _generation_config(
-    max_new_tokens: int, stop_ids: list[int], pad_id: int, temperature: float, top_p: float
+    max_new_tokens: int, stop_ids: list[int], pad_id: int, temperature: float, top_p: float, suppressed: Sequence[int]
 ) -> GenerationConfig:
     choice: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
@@ -127,6 +129,7 @@ def _generation_config(
         pad_token_id=pad_id,
         num_beams=1,
         use_cache=True,
+        suppress_tokens=list(suppressed) or None,
         **choice,
     )
 
@@ -153,7 +156,8 @@ def _cut(new_ids: list[int], stop_ids: list[int], tokenizer: Any) -> Generation:
 
 
 @contextmanager
-def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode within this context; every module's own mode after it."""
     # Module by module: a model may be trained with some of its parts in evaluation mode.
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -1,68 +1,21 @@
-"""A teacher that runs here, with transformers; and what any local teacher needs to know of its prompts."""
+"""A teacher that runs here, with transformers; and what any local teacher refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from stepjepa.data.chat import ChatRenderer, RowError, load_chat_template, plain_template
-from stepjepa.data.tokens import TurnEnds
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.generate import generate_batch
+from stepjepa.evaluation.memory import saying_out_of_memory
+from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.teachers.options import TeacherOptions
-from stepjepa.evaluation.teachers.requests import Reply, Request, seed_of, tidy
+from stepjepa.evaluation.teachers.requests import Reply, Request, mended, seed_of
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, max_positions
 
 BATCH_SIZE = 16
-
-
-class Prompter:
-    """Turns chats into prompts of token ids.
-
-    Attributes:
-        tokenizer: the teacher's.
-        end_of_turn: the token that its template writes behind an answer, None where that is no special one.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template.
-    """
-
-    def __init__(self, tokenizer: Any, chat_template: str | None = None, plain: bool = False):
-        if chat_template:
-            tokenizer.chat_template = load_chat_template(chat_template)
-        elif plain:
-            tokenizer.chat_template = plain_template(tokenizer)
-        self.tokenizer, self._renderer = tokenizer, ChatRenderer(tokenizer)
-        self.end_of_turn = self._find_end_of_turn()
-
-    def ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The prompt of a chat that the assistant is to answer; the template writes all special tokens.
-
-        Raises:
-            ConfigError: the template refuses the chat.
-        """
-        try:
-            text = self._renderer.prompt(messages)
-        except Exception as error:  # jinja2 raises its own and the template's errors
-            raise ConfigError(f"the chat template refuses a question: {error}; see --system_prompt none") from None
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:
-        """Tokens that end a response: those that the model names, the tokenizer's EOS, the template's end of turn."""
-        named = [own] if isinstance(own, int) else list(own or ())
-        return sorted({*named, self.tokenizer.eos_token_id, self.end_of_turn} - {None})
-
-    def _find_end_of_turn(self) -> int | None:
-        try:
-            chat = self._renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
-        except RowError:
-            return None
-        tail = self.tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
-        place = TurnEnds(self.tokenizer).find(np.asarray(tail, dtype=np.int64), 0, len(tail))
-        return None if place is None else tail[place]
 
 
 class TransformersTeacher:
@@ -76,15 +29,23 @@ class TransformersTeacher:
         prompter: makes the prompts.
         max_new_tokens, top_p: of the sampling.
         batch_size: requests a batch.
+        overwrite: the flag that lets a run begin anew.
     """
 
     def __init__(
-        self, model: Any, prompter: Prompter, max_new_tokens: int, top_p: float = 1.0, batch_size: int = BATCH_SIZE
+        self,
+        model: Any,
+        prompter: Prompter,
+        max_new_tokens: int,
+        top_p: float = 1.0,
+        batch_size: int = BATCH_SIZE,
+        overwrite: str = "--overwrite",
     ):
-        self._model, self._prompter = model, prompter
+        self._model, self._prompter, self._overwrite = model, prompter, overwrite
         self._max_new_tokens, self._top_p, self._batch_size = max_new_tokens, top_p, batch_size
         config = getattr(model, "generation_config", None)
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
+        self._suppressed = prompter.unwritable_ids(model.get_input_embeddings().weight.shape[0])
         limit = max_positions(model)
         self._longest_prompt = None if limit is None else limit - max_new_tokens
 
@@ -105,7 +66,11 @@ class TransformersTeacher:
                 yield self._generate(batch, prompts)
 
     def _generate(self, batch: list[Request], prompts: dict[int, list[int]]) -> list[Reply]:
-        try:
+        message = (
+            f"out of memory with {len(batch)} questions at once; what is done is kept; lower --batch_size (with another one "
+            f"a run begins anew, see {self._overwrite}) or --max_new_tokens"
+        )
+        with saying_out_of_memory(message):
             generations = generate_batch(
                 self._model,
                 self._prompter.tokenizer,
@@ -116,16 +81,12 @@ class TransformersTeacher:
                 temperature=batch[0].temperature,
                 top_p=self._top_p,
                 seed=seed_of(0, *(request.seed for request in batch)),
+                suppressed=self._suppressed,
             )
-        except torch.OutOfMemoryError:
-            raise ConfigError(
-                f"out of memory with {len(batch)} questions at once; what is done is kept; lower --batch_size (with "
-                "another one a run begins anew, see --overwrite) or --max_new_tokens"
-            ) from None
         return [
             Reply(
                 request.row,
-                tidy(generation.text),
+                mended(generation.text),
                 generation.stopped,
                 len(prompts[request.row]),
                 len(generation.token_ids) + generation.stopped,
@@ -170,15 +131,23 @@ def load_transformers_teacher(options: TeacherOptions) -> tuple[TransformersTeac
         attn_implementation=options.attn_implementation,
         trust_remote_code=options.trust_remote_code,
     )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        model.to(device)
-    except torch.OutOfMemoryError:
-        raise ConfigError(f"--model_name {name}: does not fit on this GPU; use --backend vllm or openai") from None
+    words = move_to_device(model, name, "use --backend vllm or openai")
     size = options.batch_size or BATCH_SIZE
     teacher = TransformersTeacher(model, prompter, options.max_new_tokens, options.top_p, size)
+    return teacher, f"{words}, batches of {size}"
+
+
+def move_to_device(model: Any, name: str, advice: str) -> str:
+    """Put a model onto the GPU, if there is one, and say in words what it is and where it runs.
+
+    Raises:
+        ConfigError: it does not fit; `advice` says what to do.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with saying_out_of_memory(f"--model_name {name}: does not fit on this GPU; {advice}"):
+        model.to(device)
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return teacher, f"{sum(p.numel() for p in model.parameters()):,} parameters, {kind} on {device}, batches of {size}"
+    return f"{sum(p.numel() for p in model.parameters()):,} parameters, {kind} on {device}"
 
 
 def refuse_preset(name: str) -> None:

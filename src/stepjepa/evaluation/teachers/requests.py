@@ -65,6 +65,11 @@ def seed_of(seed: int, *parts: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
+def mended(text: str) -> str:
+    """A response without halves of characters, which no file could hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def tidy(text: str) -> str:
-    """A response without white space around it, and without halves of characters that no file could hold."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
+    """A response without white space around it and halves of characters."""
+    return mended(text).strip()

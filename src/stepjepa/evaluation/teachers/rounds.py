@@ -11,7 +11,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.teachers.options import TeacherOptions
 from stepjepa.evaluation.teachers.questions import REASONS, Question, QuestionSet, messages_of
-from stepjepa.evaluation.teachers.requests import Reply, Request, Teacher, seed_of
+from stepjepa.evaluation.teachers.requests import Reply, Request, Teacher, seed_of, tidy
 from stepjepa.evaluation.teachers.store import Attempt, SolutionStore, paths
 
 VERDICTS = {
@@ -115,7 +115,8 @@ def _unless_all_refused(groups: Iterator[list[Reply]], answered: bool) -> Iterat
 
 def judge(reply: Reply, attempt: int, ground_truth: str, accept_truncated: bool = False) -> Attempt:
     """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
-    found = final_answer(reply.text) if reply.refused is None else None
+    text = tidy(reply.text)
+    found = final_answer(text) if reply.refused is None else None
     if reply.refused is not None:
         verdict = "refused"
     elif not reply.stopped and not accept_truncated:
@@ -128,7 +129,7 @@ def judge(reply: Reply, attempt: int, ground_truth: str, accept_truncated: bool 
         reply.row,
         attempt,
         verdict,
-        reply.text,
+        text,
         found,
         reply.stopped,
         reply.prompt_tokens,

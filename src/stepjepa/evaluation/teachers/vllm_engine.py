@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.teachers.local import Prompter, refuse_long, refuse_preset
+from stepjepa.evaluation.prompts import Prompter
+from stepjepa.evaluation.teachers.local import refuse_long, refuse_preset
 from stepjepa.evaluation.teachers.options import TeacherOptions
-from stepjepa.evaluation.teachers.requests import Reply, Request, tidy
+from stepjepa.evaluation.teachers.requests import Reply, Request, mended
 from stepjepa.modeling.load import load_tokenizer
 
 # vLLM forms its batches itself; this is how many replies are stored at once.
@@ -70,7 +71,7 @@ class VllmTeacher:
             yield [
                 Reply(
                     request.row,
-                    tidy(output.outputs[0].text),
+                    mended(output.outputs[0].text),
                     output.outputs[0].finish_reason != "length",
                     len(prompts[request.row]),
                     len(output.outputs[0].token_ids),
@@ -85,12 +86,31 @@ def load_vllm_teacher(options: TeacherOptions) -> tuple[VllmTeacher, str]:
     Raises:
         ConfigError: vLLM is not installed, or cannot load the model.
     """
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("--backend vllm: vLLM is not installed; install it with: pip install 'stepjepa[vllm]'")
+    require_vllm()
     name = str(options.model_name)
     refuse_preset(name)
     tokenizer = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
-    prompter = Prompter(tokenizer, options.chat_template, options.plain)
+    return make_vllm_teacher(name, Prompter(tokenizer, options.chat_template, options.plain), options), "vLLM"
+
+
+class EngineOptions(Protocol):
+    """The options that vLLM is started with."""
+
+    dtype: Any
+    trust_remote_code: bool
+    seed: int
+    vllm_options: dict[str, Any] | None
+    max_new_tokens: int
+    top_p: float
+    batch_size: int | None
+
+
+def make_vllm_teacher(name: str, prompter: Prompter, options: EngineOptions) -> VllmTeacher:
+    """A teacher of a model that vLLM loads.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     arguments = {"dtype": options.dtype, "trust_remote_code": options.trust_remote_code, "seed": options.seed}
     try:
         from vllm import LLM
@@ -100,7 +120,7 @@ def load_vllm_teacher(options: TeacherOptions) -> tuple[VllmTeacher, str]:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"--model_name {name}: vLLM cannot load it ({why})") from None
     limit = getattr(getattr(getattr(engine, "llm_engine", None), "model_config", None), "max_model_len", None)
-    teacher = VllmTeacher(
+    return VllmTeacher(
         engine,
         prompter,
         options.max_new_tokens,
@@ -110,4 +130,13 @@ def load_vllm_teacher(options: TeacherOptions) -> tuple[VllmTeacher, str]:
         None if limit is None else limit - 1,
         options.batch_size or BATCH_SIZE,
     )
-    return teacher, "vLLM"
+
+
+def require_vllm() -> None:
+    """Make sure that vLLM is there.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError("--backend vllm: vLLM is not installed; install it with: pip install 'stepjepa[vllm]'")

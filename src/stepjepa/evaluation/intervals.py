@@ -1,0 +1,102 @@
+"""95 % intervals of shares and means, and the exact test of two models on the same questions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
+from typing import NamedTuple
+
+from stepjepa.data.extras import library
+from stepjepa.errors import ConfigError
+
+CONFIDENCE = 0.95
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+class Interval(NamedTuple):
+    """An estimate and the ends of its interval; None where there is none."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def share(successes: int, n: int) -> Interval:
+    """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; nothing of n = 0."""
+    if n == 0:
+        return Interval(None, None, None)
+    p, square = successes / n, _Z * _Z
+    middle = (p + square / (2 * n)) / (1 + square / n)
+    half = _Z * math.sqrt(p * (1 - p) / n + square / (4 * n * n)) / (1 + square / n)
+    low = 0.0 if successes == 0 else middle - half
+    return Interval(p, low, 1.0 if successes == n else middle + half)
+
+
+def mean(values: Sequence[float]) -> Interval:
+    """A mean with Student's t interval, ``mean +- t * sd / sqrt(n)``; no interval of fewer than two values, or of such as
+    are not finite."""
+    if not values:
+        return Interval(None, None, None)
+    middle = fmean(values)
+    if len(values) < 2 or not math.isfinite(middle):
+        return Interval(middle, None, None)
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(middle, middle - half, middle + half)
+
+
+def t_quantile(df: int) -> float:
+    """The t with ``P(|T| <= t) = CONFIDENCE`` under Student's distribution with `df` >= 1 degrees of freedom."""
+    import mpmath  # comes with torch
+
+    def beyond(t: float) -> object:
+        return mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True) - (1 - CONFIDENCE)
+
+    return float(mpmath.findroot(beyond, (_Z - 0.1, 13.0 if df == 1 else 4.4), solver="anderson"))
+
+
+def paired_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:
+    """Accuracy of a less that of b on the same questions, with the interval of Newcombe's method 10 (Statistics in Medicine
+    17, 2635-2650, 1998): the two Wilson intervals, put together with the correlation of the answers.
+
+    Args:
+        both, only_a, only_b, neither: questions that both models, one of them, or none answered right.
+    """
+    n = both + only_a + only_b + neither
+    if n == 0:
+        return Interval(None, None, None)
+    right_a, right_b = both + only_a, both + only_b
+    below_a, above_a = _arms(right_a, n)
+    below_b, above_b = _arms(right_b, n)
+    margins = right_a * (n - right_a) * right_b * (n - right_b)
+    agreement: float = both * neither - only_a * only_b
+    if agreement > 0:
+        agreement = max(agreement - n / 2, 0.0)  # the correction for continuity
+    phi = agreement / math.sqrt(margins) if margins else 0.0
+    below = math.sqrt(max(below_a**2 - 2 * phi * below_a * above_b + above_b**2, 0.0))
+    above = math.sqrt(max(above_a**2 - 2 * phi * above_a * below_b + below_b**2, 0.0))
+    difference = (only_a - only_b) / n
+    return Interval(difference, max(-1.0, difference - below), min(1.0, difference + above))
+
+
+def _arms(successes: int, n: int) -> tuple[float, float]:
+    """How far the Wilson interval reaches below and above the share."""
+    value, low, high = share(successes, n)
+    assert value is not None and low is not None and high is not None
+    return value - low, high - value
+
+
+def mcnemar_p(only_a: int, only_b: int) -> float:
+    """P-value, two-sided, of McNemar's exact test: whether the questions that one model alone answered right are as often
+    a's as b's. 1 where there are none.
+
+    Raises:
+        ConfigError: SciPy is not installed.
+    """
+    if only_a + only_b == 0:
+        return 1.0
+    try:
+        stats = library("scipy.stats", "analysis")
+    except ConfigError as error:
+        raise ConfigError(f"comparing two files: {error}") from None
+    return float(stats.binomtest(only_a, only_a + only_b).pvalue)

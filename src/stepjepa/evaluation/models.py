@@ -1,0 +1,242 @@
+"""The model to evaluate: a merged model, an adapter on its base, a checkpoint; and what its folder says of its training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation.options import EvaluateOptions
+from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.predictors import predictor_names, vocabulary_size
+
+_ADAPTER = "adapter_config.json"
+_MODEL_FILES = re.compile(
+    r".*\.(?:safetensors|model|jinja|py|index\.json)|(?:pytorch|adapter)_model.*\.bin|(?:merges|vocab)\.txt"
+    r"|(?:(?:\w+_)?config|tokenizer\w*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+)
+_SAMPLES, _SAMPLE_BYTES = 64, 2**15
+
+
+@dataclass
+class TrainingRecord:
+    """What a folder says of how its model was trained; empty for a model from elsewhere.
+
+    Attributes:
+        found: whether there is a record.
+        system_prompts: system message -> rows; None stands for rows without one.
+        others: rows with further system messages, which the record does not hold.
+        settings: of the run.
+    """
+
+    found: bool = False
+    system_prompts: Counter[str | None] = field(default_factory=Counter)
+    others: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def added_predictors(self) -> int:
+        """Predictor tokens that the run's checkpoints hold behind the vocabulary, at most."""
+        settings = self.settings
+        if settings.get("objective") == "regular" or not settings.get("lbd") or not settings.get("predictors"):
+            return 0
+        return 1 if settings.get("same_predictor") else int(settings["predictors"])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model lies.
+
+    Attributes:
+        name: as the user gave it.
+        folder: the local folder, None for a Hub id.
+        base: of an adapter, the Hub id or folder of its base.
+    """
+
+    name: str
+    folder: Path | None
+    base: str | None
+
+
+def find_model(name: str) -> Place:
+    """Look at what `name` is.
+
+    Raises:
+        ConfigError: nothing that could be a model.
+    """
+    refuse_preset(name)
+    folder = Path(os.path.expanduser(name))
+    if folder.is_file():
+        raise ConfigError(f"--model_name {name}: is a file; give the model's folder")
+    if not folder.is_dir():
+        if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
+            raise ConfigError(f"--model_name {name}: no such folder")
+        return Place(name, None, None)
+    if (folder / _ADAPTER).is_file():
+        base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")
+        if not base:
+            raise ConfigError(f"--model_name {name}: {_ADAPTER} names no base model; write the adapter merged")
+        beside = folder / str(base)
+        return Place(name, folder, str(beside) if beside.is_dir() and not Path(base).is_dir() else str(base))
+    if not (folder / "config.json").is_file():
+        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+        hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
+        raise ConfigError(f"--model_name {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
+    return Place(name, folder, None)
+
+
+def read_record(place: Place) -> TrainingRecord:
+    """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
+    record = TrainingRecord()
+    folder = place.folder
+    if folder is None:
+        return record
+    if folder.resolve().name.startswith("checkpoint-") and not (folder / "run.json").exists():
+        folder = folder.resolve().parent
+    reports = _read_json(folder / "data_report.json")
+    for name, report in reports.items():
+        if name.partition("_")[0] != "train" or not isinstance(report, dict):
+            continue
+        record.system_prompts.update(report.get("system_prompts") or {})
+        if report.get("without_system_prompt"):
+            record.system_prompts[None] += report["without_system_prompt"]
+        record.others += report.get("other_system_prompts") or 0
+    record.settings = _read_json(folder / "run.json").get("settings") or {}
+    record.found = bool(record.system_prompts)
+    return record
+
+
+def load_place_tokenizer(place: Place, trust_remote_code: bool) -> Any:
+    """The tokenizer in the model's folder; for an adapter without one that of its base.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    folder = place.folder
+    own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
+    return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)
+
+
+def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[Any, str]:
+    """The model on its device, and in words what it is.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    name = place.name if place.base is None else place.base
+    try:
+        model = load_model(
+            name,
+            tokenizer,
+            dtype=options.dtype,
+            attn_implementation=options.attn_implementation,
+            trust_remote_code=options.trust_remote_code,
+        )
+    except ConfigError as error:
+        raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
+    kind = ""
+    if place.base is not None:
+        kind = f"the base {name} alone; "
+        if not options.no_lora:
+            model, kind = add_adapter(model, place), f"adapter on {name}; "
+    model.eval()
+    advice = "use a smaller --dtype or --backend vllm"
+    return model, kind + move_to_device(model, place.name, advice)
+
+
+def add_adapter(model: Any, place: Place) -> Any:
+    """The base model with its adapter.
+
+    Raises:
+        ConfigError: the adapter does not fit the model.
+    """
+    from peft import PeftConfig, PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers about itself
+            tokens = getattr(PeftConfig.from_pretrained(str(place.folder)), "trainable_token_indices", None) or {}
+            trained = [index for ids in (tokens.values() if isinstance(tokens, dict) else [tokens]) for index in ids]
+            rows = max(trained, default=-1) + 1
+            if rows > vocabulary_size(model):  # a checkpoint, which holds predictor tokens behind the vocabulary
+                model.resize_token_embeddings(rows, mean_resizing=False)
+            return PeftModel.from_pretrained(model, str(place.folder))
+    except Exception as error:  # peft, safetensors and torch raise their own
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"--model_name {place.name}: the adapter does not fit {place.base} ({why[:200]})") from None
+
+
+def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:
+    """Entries of the LM softmax: the model's vocabulary without predictor tokens behind it, as in training."""
+    rows = vocabulary_size(model)
+    if place.folder is not None and (place.folder / "trainer_state.json").is_file():
+        return rows - record.added_predictors
+    known = tokenizer.get_added_vocab()
+    kept = [known[name] for name in predictor_names(len(known)) if name in known]
+    behind = bool(kept) and sorted(kept) == list(range(rows - len(kept), rows))
+    return rows - len(kept) if behind else rows
+
+
+def fingerprint(place: Place, no_lora: bool = False) -> str:
+    """A digest that tells another model: the files of its folder (large ones by samples), and of its base."""
+    digest = hashlib.sha256()
+    if place.folder is None:
+        digest.update(f"{place.name}:{_commit(place.name)}".encode())
+    elif not (no_lora and place.base is not None):
+        _add_folder(digest, place.folder)
+    if place.base is not None:
+        digest.update(f"base:{place.base if not Path(place.base).is_dir() else ''}".encode())
+        if Path(place.base).is_dir():
+            _add_folder(digest, Path(place.base))
+        else:
+            digest.update(_commit(place.base).encode())
+    return digest.hexdigest()[:16]
+
+
+def _commit(name: str) -> str:
+    """The commit of a Hub model's configuration as it lies in the cache; empty where that is unknown."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    try:
+        return extract_commit_hash(cached_file(name, "config.json"), None) or ""
+    except Exception:  # no network, or no such model: loading it will say so
+        return ""
+
+
+def _add_folder(digest: Any, folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and _MODEL_FILES.fullmatch(path.name):
+            digest.update(path.name.encode())
+            for piece in _samples(path):
+                digest.update(piece)
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """A small file whole, of a large one its size and pieces from its beginning to its end."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        if size <= _SAMPLES * _SAMPLE_BYTES:
+            yield file.read()
+            return
+        yield str(size).encode()
+        for number in range(_SAMPLES):
+            file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+            yield file.read(_SAMPLE_BYTES)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object in a file; empty where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

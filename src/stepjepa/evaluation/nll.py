@@ -1,0 +1,155 @@
+"""`answer_nll`: the negative log-likelihood of the reference answers, token by token, as training computes its LM loss.
+
+Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.encode import make_encoder
+from stepjepa.data.examples import Example
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.data.steps import make_splitter
+from stepjepa.evaluation.generate import eval_mode
+from stepjepa.evaluation.intervals import mean
+from stepjepa.evaluation.memory import saying_out_of_memory
+from stepjepa.evaluation.rows import Question
+from stepjepa.modeling.forward import causal_lm, last_states, output_head
+from stepjepa.modeling.load import max_positions
+from stepjepa.modeling.predictors import vocabulary_size
+
+NO_LIMIT = 2**30
+
+
+class AnswerLoss(NamedTuple):
+    """Of the question with this index: summed negative log-likelihood in nats, and how many tokens it is of."""
+
+    row: int
+    total: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class AnswerLikelihood:
+    """What is computed of which rows.
+
+    Attributes:
+        report: rows that cannot be used, answers that are cut at `max_length`.
+    """
+
+    examples: dict[int, Example]
+    report: DataReport
+
+    @classmethod
+    def of(
+        cls,
+        questions: Sequence[Question],
+        tokenizer: Any,
+        renderer: ChatRenderer,
+        max_length: int | None = None,
+        positions: int | None = None,
+    ) -> AnswerLikelihood:
+        """Encode the chats as training does, with its labels `assistant`: every answer and its end of turn.
+
+        Args:
+            max_length: longest chat in tokens; longer ones are cut on the right and counted.
+            positions: positions that the model has, None for rotary ones.
+
+        Raises:
+            ConfigError: a tokenizer that cannot be used.
+        """
+        limit = min(max_length or NO_LIMIT, positions or NO_LIMIT)
+        options = EncodeOptions("regular", make_splitter("separator", "\n\n"), max_length=limit)
+        rows = RowSource([{"messages": question.chat} for question in questions])
+        encoded = make_encoder(rows, tokenizer, renderer, options)(
+            [(question.place, {"messages": question.chat}) for question in questions]
+        )
+        counts = zip(questions, encoded.counts, strict=True)
+        kept = [question.index for question, count in counts if count]
+        return cls(dict(zip(kept, encoded.store, strict=True)), encoded.report)
+
+    def compute(
+        self, model: Any, pad_id: int, batch_size: int, done: Collection[int] = (), vocabulary: int | None = None
+    ) -> Iterator[list[AnswerLoss]]:
+        """A batch of rows at a time, those that are not done.
+
+        The batches are formed of all rows, longest first, so that the same rows give the same numbers, interrupted or not.
+
+        Args:
+            model: a causal LM, PEFT models included. Its train/eval mode is afterwards as it was.
+            vocabulary: V of the softmax, where predictor tokens lie behind it; by default all rows of the embedding.
+
+        Raises:
+            ConfigError: a batch does not fit into memory.
+        """
+        order = sorted(self.examples, key=lambda index: -len(self.examples[index].input_ids))
+        for begin in range(0, len(order), batch_size):
+            batch = [index for index in order[begin : begin + batch_size] if index not in done]
+            if batch:
+                message = f"out of memory with {len(batch)} chats at once; what is done is kept; lower --batch_size"
+                with saying_out_of_memory(message):
+                    losses = answer_losses(model, [self.examples[index] for index in batch], pad_id, vocabulary)
+                yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
+
+
+def answer_losses(
+    model: Any, examples: Sequence[Example], pad_id: int, vocabulary: int | None = None
+) -> list[tuple[float, int]]:
+    """Summed cross-entropy over the labelled tokens of each example, and how many they are.
+
+    The rows are padded on the right and masked; logits exist at labelled positions only.
+    """
+    inner: Any = causal_lm(model)
+    device = inner.get_input_embeddings().weight.device
+    head = output_head(inner, vocabulary or vocabulary_size(inner))
+    width = max(len(example.input_ids) for example in examples)
+    ids_BT = torch.full((len(examples), width), pad_id, dtype=torch.long)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, example in enumerate(examples):
+        ids_BT[row, : len(example.input_ids)] = torch.from_numpy(example.input_ids.astype(np.int64))
+        mask_BT[row, : len(example.input_ids)] = 1
+    ids_BT, mask_BT = ids_BT.to(device), mask_BT.to(device)
+    positions_BT = torch.arange(width, device=device).expand(len(examples), width)
+    losses = []
+    with torch.inference_mode(), eval_mode(model):
+        states = last_states(inner, ids_BT, mask_BT, positions_BT)  # (B * T, D)
+        for row, example in enumerate(examples):
+            labelled = np.concatenate([np.arange(start, stop) for start, stop in example.label_spans])
+            labelled_N = torch.from_numpy(labelled).to(device)
+            loss = head.loss_sum(inner, states[row * width + labelled_N - 1], ids_BT[row, labelled_N])
+            losses.append((float(loss), len(labelled)))
+    return losses
+
+
+def summarise(losses: Sequence[AnswerLoss], report: DataReport) -> dict[str, Any]:
+    """Mean per token, perplexity, and the mean of the rows' means with its interval."""
+    tokens = sum(one.tokens for one in losses)
+    value = math.fsum(one.total for one in losses) / tokens if tokens else None
+    rows = mean([one.total / one.tokens for one in losses])
+    return {
+        "kind": "loss",
+        "value": value,
+        "perplexity": None if value is None else math.exp(min(value, 700.0)),
+        "row_mean": rows.value,
+        "low": rows.low,
+        "high": rows.high,
+        "n": len(losses),
+        "tokens": tokens,
+        "answers_truncated": report.answers_truncated,
+        "skipped": dict(report.rows_skipped),
+    }
+
+
+def positions_of(model: Any) -> int | None:
+    """Positions that the model has, None for rotary ones."""
+    return max_positions(causal_lm(model))

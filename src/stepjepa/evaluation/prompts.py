@@ -1,0 +1,75 @@
+"""Prompts as a model was trained on them, and the tokens that end its answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepjepa.data.chat import ChatRenderer, RowError, load_chat_template, plain_template
+from stepjepa.data.tokens import TurnEnds
+from stepjepa.errors import ConfigError
+
+_PREDICTOR = re.compile(r"<\|predictor_\d+\|>")
+
+
+class Prompter:
+    """Turns chats into prompts of token ids.
+
+    Attributes:
+        tokenizer: the model's; its chat template is replaced where one is given.
+        renderer: writes its chats.
+        end_of_turn: the token that its template writes behind an answer, None where that is no special one.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        plain: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ):
+        if chat_template:
+            tokenizer.chat_template = load_chat_template(chat_template)
+        elif plain:
+            tokenizer.chat_template = plain_template(tokenizer)
+        self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
+        self.end_of_turn = self._find_end_of_turn()
+
+    def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The prompt of a chat that the assistant is to answer; the template writes all special tokens.
+
+        Raises:
+            ConfigError: the template refuses the chat.
+        """
+        try:
+            text = self.renderer.prompt(messages)
+        except Exception as error:  # jinja2 raises its own and the template's errors
+            raise ConfigError(f"the chat template refuses a question: {error}; see --system_prompt none") from None
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:
+        """Tokens that end a response: those that the model names, the tokenizer's EOS, the template's end of turn."""
+        named = [own] if isinstance(own, int) else list(own or ())
+        return sorted({*named, self.tokenizer.eos_token_id, self.end_of_turn} - {None})
+
+    def unwritable_ids(self, rows: int) -> list[int]:
+        """Tokens that no text is made of, of a model whose embedding has so many rows: rows behind the tokenizer's last
+        token (padding of the vocabulary, predictor tokens while training) and predictor tokens that were kept."""
+        known = self.tokenizer.get_vocab()
+        kept = [index for token, index in known.items() if _PREDICTOR.fullmatch(token) and index < rows]
+        return sorted({*kept, *range(max(known.values(), default=-1) + 1, rows)})
+
+    def _find_end_of_turn(self) -> int | None:
+        try:
+            chat = self.renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
+        except RowError:
+            return None
+        tail = self.tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
+        place = TurnEnds(self.tokenizer).find(np.asarray(tail, dtype=np.int64), 0, len(tail))
+        return None if place is None else tail[place]

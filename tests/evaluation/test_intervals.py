@@ -1,0 +1,77 @@
+"""Intervals by hand, by published examples, and against SciPy and statsmodels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+
+import pytest
+
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_difference, share, t_quantile
+
+
+def test_wilson_by_hand():
+    """8 of 10: centre (0.8 + 1.92073 / 10) / 1.384146, half width 1.959964 sqrt(0.016 + 0.00960365) / 1.384146."""
+    interval = share(8, 10)
+    assert interval.value == 0.8
+    assert (interval.low, interval.high) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert share(0, 20).low == 0.0 and share(20, 20).high == 1.0
+    assert share(0, 0) == (None, None, None)
+
+
+def test_wilson_agrees_with_statsmodels():
+    proportion = pytest.importorskip("statsmodels.stats.proportion")
+    for successes, n in [(0, 1), (1, 1), (0, 17), (5, 17), (17, 17), (610, 1000), (1, 7473), (7472, 7473)]:
+        expected = proportion.proportion_confint(successes, n, method="wilson")
+        interval = share(successes, n)
+        assert (interval.low, interval.high) == pytest.approx(expected, abs=1e-12), (successes, n)
+
+
+def test_t_interval_by_hand():
+    """Mean 3, sd 1, t(0.975, 4) = 2.776445."""
+    interval = mean([3 - math.sqrt(2), 3.0, 3.0, 3.0, 3 + math.sqrt(2)])
+    half = 2.776445 / math.sqrt(5)
+    assert interval == pytest.approx((3.0, 3 - half, 3 + half), abs=1e-6)
+    assert mean([]) == (None, None, None) and mean([0.4]) == (0.4, None, None)
+    assert mean([0.5] * 4) == (0.5, 0.5, 0.5)
+    assert mean([1.0, math.inf]) == (math.inf, None, None) and mean([math.nan, 1.0])[1:] == (None, None)
+
+
+def test_t_quantiles_agree_with_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    for df in (1, 2, 3, 4, 7, 29, 100, 999, 7472, 10**6):
+        assert t_quantile(df) == pytest.approx(float(stats.t.ppf(0.975, df)), rel=1e-10), df
+
+
+@pytest.mark.parametrize(
+    ("table", "difference", "low", "high"),
+    [
+        # Newcombe (1998), method 10; Fagerland, Lydersen and Laake (2017), chapter 8, two examples.
+        ((36, 12, 2, 0), 0.2, 0.0569, 0.3404),
+        ((1, 1, 7, 12), -0.2857, -0.5069, -0.0256),
+        ((59, 6, 16, 80), -0.0621, -0.1186, -0.0046),
+    ],
+)
+def test_published_intervals_of_paired_differences(table, difference, low, high):
+    assert paired_difference(*table) == pytest.approx((difference, low, high), abs=5e-5)
+
+
+def test_paired_differences_stay_in_range():
+    for table in itertools.product((0, 1, 5), repeat=4):
+        interval = paired_difference(*table)
+        if sum(table):
+            assert -1 <= interval.low <= interval.value <= interval.high <= 1, table
+        else:
+            assert interval == (None, None, None)
+
+
+def test_mcnemar_by_hand(monkeypatch):
+    """1 against 9: 2 (1 + 10) / 2^10."""
+    pytest.importorskip("scipy.stats")
+    assert mcnemar_p(1, 9) == mcnemar_p(9, 1) == pytest.approx(22 / 1024)
+    assert mcnemar_p(0, 0) == 1.0 and mcnemar_p(4, 4) == 1.0
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[analysis\]'"):
+        mcnemar_p(1, 2)

@@ -1,0 +1,153 @@
+"""`answer_nll` against transformers' own loss and against the evaluation loss of training."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from stepjepa.data.examples import Example
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation import nll
+from stepjepa.evaluation.prompts import Prompter
+from stepjepa.evaluation.rows import SystemPrompt, read_questions
+from stepjepa.evaluation.runner import evaluate
+from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.trainer import JEPATrainer
+from support.models import ARCHITECTURES, tiny_model
+from support.rows import step_rows
+
+ROWS = step_rows(24)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("tiny", (message["content"] for row in ROWS for message in row["messages"]))
+
+
+def made_up(lengths):
+    draw = np.random.default_rng(0)
+    return [Example(draw.integers(3, 90, n).astype(np.int32), ((n // 3, n - 1),)) for n in lengths]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_padding_changes_nothing(name):
+    """Row by row without padding, through the model's own forward and logits."""
+    model = tiny_model(name, ARCHITECTURES[name][2][0])
+    examples = made_up((20, 7, 13))
+    found = nll.answer_losses(model, examples, pad_id=0)
+    for example, (total, tokens) in zip(examples, found, strict=True):
+        ids = torch.from_numpy(example.input_ids.astype(np.int64))
+        with torch.no_grad():
+            logits = model(input_ids=ids[None]).logits[0].double()
+        (start, stop), log_p = example.label_spans[0], logits.log_softmax(-1)
+        expected = -sum(float(log_p[place - 1, ids[place]]) for place in range(start, stop))
+        assert tokens == stop - start and total == pytest.approx(expected, rel=1e-5)
+
+
+def trainer_for(tmp_path, tokenizer, **options):
+    peft = options.pop("peft", None)
+    config = JEPAConfig(
+        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=4, learning_rate=1e-2, disable_tqdm=True,
+        save_strategy="no", **options,
+    )  # fmt: skip
+    return JEPATrainer(load_model("tiny", tokenizer, seed=1), config, ROWS, ROWS[:9], tokenizer, peft)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"objective": "regular"},
+        {"objective": "regular", "max_length": 30},
+        {"objective": "llm_jepa", "predictors": 2, "lbd": 1.0, "views": "standalone"},
+        {"objective": "step_jepa", "predictors": 1, "system_prompt": "Be brief."},
+        {"objective": "step_jepa", "predictors": 2, "peft": lora_config(4), "forward": "two_pass"},
+    ],
+)
+def test_it_is_the_evaluation_loss_of_training(tmp_path, tokenizer, options):
+    trainer = trainer_for(tmp_path, tokenizer, **options)
+    trainer.train()
+    expected = trainer.evaluate()["eval_lm_loss"]
+    shared = {"max_length": trainer.args.max_length, "system_prompt": options.get("system_prompt")}
+    trainer.model.train()
+    for size in (2, 9):
+        vocabulary = trainer.setup.vocabulary
+        found = evaluate(
+            trainer.model, tokenizer, ROWS[:9], ["answer_nll"], batch_size=size, vocabulary=vocabulary, **shared
+        )
+        assert found.value("answer_nll") == pytest.approx(expected, abs=1e-5)
+    assert trainer.model.training and not found.predictions and len(found.answer_nll) == 9
+    assert found.metrics["answer_nll"]["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer):
+    """The predictor tokens, which are in its vocabulary meanwhile, are never generated."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer = trainer_for(tmp_path, tokenizer, objective="step_jepa", predictors=3, keep_predictors=True)
+    trainer.train()
+    rows = trainer.setup.vocabulary + 3
+    weight = trainer.model.get_input_embeddings().weight
+    assert weight.shape[0] == rows
+    with torch.no_grad():  # now a predictor token is the likeliest everywhere
+        states = trainer.model.model(torch.tensor([[1, 5, 6]])).last_hidden_state
+        weight[-1] = 50 * torch.nn.functional.normalize(states.mean((0, 1)), dim=0)
+    trainer.save_model()
+    metrics = ["exact", "answer_nll"]
+    inside = evaluate(
+        trainer.model, tokenizer, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary
+    )
+    model, own = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    kept = evaluate(model, own, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary)
+    texts = [one.generated_response for one in inside.predictions]
+    assert texts == [one.generated_response for one in kept.predictions]
+    assert any(texts) and not any("predictor" in text for text in texts)
+    assert kept.value("answer_nll") == pytest.approx(inside.value("answer_nll"), abs=1e-5)
+
+
+def likelihood(tokenizer, rows, **more):
+    questions = read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
+    return nll.AnswerLikelihood.of(questions, tokenizer, Prompter(tokenizer).renderer, **more)
+
+
+def test_batches_are_the_same_whatever_is_done(tokenizer):
+    model = load_model("tiny", tokenizer, seed=2)
+    found = likelihood(tokenizer, ROWS[:9])
+    batches = list(found.compute(model, 0, 4))
+    assert [len(batch) for batch in batches] == [4, 4, 1]
+    done = {loss.row for loss in batches[0]}
+    assert list(found.compute(model, 0, 4, done)) == batches[1:]
+    assert {loss.row for batch in batches for loss in batch} == set(range(9))
+
+
+def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer):
+    rows = [*ROWS[:2], {"messages": [{"role": "user", "content": "x " * 60}, {"role": "assistant", "content": "y"}]}]
+    found = likelihood(tokenizer, rows, max_length=40)
+    assert set(found.examples) == {0, 1} and found.report.rows_skipped == {"no_room_for_answer": 1}
+    summary = nll.summarise([nll.AnswerLoss(0, 3.0, 2), nll.AnswerLoss(1, 1.0, 4)], found.report)
+    assert summary["value"] == pytest.approx(4 / 6) and summary["row_mean"] == pytest.approx((1.5 + 0.25) / 2)
+    assert summary["n"] == 2 and summary["tokens"] == 6 and summary["skipped"] == {"no_room_for_answer": 1}
+    assert summary["answers_truncated"] == found.report.answers_truncated > 0
+    assert likelihood(tokenizer, rows, max_length=40, positions=20).examples.keys() <= {0, 1}
+
+
+def test_out_of_memory_is_one_line(tokenizer, monkeypatch):
+    def full(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes.")
+
+    monkeypatch.setattr(nll, "answer_losses", full)
+    with pytest.raises(ConfigError, match="out of memory with 2 chats at once"):
+        list(likelihood(tokenizer, ROWS[:2]).compute(None, 0, 4))
+
+
+def test_other_errors_stay_what_they_are(tokenizer, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(nll, "answer_losses", broken)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        list(likelihood(tokenizer, ROWS[:2]).compute(None, 0, 4))
