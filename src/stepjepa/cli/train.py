@@ -10,7 +10,7 @@ from typing import Any
 from stepjepa.cli import inspect_row
 from stepjepa.cli.parser import StrictParser, dump_yaml
 from stepjepa.cli.spellings import COMMON_TRAINER_FLAGS, PUBLISHED, notes
-from stepjepa.errors import StepJepaError
+from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
 
@@ -49,14 +49,17 @@ def run(argv: list[str]) -> int:
         config.logging_steps = 1
     if options.debug_level >= 7:
         show_first_row(options, config)
+    scorer = answer_scorer(options, config)
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
-    trainer, metrics = run_training(options, config, save_options, scratch_lr)
+    trainer, metrics = run_training(options, config, save_options, scratch_lr, scorer)
     del trainer  # the wrapped model must go before the process group
     leave_process_group()
     say("")
-    for name in ("lm_loss", "jepa_loss", "cosine_similarity", "eval_lm_loss", "eval_jepa_loss"):
+    names = ["lm_loss", "jepa_loss", "cosine_similarity", "eval_lm_loss", "eval_jepa_loss"]
+    names += [f"eval_{name}" for name in [*(options.eval_metrics or ()), "did_not_stop"]]
+    for name in names:
         if name in metrics:
-            say(f"{name:<18}{metrics[name]:.4f}")
+            say(f"{name:<17} {metrics[name]:.4f}")
     say(f"model and records: {config.output_dir}")
     say(f"load it with AutoModelForCausalLM.from_pretrained({config.output_dir!r})")
     return 0
@@ -82,6 +85,32 @@ def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:
         raise SystemExit(0)
     options, config = parser.parse(argv)
     return parser, (options, config)
+
+
+def answer_scorer(options: RunOptions, config: Any) -> Any:
+    """What scores answers at every evaluation, None where no metric was asked for.
+
+    Raises:
+        ConfigError: metrics without a file or a time to evaluate, or unknown ones.
+    """
+    if not options.eval_metrics:
+        return None
+    if not options.eval_file:
+        raise ConfigError("--eval_metrics answers the questions of a file; give --eval_file")
+    from stepjepa.data.sources import RowSource
+    from stepjepa.evaluation.while_training import AnswerScorer
+    from stepjepa.training.encoding import pair_columns
+
+    return AnswerScorer(
+        RowSource(options.eval_file, options.eval_split),
+        options.eval_metrics,
+        options.eval_samples,
+        columns=pair_columns(config),
+        max_new_tokens=options.eval_max_new_tokens,
+        batch_size=config.per_device_eval_batch_size,
+        system_prompt=config.system_prompt,
+        chat_template_kwargs=config.chat_template_kwargs,
+    )
 
 
 def inspect_arguments(options: RunOptions, config: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback
@@ -19,10 +20,11 @@ _SHOWN = (
 )
 
 
-def short(logs: dict[str, Any]) -> str:
-    """A log entry in a few words: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``."""
+def short(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
+    """A log entry in a few words: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are those of answers."""
+    shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
     return "  ".join(
-        f"{name} {logs[key]:{form}}" for key, name, form in _SHOWN if isinstance(logs.get(key), (int, float))
+        f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))
     )
 
 
@@ -41,21 +43,28 @@ class TargetEncoderCallback(TrainerCallback):
 class BarCallback(ProgressCallback):
     """The Trainer's bar, with the losses behind it instead of a dictionary below it."""
 
+    def __init__(self, metrics: Sequence[str] = ()):
+        super().__init__()
+        self.metrics = metrics
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         """See `TrainerCallback`."""
-        if state.is_world_process_zero and self.training_bar is not None and logs and short(logs):
-            self.training_bar.set_postfix_str(short(logs))
+        if state.is_world_process_zero and self.training_bar is not None and logs and short(logs, self.metrics):
+            self.training_bar.set_postfix_str(short(logs, self.metrics))
 
 
 class LinesCallback(TrainerCallback):
     """One plain line a log entry, for logs in files."""
 
+    def __init__(self, metrics: Sequence[str] = ()):
+        self.metrics = metrics
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         """See `TrainerCallback`."""
-        if state.is_world_process_zero and logs and short(logs):
-            print(f"step {state.global_step}/{state.max_steps}  {short(logs)}", flush=True)
+        if state.is_world_process_zero and logs and short(logs, self.metrics):
+            print(f"step {state.global_step}/{state.max_steps}  {short(logs, self.metrics)}", flush=True)
 
 
-def display_callback(disable_tqdm: bool) -> TrainerCallback:
-    """A bar on a terminal, lines elsewhere."""
-    return LinesCallback() if disable_tqdm or not sys.stderr.isatty() else BarCallback()
+def display_callback(disable_tqdm: bool, metrics: Sequence[str] = ()) -> TrainerCallback:
+    """A bar on a terminal, lines elsewhere; with the metrics of answers that are named."""
+    return (LinesCallback if disable_tqdm or not sys.stderr.isatty() else BarCallback)(metrics)

@@ -226,6 +226,14 @@ class RunOptions:
     eval_file: str | None = option(None, "File or data set for the evaluation losses.", "run")
     dataset_split: str = option("train", "Split of a Hub data set given as train_file.", "run")
     eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "run")
+    eval_metrics: list[str] | None = option(
+        None,
+        "Metrics of answers that are generated at every evaluation (exact, gsm8k, ...): eval_exact, ... in the log, also "
+        "for --metric_for_best_model.",
+        "run",
+    )
+    eval_samples: int = option(100, "eval_metrics: questions of eval_file that are answered.", "run")
+    eval_max_new_tokens: int = option(256, "eval_metrics: longest answer in tokens.", "run")
     debug_level: int = option(
         0,
         "How much is said: from 5 the losses of every step, from 7 the first row as stepjepa inspect shows it.",

@@ -28,7 +28,7 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import pair_columns
 from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.training.reading import Sources
-from stepjepa.training.trainer import JEPATrainer
+from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 
 # Rows that a preset's tokenizer is trained on, at most.
 TOKENIZER_ROWS = 50_000
@@ -70,6 +70,7 @@ def run_training(
     config: JEPAConfig,
     save_options: Callable[[Path], None] | None = None,
     scratch_lr: float | None = None,
+    score_answers: ScoreAnswers | None = None,
 ) -> tuple[JEPATrainer, dict[str, Any]]:
     """Train as the options say and leave the model and its records in `config.output_dir`.
 
@@ -78,6 +79,7 @@ def run_training(
         config: the training configuration.
         save_options: writes the options to a path (``resolved.yaml``).
         scratch_lr: learning rate for a model that starts from random weights; None keeps the configuration's.
+        score_answers: see `JEPATrainer`.
 
     Returns:
         The trainer, and the final metrics as in ``metrics.json``.
@@ -129,6 +131,7 @@ def run_training(
         RowSource(run.eval_file, run.eval_split) if run.eval_file else None,
         tokenizer,
         peft,
+        score_answers,
     )
     record = run_record(run, config, trainer)
     if checkpoint is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +36,8 @@ from stepjepa.training.reading import ExampleReader
 from stepjepa.training.setup import make_collator, set_up_model
 from stepjepa.training.streaming import StreamedBatches, StreamedExamples
 
+ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
+
 
 class JEPATrainer(Trainer):
     """Trains a causal language model with a JEPA objective.
@@ -47,6 +50,9 @@ class JEPATrainer(Trainer):
             sets to train on.
         processing_class: the tokenizer (fast, with a chat template); loaded with the model if `model` is a name.
         peft_config: a PEFT configuration; the predictor tokens are trained along with the adapter.
+        score_answers: called at every evaluation with the model, the tokenizer, this process's number and how many there
+            are, it gives sum and number of scores by name (`stepjepa.evaluation.while_training.AnswerScorer`); their means
+            are metrics like the losses.
 
     Raises:
         ConfigError, DataError: options or data that cannot be used, before anything is trained.
@@ -74,6 +80,7 @@ class JEPATrainer(Trainer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         peft_config: Any = None,
+        score_answers: ScoreAnswers | None = None,
         **kwargs: Any,
     ):
         args = args or JEPAConfig()
@@ -118,8 +125,11 @@ class JEPATrainer(Trainer):
         self.model_accepts_loss_kwargs = True
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
-        self.add_callback(display_callback(bool(args.disable_tqdm)))
+        self.add_callback(display_callback(bool(args.disable_tqdm), getattr(score_answers, "metrics", ())))
         self._meter = LossMeter()
+        if score_answers is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise ConfigError("eval_metrics generates with whole weights on every process; use DDP")
+        self._score_answers = score_answers
 
     # Order of examples
 
@@ -288,10 +298,22 @@ class JEPATrainer(Trainer):
         metrics = meter.metrics(self.args, self.accelerator)
         jepa = metrics.get("jepa_loss", 0.0) + metrics.get("regularizer", 0.0)
         loss = self.args.gamma * metrics["lm_loss"] + self.args.lbd * jepa
+        if self._score_answers is not None:
+            metrics |= self._scores(self._score_answers)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in {"loss": loss, **metrics}.items()}
         return EvalLoopOutput(
             predictions=np.zeros(0), label_ids=None, metrics=metrics, num_samples=self.num_examples(dataloader)
         )
+
+    def _scores(self, score_answers: ScoreAnswers) -> dict[str, float]:
+        """Means of the scores of answers over all processes."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        with self.compute_loss_context_manager():
+            sums = score_answers(model, self.processing_class, self.args.process_index, self.args.world_size)
+        device = self.args.device
+        totals = torch.tensor(list(sums.values()), device=device, dtype=precise_dtype(device))
+        totals = self.accelerator.reduce(totals, reduction="sum")
+        return {name: total / number for name, (total, number) in zip(sums, totals.tolist(), strict=True) if number}
 
     # What is read and written
 

@@ -1,0 +1,65 @@
+"""Answers of a model that is being trained, scored: what ``--eval_metrics`` adds to the evaluation losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation.options import NLL
+from stepjepa.evaluation.runner import evaluate
+from stepjepa.evaluation.scoring import make_metrics
+
+
+class AnswerScorer:
+    """Lets a model answer the first questions of a data set and sums up the scores, a share of them in each process.
+
+    Args:
+        rows: what `RowSource` takes.
+        metrics: names, see `stepjepa.evaluation.metrics`.
+        samples: questions that are answered, over all processes.
+        settings: what else `evaluate` takes.
+
+    Raises:
+        ConfigError: an unknown metric, or one that generates nothing.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        metrics: Sequence[str],
+        samples: int = 100,
+        *,
+        columns: PairColumns | None = None,
+        **settings: Any,
+    ):
+        if NLL in metrics:
+            raise ConfigError(f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out")
+        if samples < 1:
+            raise ConfigError(f"eval_samples is {samples}; it must be at least 1")
+        for metric in make_metrics(metrics, None):  # so that a typo is found before training
+            with metric:
+                pass
+        source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
+        self.rows = [row for _, row in islice(source, samples)]
+        self.metrics, self.columns, self.settings = list(metrics), columns, settings
+
+    def __call__(self, model: Any, tokenizer: Any, process: int = 0, processes: int = 1) -> dict[str, tuple[float, int]]:
+        """Sum and number of the scores by metric, and of the answers that did not stop (``did_not_stop``).
+
+        Args:
+            process, processes: every process answers the questions whose number leaves its own remainder.
+        """
+        own = self.rows[process::processes]
+        found = dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
+        if own:
+            result = evaluate(model, tokenizer, own, self.metrics, columns=self.columns, **self.settings)
+            for name in self.metrics:
+                scores = [prediction.scores[name] for prediction in result.predictions]
+                found[name] = (sum(scores), len(scores))
+            stopped = result.generation["did_not_stop"]
+            found["did_not_stop"] = (stopped["count"], stopped["n"])
+        return found
+

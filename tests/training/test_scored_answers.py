@@ -1,0 +1,91 @@
+"""Answers scored at every evaluation: what is asked, how it is summed, where it goes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stepjepa.cli.main import main
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation.while_training import AnswerScorer
+from stepjepa.modeling.load import load_model
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.trainer import JEPATrainer
+from support.rows import step_rows
+
+FLAGS = "--model_name tiny --regular --max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2 --batch_size 2"
+
+
+def test_the_means_are_those_of_all_processes(tokenizer):
+    model = load_model("tiny", tokenizer, seed=1)
+    rows = step_rows(7)
+    scorer = AnswerScorer(rows, ["exact", "prefix"], 5, max_new_tokens=4)
+    whole = scorer(model, tokenizer)
+    assert list(whole) == ["exact", "prefix", "did_not_stop"] and whole["exact"][1] == whole["did_not_stop"][1] == 5
+    parts = [scorer(model, tokenizer, process, 6) for process in range(6)]
+    assert parts[5] == {name: (0.0, 0) for name in whole}, "more processes than questions"
+    for name, (total, number) in whole.items():
+        assert (sum(part[name][0] for part in parts), sum(part[name][1] for part in parts)) == (total, number)
+
+
+def test_the_scores_are_metrics_of_the_evaluation(tmp_path, tokenizer):
+    asked = []
+
+    def score(model, tokenizer, process, processes):
+        asked.append((model.training, process, processes))
+        return {"exact": (3.0, 4), "never": (0.0, 0)}
+
+    config = JEPAConfig(output_dir=str(tmp_path), objective="regular", max_steps=2, disable_tqdm=True)
+    model = load_model("tiny", tokenizer, seed=1)
+    trainer = JEPATrainer(model, config, step_rows(8), step_rows(4), tokenizer, score_answers=score)
+    metrics = trainer.evaluate()
+    assert metrics["eval_exact"] == 0.75 and "eval_never" not in metrics and asked == [(False, 0, 1)]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, rows in (("train", step_rows(12)), ("test", step_rows(4))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_from_the_command_line_with_the_best_checkpoint(files, capsys):
+    words = f"train --train_file {files}/train.jsonl --eval_file {files}/test.jsonl --output_dir {files}/out {FLAGS}"
+    words += " --eval_metrics prefix exact --eval_samples 3 --eval_max_new_tokens 3 --disable_tqdm true"
+    words += " --load_best_model_at_end true --metric_for_best_model eval_prefix"
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    assert "prefix 0.000" in out and "eval_did_not_stop " in out
+    history = json.loads((files / "out" / "metrics.json").read_text())["log_history"]
+    assert sum("eval_prefix" in entry for entry in history) == 3  # after steps 2 and 4, and of the best model
+
+
+def test_two_processes(files):
+    words = f"train --train_file {files}/train.jsonl --eval_file {files}/test.jsonl --output_dir {files}/two {FLAGS}"
+    words += " --eval_metrics exact --eval_samples 3 --eval_max_new_tokens 3 --disable_tqdm true"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stepjepa"]
+    done = subprocess.run([*command, *words.split()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "eval_exact" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--eval_metrics exact", "--eval_metrics answers the questions of a file; give --eval_file"),
+        ("--eval_file FILE --eval_metrics exakt", "did you mean 'exact'"),
+        ("--eval_file FILE --eval_metrics answer_nll", "computed anyway"),
+        ("--eval_file FILE --eval_metrics exact --eval_samples 0", "eval_samples is 0"),
+    ],
+)
+def test_what_cannot_be_scored(files, capsys, flags, said):
+    flags = flags.replace("FILE", f"{files}/test.jsonl")
+    words = f"train --train_file {files}/train.jsonl --model_name tiny --output_dir {files}/no {flags}"
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err and not (files / "no").exists()
+
+
+def test_a_scorer_needs_a_metric_that_generates():
+    with pytest.raises(ConfigError, match="leave it out"):
+        AnswerScorer([], ["answer_nll"])
