@@ -26,9 +26,10 @@ from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import pair_columns
+from stepjepa.training.evaluating import ScoreAnswers
 from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.training.reading import Sources
-from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
+from stepjepa.training.trainer import JEPATrainer
 
 # Rows that a preset's tokenizer is trained on, at most.
 TOKENIZER_ROWS = 50_000

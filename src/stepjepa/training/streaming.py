@@ -127,3 +127,10 @@ class StreamedBatches(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         for examples in self.dataset.batches(**self.settings):
             yield None if examples is None else self.collator(examples)
+
+
+def stream_loader(dataset: StreamedExamples, collator: Callable[[list[Example]], Any], args: Any) -> Any:
+    """The loader of a run's micro-batches."""
+    settings = {"size": args.train_batch_size, "step": args.gradient_accumulation_steps}
+    batches = StreamedBatches(dataset, collator, strategy=args.train_sampling_strategy, **settings)
+    return torch.utils.data.DataLoader(batches, batch_size=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -19,24 +18,23 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.ema import add_target_encoder, target_encoder
+from stepjepa.modeling.ema import add_target_encoder
 from stepjepa.modeling.export import export_model
+from stepjepa.modeling.extras import load_extras, save_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
-from stepjepa.modeling.heads import load_head, save_head
 from stepjepa.modeling.load import auto_tokenizer, has_experts, load_model, max_positions
 from stepjepa.training.batches import EpochCallback, EpochSampler
 from stepjepa.training.callbacks import TargetEncoderCallback, display_callback
 from stepjepa.training.checkpoints import last_complete_checkpoint
 from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.evaluating import ScoreAnswers, evaluated
 from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
 from stepjepa.training.reading import ExampleReader
 from stepjepa.training.setup import make_collator, set_up_model
-from stepjepa.training.streaming import StreamedBatches, StreamedExamples
-
-ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
+from stepjepa.training.streaming import StreamedExamples, stream_loader
 
 
 class JEPATrainer(Trainer):
@@ -129,7 +127,7 @@ class JEPATrainer(Trainer):
         self._meter = LossMeter()
         if score_answers is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise ConfigError("eval_metrics generates with whole weights on every process; use DDP")
-        self._score_answers = score_answers
+        self.score_answers = score_answers
 
     # Order of examples
 
@@ -137,15 +135,8 @@ class JEPATrainer(Trainer):
         """As `Trainer.get_train_dataloader`; a stream is already that of this process, and is not shared out again."""
         if not isinstance(self.train_dataset, StreamedExamples):
             return super().get_train_dataloader()
-        args = self.args
-        batches = StreamedBatches(
-            self.train_dataset,
-            self.data_collator,  # type: ignore[arg-type]
-            size=args.train_batch_size,
-            step=args.gradient_accumulation_steps,
-            strategy=args.train_sampling_strategy,
-        )
-        return torch.utils.data.DataLoader(batches, batch_size=None)
+        collator: Any = self.data_collator
+        return stream_loader(self.train_dataset, collator, self.args)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
@@ -287,33 +278,10 @@ class JEPATrainer(Trainer):
         model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
         if not self.accelerator._models and model is self.model:
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        model.eval()
-        meter = LossMeter()
-        for batch in dataloader:
-            inputs = self._prepare_inputs(batch)
-            with torch.no_grad(), self.compute_loss_context_manager():
-                parts, output, targets = self._forward(model, inputs, 0)
-                meter.add(parts, output, inputs, targets)
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        metrics = meter.metrics(self.args, self.accelerator)
-        jepa = metrics.get("jepa_loss", 0.0) + metrics.get("regularizer", 0.0)
-        loss = self.args.gamma * metrics["lm_loss"] + self.args.lbd * jepa
-        if self._score_answers is not None:
-            metrics |= self._scores(self._score_answers)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in {"loss": loss, **metrics}.items()}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluated(self, model, dataloader).items()}
         return EvalLoopOutput(
             predictions=np.zeros(0), label_ids=None, metrics=metrics, num_samples=self.num_examples(dataloader)
         )
-
-    def _scores(self, score_answers: ScoreAnswers) -> dict[str, float]:
-        """Means of the scores of answers over all processes."""
-        model: Any = self.accelerator.unwrap_model(self.model)
-        with self.compute_loss_context_manager():
-            sums = score_answers(model, self.processing_class, self.args.process_index, self.args.world_size)
-        device = self.args.device
-        totals = torch.tensor(list(sums.values()), device=device, dtype=precise_dtype(device))
-        totals = self.accelerator.reduce(totals, reduction="sum")
-        return {name: total / number for name, (total, number) in zip(sums, totals.tolist(), strict=True) if number}
 
     # What is read and written
 
@@ -333,6 +301,11 @@ class JEPATrainer(Trainer):
         self._meter.since = time.perf_counter()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    @property
+    def _inner(self) -> Any:
+        """The causal LM, out of all wrappers."""
+        return causal_lm(self.accelerator.unwrap_model(self.model))
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         begin = time.perf_counter()
         super()._save_checkpoint(model, trial)
@@ -340,28 +313,12 @@ class JEPATrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._load_extras(resume_from_checkpoint)
+        load_extras(self._inner, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
         if self.state.best_model_checkpoint:
-            self._load_extras(self.state.best_model_checkpoint)
-
-    # What a checkpoint holds beside the model: the predictor head and the EMA target encoder.
-
-    def _save_extras(self, folder: str) -> None:
-        inner: Any = causal_lm(self.accelerator.unwrap_model(self.model))
-        save_head(inner, folder)
-        encoder = target_encoder(inner)
-        if encoder is not None:
-            encoder.save(folder)
-
-    def _load_extras(self, folder: str) -> None:
-        inner: Any = causal_lm(self.accelerator.unwrap_model(self.model))
-        load_head(inner, folder)
-        encoder = target_encoder(inner)
-        if encoder is not None:
-            encoder.load(folder)
+            load_extras(self._inner, self.state.best_model_checkpoint)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -378,7 +335,7 @@ class JEPATrainer(Trainer):
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
             if self.args.should_save:
-                self._save_extras(str(output_dir or self.args.output_dir))
+                save_extras(self._inner, str(output_dir or self.args.output_dir))
             return
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
         if self.args.should_save:

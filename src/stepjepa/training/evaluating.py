@@ -1,0 +1,45 @@
+"""One evaluation: losses over a data set, and scores of generated answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from stepjepa.training.meter import LossMeter, precise_dtype
+
+# Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
+ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
+
+
+def evaluated(trainer: Any, model: Any, dataloader: Any) -> dict[str, float]:
+    """Means over all labels and pairs of all processes by the names of the log, ``loss`` first; and the means of the scores.
+
+    Args:
+        trainer: a `JEPATrainer`.
+        model: its model, as it is wrapped for evaluation.
+    """
+    args = trainer.args
+    model.eval()
+    meter = LossMeter()
+    for batch in dataloader:
+        inputs = trainer._prepare_inputs(batch)
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            parts, output, targets = trainer._forward(model, inputs, 0)
+            meter.add(parts, output, inputs, targets)
+        trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
+    metrics = meter.metrics(args, trainer.accelerator)
+    jepa = metrics.get("jepa_loss", 0.0) + metrics.get("regularizer", 0.0)
+    metrics = {"loss": args.gamma * metrics["lm_loss"] + args.lbd * jepa, **metrics}
+    return metrics if trainer.score_answers is None else metrics | answer_scores(trainer)
+
+
+def answer_scores(trainer: Any) -> dict[str, float]:
+    """Means of the scores of answers over all processes; a metric without a score is left out."""
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    with trainer.compute_loss_context_manager():
+        sums = trainer.score_answers(model, trainer.processing_class, args.process_index, args.world_size)
+    totals = torch.tensor(list(sums.values()), device=args.device, dtype=precise_dtype(args.device))
+    totals = trainer.accelerator.reduce(totals, reduction="sum")
+    return {name: total / number for name, (total, number) in zip(sums, totals.tolist(), strict=True) if number}
