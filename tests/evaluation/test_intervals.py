@@ -75,3 +75,21 @@ def test_mcnemar_by_hand(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[analysis\]'"):
         mcnemar_p(1, 2)
+
+
+def test_wilson_covers_at_its_rate():
+    """Exact coverage, averaged over shares from .05 to .95, for 100 questions."""
+    stats = pytest.importorskip("scipy.stats")
+    intervals = [share(k, 100) for k in range(101)]
+    shares = [0.05 + 0.005 * step for step in range(181)]
+    coverage = [
+        sum(stats.binom.pmf(k, 100, p) for k, found in enumerate(intervals) if found.low <= p <= found.high)
+        for p in shares
+    ]
+    assert sum(coverage) / len(coverage) == pytest.approx(0.95, abs=0.01) and min(coverage) > 0.90
+
+
+def test_models_that_never_differ():
+    same = paired_difference(5, 0, 0, 3)
+    assert same.value == 0 and same.low < 0 < same.high, "eight questions prove no equality"
+    assert mcnemar_p(0, 0) == 1.0 and paired_difference(0, 0, 0, 0) == (None, None, None)

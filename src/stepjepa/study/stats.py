@@ -1,8 +1,8 @@
 """Statistics of runs: intervals, paired tests, corrections, sample sizes (docs/statistics.md).
 
-Pure functions of plain numbers over SciPy and statsmodels (extra ``study``); those of answers that are right or wrong
-lie in ``proportions.py``. In the results ``None`` stands for what
-cannot be computed, such as the spread of one value; nothing is NaN and nothing warns. Every test is two-sided.
+Pure functions of plain numbers over SciPy and statsmodels (extra ``study``); those of answers that are right or wrong lie
+in `stepjepa.evaluation.intervals`. In the results ``None`` stands for what cannot be computed, such as the spread of one
+value; nothing is NaN and nothing warns. Every test is two-sided.
 """
 
 from __future__ import annotations
