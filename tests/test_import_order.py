@@ -22,7 +22,7 @@ LOWER = {
     "losses": set(),
     "inspect": {"data", "forest"},
     "evaluation": {"data", "modeling"},
-    "analysis": {"data", "modeling"},
+    "analysis": {"data", "forest", "modeling"},
     "recipes": set(),
 }
 ALLOWED = {part: {part, "errors"} | lower for part, lower in LOWER.items()}

@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from stepjepa.analysis.states import States, load_states, save_states
+from stepjepa.analysis.states import States, load_states, save_states, saved_layers
 from stepjepa.errors import DataError
 
 
@@ -119,3 +119,31 @@ def test_files_that_hold_no_states(states, tmp_path):
         load_states(path)
     with pytest.raises(DataError):
         load_states(tmp_path)
+
+
+def test_steps_of_the_targets(states, tmp_path):
+    """A fourth tensor, only where there are steps."""
+    path = tmp_path / "states.safetensors"
+    save_states(replace(states, steps=np.array([2, 3, 2, 4])), path)
+    with safe_open(path, framework="numpy") as file:
+        assert set(file.keys()) == {"source", "target", "rows", "steps"}
+        assert file.get_tensor("steps").dtype == np.int64
+    for layers in (None, [2], []):
+        assert load_states(path, layers).steps.tolist() == [2, 3, 2, 4]
+    save_states(states, path)
+    assert load_states(path).steps is None
+    with pytest.raises(DataError, match=r"steps are of shape \(3,\), and there are 4 rows"):
+        replace(states, steps=np.array([2, 3, 2]))
+
+
+def test_the_layers_of_a_file(states, tmp_path):
+    save_states(states, tmp_path / "states.safetensors")
+    assert saved_layers(tmp_path / "states.safetensors") == (0, 2, -1)
+    with pytest.raises(DataError, match="there is no such file"):
+        saved_layers(tmp_path / "other.safetensors")
+
+
+def test_others_may_read_a_file_as_any_other(states, tmp_path):
+    (tmp_path / "plain").write_text("")
+    save_states(states, tmp_path / "states.safetensors")
+    assert (tmp_path / "states.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -45,7 +45,7 @@ def workplace(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     names = {command.split()[1] for command in readme_commands()}
-    assert names == {"prepare", "generate", "check", "inspect", "train", "evaluate"}
+    assert names == {"prepare", "generate", "check", "inspect", "train", "evaluate", "analyze"}
 
 
 @pytest.mark.parametrize("command", readme_commands())
@@ -56,7 +56,7 @@ def test_command(command, workplace, capsys):
     short = {"train": ["--max_steps", "1"], "generate": ["--max_new_tokens", "3", "--attempts", "1"]}
     short["evaluate"] = [] if "--analyze" in words else ["--max_new_tokens", "3"]
     words += short.get(words[0], [])
-    if words[0] == "evaluate":
+    if words[0] in ("evaluate", "analyze"):
         for run in ("runs/regular", "runs/step"):
             shutil.copytree("model", run)
             if "--analyze" in words:

@@ -1,4 +1,4 @@
-"""Looking at what was trained: numbers from saved states, signs of collapse, figures.
+"""Looking at what was trained: states of both views, numbers from them, signs of collapse, figures.
 
-It reads `data` and `modeling` at most; the functions take NumPy arrays and plain numbers.
+It reads `data`, `forest` and `modeling` at most. `collect` runs a model; all the rest takes NumPy arrays and plain numbers.
 """

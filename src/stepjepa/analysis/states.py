@@ -108,7 +108,10 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     metadata = {KEY: json.dumps(about, ensure_ascii=False)}
     temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # that of any new file here; safetensors makes one for the owner alone
         save_file(tensors, temporary, metadata)  # straight to the disk: some gigabytes need no copy in memory
+        temporary.chmod(mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

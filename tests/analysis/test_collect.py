@@ -1,0 +1,261 @@
+"""States of both views, held against separate forward passes of the texts with plain transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stepjepa.analysis import collect
+from stepjepa.analysis.collect import attach_head, collect_states, layers_of, read_pairs
+from stepjepa.analysis.states import FINAL
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.sources import RowSource
+from stepjepa.data.steps import make_splitter
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.modeling.heads import HEAD_FILE
+from stepjepa.modeling.predictors import add_predictors, predictor_names
+from support.models import tiny_model
+from support.tokenizers import fresh
+
+QUESTIONS = [("How many?", "Three."), ("And what is two plus two?", "Four, I think."), ("Why?", "Because.")]
+STEPS = [
+    {"question": "Sum?", "answer": "One.\n\nTwo.\n\nThree.\n\nFour."},
+    {"messages": []},
+    {"question": "One step?", "answer": "Yes."},
+    {"question": "Two?", "answer": "First.\n\nSecond."},
+]
+
+
+def chats():
+    return [{"question": question, "answer": answer} for question, answer in QUESTIONS]
+
+
+def read(tokenizer, rows, objective="llm_jepa", max_rows=None, **options):
+    settings = EncodeOptions(objective, make_splitter("separator"), **options)
+    return read_pairs(RowSource(rows), tokenizer, ChatRenderer(tokenizer), settings, max_rows)
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def by_hand(model, ids, first, place):
+    """Every hidden state of transformers at one token of one text alone: embeddings, layers, final norm instead of the last
+    layer's own output."""
+    positions = torch.arange(first, first + len(ids))[None]
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([ids]), position_ids=positions, output_hidden_states=True)
+    return [states[0, place].numpy() for states in output.hidden_states]
+
+
+def final_norm(model):
+    return model.model.norm if hasattr(model, "model") else model.transformer.ln_f
+
+
+def check(model, states, number, side, expected):
+    """The states of one pair: all layers that transformers gives, and the last layer's own output through its final norm."""
+    found = getattr(states, side)[:, number]  # (L, D)
+    assert states.layers == (0, 1, 2, FINAL)
+    assert np.abs(expected[-1]).max() > 0.01
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
+    np.testing.assert_allclose(found[3], expected[2], atol=1e-4)
+    with torch.no_grad():
+        normed = final_norm(model)(torch.from_numpy(found[2]))
+    np.testing.assert_allclose(normed.numpy(), expected[2], atol=1e-4)
+    assert np.abs(found[2] - found[3]).max() > 1e-3
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def model(request, bpe_tokenizer):
+    return tiny_model(request.param, vocab_size=len(bpe_tokenizer), initializer_range=0.2)
+
+
+def test_views_in_context(model, bpe_tokenizer):
+    pairs = read(bpe_tokenizer, chats())
+    states = collect_states(model, "m", pairs, batch_size=2)
+    assert states.rows.tolist() == [0, 1, 2] and states.steps is None
+    for number, (question, answer) in enumerate(QUESTIONS):
+        source = ids_of(bpe_tokenizer, f"<|im_start|>user\n{question}")
+        check(model, states, number, "source", by_hand(model, source, 0, -1))
+        before = ids_of(bpe_tokenizer, f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+        target = ids_of(bpe_tokenizer, answer)
+        check(model, states, number, "target", by_hand(model, target, len(before), -1))
+
+
+def test_standalone_views(model, bpe_tokenizer):
+    states = collect_states(model, "m", read(bpe_tokenizer, chats(), views="standalone"), batch_size=3)
+    for number, texts in enumerate(QUESTIONS):
+        for side, role, text in zip(("source", "target"), ("user", "assistant"), texts, strict=True):
+            ids = ids_of(bpe_tokenizer, f"<|im_start|>{role}\n{text}<|im_end|>\n")
+            place = ids.index(bpe_tokenizer.convert_tokens_to_ids("<|im_end|>")) - 1
+            check(model, states, number, side, by_hand(model, ids, 0, place))
+
+
+@pytest.mark.parametrize("views", ["in_context", "standalone"])
+def test_kept_predictors(model, bpe_tokenizer, views):
+    """The source is read at the last predictor; a target in context stands K positions further on."""
+    tokenizer = fresh(bpe_tokenizer)
+    tokenizer.add_tokens(predictor_names(2), special_tokens=True)
+    one, two = add_predictors(model, 2, seed=3)
+    pairs = read(tokenizer, chats(), views=views, predictors=2)
+    states = collect_states(model, "m", pairs, predictor_ids=(two, one))
+    for number, (question, answer) in enumerate(QUESTIONS):
+        start = ids_of(tokenizer, f"<|im_start|>user\n{question}")
+        check(model, states, number, "source", by_hand(model, [*start, two, one], 0, -1))
+        first = 0
+        if views == "in_context":
+            first = 2 + len(ids_of(tokenizer, f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"))
+        text = answer if views == "in_context" else f"<|im_start|>assistant\n{answer}"
+        check(model, states, number, "target", by_hand(model, ids_of(tokenizer, text), first, -1))
+
+
+def test_steps_are_read_where_they_stand(model, bpe_tokenizer):
+    """Step 2 -> step 3 of the first row: the chat up to the separator behind step 2, and step 3 with its own, alone."""
+    pairs = read(bpe_tokenizer, STEPS, "step_jepa", step_pairs="all")
+    states = collect_states(model, "m", pairs)
+    chat = "<|im_start|>user\nSum?<|im_end|>\n<|im_start|>assistant\nOne.\n\nTwo.\n\n"
+    source, target = ids_of(bpe_tokenizer, chat), ids_of(bpe_tokenizer, "Three.\n\n")
+    check(model, states, 1, "source", by_hand(model, source, 0, -1))
+    check(model, states, 1, "target", by_hand(model, target, len(source), -1))
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "steps"),
+    [
+        ({"step_pairs": "first"}, [0, 3], [2, 2]),
+        ({"step_pairs": "all"}, [0, 0, 0, 3], [2, 3, 4, 2]),
+        ({"step_pairs": "all", "horizons": (2,)}, [0, 0], [3, 4]),
+        ({"step_pairs": "all", "horizons": (3, 1)}, [0, 0, 0, 0, 3], [4, 2, 3, 4, 2]),
+        ({"step_pairs": "all", "last_token": -2}, [0, 0, 0, 3], [2, 3, 4, 2]),
+    ],
+)
+def test_numbers_of_rows_and_steps(bpe_tokenizer, monkeypatch, options, rows, steps):
+    for chunk in (1000, 1):
+        monkeypatch.setattr(collect, "CHUNK_ROWS", chunk)
+        pairs = read(bpe_tokenizer, STEPS, "step_jepa", **options)
+        assert (pairs.rows.tolist(), pairs.steps.tolist()) == (rows, steps)
+        assert (pairs.report.rows_read, pairs.report.rows_kept) == (4, 3)
+
+
+def test_steps_go_on_through_a_row(bpe_tokenizer):
+    said = ["Hm?", "A one.\n\nA two.\n\nA three.", "And?", "B one.\n\nB two."]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    pairs = read(bpe_tokenizer, [{"messages": messages}], "step_jepa", step_pairs="all")
+    assert pairs.steps.tolist() == [2, 3, 5]
+    first = read(bpe_tokenizer, [{"messages": messages}], "step_jepa", step_pairs="first")
+    assert first.steps.tolist() == [2, 5]
+
+
+def test_only_the_first_rows_are_read(bpe_tokenizer):
+    pairs = read(bpe_tokenizer, chats(), max_rows=2)
+    assert pairs.rows.tolist() == [0, 1] and pairs.report.rows_read == 2
+
+
+def test_some_layers(model, bpe_tokenizer):
+    pairs = read(bpe_tokenizer, chats())
+    every = collect_states(model, "m", pairs)
+    some = collect_states(model, "m", pairs, layers=[FINAL, 1, 1])
+    assert some.layers == (FINAL, 1)
+    assert np.array_equal(some.source, every.source[[3, 1]]) and np.array_equal(some.target, every.target[[3, 1]])
+
+
+def test_the_batch_size_changes_nothing(model, bpe_tokenizer):
+    pairs, done = read(bpe_tokenizer, chats()), []
+    one = collect_states(model, "m", pairs, batch_size=1, advance=done.append)
+    three = collect_states(model, "m", pairs, batch_size=3)
+    assert done == [1, 1, 1]
+    np.testing.assert_allclose(one.source, three.source, atol=1e-5)
+    np.testing.assert_allclose(one.target, three.target, atol=1e-5)
+
+
+def test_the_model_is_left_as_it_was(model, bpe_tokenizer):
+    model.train()
+    collect_states(model, "m", read(bpe_tokenizer, chats()))
+    assert model.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_adapter(bpe_tokenizer):
+    """An adapter's states are those of the merged model."""
+    from peft import LoraConfig, get_peft_model
+
+    pairs = read(bpe_tokenizer, chats())
+    base = tiny_model("llama", vocab_size=len(bpe_tokenizer))
+    plain = collect_states(base, "m", pairs)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    found = collect_states(model, "m", pairs)
+    merged = collect_states(model.merge_and_unload(), "m", pairs)
+    np.testing.assert_allclose(found.source, merged.source, atol=1e-4)
+    assert np.abs(found.source - plain.source).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_predictor_head(bpe_tokenizer, tmp_path, kind):
+    model = tiny_model("llama", vocab_size=len(bpe_tokenizer))
+    pairs = read(bpe_tokenizer, chats())
+    without = collect_states(model, "m", pairs)
+    assert attach_head(model, tmp_path) is None
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"layers.0.weight": (32, 32)}
+    if kind == "mlp":
+        shapes = {
+            "layers.0.weight": (64, 32),
+            "layers.0.bias": (64,),
+            "layers.2.weight": (32, 64),
+            "layers.2.bias": (32,),
+        }
+    weights = {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / HEAD_FILE)
+    assert attach_head(model, tmp_path) == kind
+    found = collect_states(model, "m", pairs)
+    hidden = torch.from_numpy(without.source[-1]) @ weights["layers.0.weight"].T
+    if kind == "mlp":
+        hidden = torch.nn.functional.gelu(hidden + weights["layers.0.bias"]) @ weights["layers.2.weight"].T
+        hidden = hidden + weights["layers.2.bias"]
+    np.testing.assert_allclose(found.source[-1], hidden.numpy(), atol=1e-4)
+    assert np.array_equal(found.source[:-1], without.source[:-1]) and np.array_equal(found.target, without.target)
+
+
+def test_a_head_of_another_width(bpe_tokenizer, tmp_path):
+    save_file({"layers.0.weight": torch.zeros(8, 8)}, tmp_path / HEAD_FILE)
+    with pytest.raises(ConfigError, match="is no predictor head of this model .*use --no_head"):
+        attach_head(tiny_model("llama", vocab_size=len(bpe_tokenizer)), tmp_path)
+
+
+def test_layers_that_are_not_there(model):
+    assert layers_of(model) == (0, 1, 2, FINAL)
+    with pytest.raises(ConfigError, match=r"--layers 3: this model has 0 \(embeddings\) to 2, and -1"):
+        layers_of(model, [1, 3])
+
+
+def test_layers_without_a_known_name(bpe_tokenizer):
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        vocab_size=len(bpe_tokenizer), hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2,
+        word_embed_proj_dim=16, max_position_embeddings=64,
+    )  # fmt: skip
+    opt = OPTForCausalLM(config).eval()
+    with pytest.raises(ConfigError, match="OPTForCausalLM: its layers have no name that is known; .*--layers -1"):
+        layers_of(opt)
+    assert collect_states(opt, "m", read(bpe_tokenizer, chats()), layers=[FINAL]).source.shape == (1, 3, 16)
+
+
+def test_states_that_are_not_finite(model, bpe_tokenizer):
+    with torch.no_grad():
+        final_norm(model).weight[0] = float("nan")
+    with pytest.raises(DataError, match="m: the source states of layer -1 are not finite in 3 of 3 pairs"):
+        collect_states(model, "m", read(bpe_tokenizer, chats()))
+
+
+def test_too_few_pairs(bpe_tokenizer):
+    with pytest.raises(DataError, match="one pair for llm_jepa, and two are needed"):
+        read(bpe_tokenizer, chats()[:1])
+    with pytest.raises(DataError, match="no pair for step_jepa.* 3 the answer has fewer than two steps"):
+        read(bpe_tokenizer, chats(), "step_jepa")
+    with pytest.raises(DataError, match="no row can be trained on"):
+        read(bpe_tokenizer, [{"messages": []}, {"messages": []}])

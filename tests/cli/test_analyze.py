@@ -1,0 +1,416 @@
+"""``stepjepa analyze`` through the entry point, on tiny models that are made here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from stepjepa.analysis.compare import Saved, compare, comparison_record
+from stepjepa.analysis.numbers import measure_states
+from stepjepa.analysis.states import FINAL, load_states, save_states
+from stepjepa.cli.analyze import FED, AnalyzeOptions
+from stepjepa.cli.analyze_models import labels_of
+from stepjepa.cli.analyze_work import read_runs
+from stepjepa.cli.main import main
+from stepjepa.modeling.predictors import add_predictors, predictor_names
+from support.models import tiny_model
+from support.rows import step_rows
+from support.tokenizers import fresh
+
+for library in ("scipy", "sklearn", "matplotlib"):
+    pytest.importorskip(library)
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in step_rows(ROWS)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, bpe_tokenizer):
+    """`base`; `a` and `b` near it; `flat`, whose final norm gives nearly the same for everything; `wide`; `kept`, with two
+    predictor tokens."""
+    folder = tmp_path_factory.mktemp("runs")
+    size = {"vocab_size": len(bpe_tokenizer), "initializer_range": 0.3}
+
+    def save(name, model, tokenizer=bpe_tokenizer):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+
+    base = tiny_model("gpt2", **size)
+    save("base", base)
+    for number, name in enumerate("ab", 1):
+        torch.manual_seed(number)
+        with torch.no_grad():
+            for parameter in base.parameters():
+                parameter.add_(0.01 * number * torch.randn_like(parameter))
+        save(name, base)
+    with torch.no_grad():
+        base.transformer.ln_f.weight.mul_(1e-4)
+        base.transformer.ln_f.bias.add_(1.0)
+    save("flat", base)
+    save("wide", tiny_model("llama", **{**size, "hidden_size": 48}))
+    kept, tokenizer = tiny_model("llama", **size), fresh(bpe_tokenizer)
+    tokenizer.add_tokens(predictor_names(2), special_tokens=True)
+    add_predictors(kept, 2, seed=0)
+    kept.config.vocab_size = len(tokenizer)
+    save("kept", kept, tokenizer)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(request, monkeypatch):
+    """Figures are made but not drawn, which takes half a second each; `done` draws them."""
+
+    def write(figure, path):
+        assert figure.axes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"a figure")
+
+    for module in ("stepjepa.analysis.draw", "stepjepa.cli.analyze_work"):
+        monkeypatch.setattr(f"{module}.save_figure", write)
+
+
+@pytest.fixture
+def analyze(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*words, status=0):
+        assert main(["analyze", *map(str, words)]) == status
+        out, err = capsys.readouterr()
+        if status:
+            *said, error = err.splitlines()
+            assert out == "" and error.startswith("stepjepa analyze: error: ") and "error" not in "".join(said)
+            return error
+        return out + err
+
+    return call
+
+
+STATES = ["states-a.safetensors", "states-b.safetensors", "states-base.safetensors"]
+FIGURES = ["cosine", "pca-a", "pca-b", "pca-base", "rank_source", "rank_target", "retrieval", "spectrum"]
+
+
+@pytest.fixture(scope="module")
+def done(file, runs, tmp_path_factory):
+    """One analysis of `a` and `b` against `base`, all layers."""
+    out = tmp_path_factory.mktemp("out") / "new"
+    words = [file, "--models", runs / "a", runs / "b", "--base_model", runs / "base", "--output_dir", out]
+    assert main(["analyze", *map(str, words)]) == 0
+    return out
+
+
+def test_what_is_written(done):
+    figures = [f"{name}.png" for name in FIGURES]
+    assert sorted(path.name for path in done.iterdir()) == sorted(
+        [*STATES, *figures, "analysis.json", "numbers.json", "numbers.csv"]
+    )
+
+
+def test_the_numbers_are_those_of_the_states(done):
+    """Every number of the file, and of the table, from the saved states."""
+    record = json.loads((done / "numbers.json").read_text())
+    assert (record["base"], record["layer"], record["map_layers"], record["n"]) == ("base", FINAL, [FINAL], ROWS)
+    assert list(record["models"]) == ["base", "a", "b"]
+    states = {name: load_states(done / f"states-{name}.safetensors") for name in ("base", "a", "b")}
+    assert states["a"].layers == (0, 1, 2, FINAL) and states["a"].rows.tolist() == list(range(ROWS))
+    found = record["models"]["a"]["layers"]
+    for layer in states["a"].layers:
+        expected = measure_states(*states["a"].layer(layer), states["base"].layer(layer), maps=layer == FINAL)
+        got = found[str(layer)]
+        assert got["pairs"]["aligned_mean"] == pytest.approx(expected.pairs.aligned_mean)
+        assert got["pairs"]["retrieval_at_5"] == expected.pairs.retrieval_at_5
+        assert got["source"]["effective_rank"] == pytest.approx(expected.source.effective_rank)
+        assert got["target"]["variance_ratio"] == pytest.approx(expected.target.variance_ratio)
+        assert (got["linear_map"] is None) == (layer != FINAL) == (got["target"]["base_cka"] is None)
+    assert found["-1"]["linear_map"]["train_rows"] == 32
+    assert found["-1"]["target"]["base_cka"] == pytest.approx(expected.target.base_cka)
+    assert record["models"]["base"]["layers"]["-1"]["target"]["variance_ratio"] is None
+    with open(done / "numbers.csv", newline="") as table:
+        lines = list(csv.DictReader(table))
+    assert [(line["model"], line["layer"]) for line in lines] == [
+        (model, layer) for model in ("base", "a", "b") for layer in ("0", "1", "2", "-1")
+    ]
+    for line in lines:
+        numbers = record["models"][line["model"]]["layers"][line["layer"]]
+        assert float(line["pairs_mrr"]) == numbers["pairs"]["mrr"]
+        assert line["linear_map_test_r2"] == ("" if line["layer"] != "-1" else str(numbers["linear_map"]["test_r2"]))
+
+
+def test_the_table(analyze, file, runs, tmp_path):
+    out = analyze(
+        file, "--models", runs / "a", "--base_model", runs / "base", "--layers", -1, "--output_dir", tmp_path / "t"
+    )
+    record = json.loads((tmp_path / "t" / "numbers.json").read_text())
+    pairs = record["models"]["a"]["layers"]["-1"]["pairs"]
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0][:5] == [str(ROWS), "pairs", "of", str(file) + ",", "states"]
+    row = next(line for line in lines if line[:1] == ["a"])
+    assert row[1:4] == [f"{pairs[name]:.4f}" for name in ("aligned_mean", "shuffled_mean", "gap")]
+    assert row[5] == f"{100 * pairs['retrieval_at_1']:.1f}" and row[-1] == f"{pairs['mrr']:.3f}"
+    chance = next(line for line in lines if line[:1] == ["chance"])
+    assert chance == ["chance", "2.5", "%", "12.5", "%", "0.107"]
+    assert any(line[:2] == ["against", "base"] for line in lines)
+    assert "retrieval.png" not in out and "spectrum.png" in out  # one layer has no curve
+
+
+def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise AssertionError("a model was asked for")
+
+    monkeypatch.setattr("stepjepa.evaluation.models.find_model", fail)
+    monkeypatch.setattr("stepjepa.cli.analyze_models.find_model", fail)
+    before = {path.name: path.read_bytes() for path in done.iterdir()}
+    again = tmp_path / "again"
+    analyze("--from_states", done, "--output_dir", again, "--coordinates", "pca", "tsne")
+    assert (again / "numbers.json").read_bytes() == before["numbers.json"]
+    assert (again / "numbers.csv").read_bytes() == before["numbers.csv"]
+    assert (again / "retrieval.png").is_file() and (again / "tsne-a.png").is_file() and not list(again.glob("states-*"))
+    assert {path.name: path.read_bytes() for path in done.iterdir()} == before
+
+
+def test_states_again_in_their_folder(done, analyze, tmp_path):
+    """Nothing is written over unasked; asked, numbers and figures are, and nothing else."""
+    for path in done.glob("states-[ab].safetensors"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "curves.png").write_text("mine")
+    out = analyze("--from_states", tmp_path, "--map_layers", 1, -1)
+    assert "a: " in out and "\nagainst" not in out  # without analysis.json no base is known
+    record = json.loads((tmp_path / "numbers.json").read_text())
+    assert record["models"]["a"]["layers"]["1"]["linear_map"] is not None
+    assert "is there already; give another folder" in analyze("--from_states", tmp_path, status=2)
+    out = analyze("--from_states", tmp_path, "--base_model", "b", "--overwrite_output_dir", "--batch_size", 3)
+    assert "\nagainst b" in out and "--batch_size has no effect with --from_states" in out
+    assert (tmp_path / "curves.png").read_text() == "mine"
+    assert (tmp_path / "states-a.safetensors").read_bytes() == (done / "states-a.safetensors").read_bytes()
+
+
+def test_nothing_is_lost(analyze, file, runs, tmp_path):
+    """A second analysis of the same folder is refused; one that fails leaves what was there."""
+    words = [file, "--models", runs / "a", "--layers", -1, "--output_dir", tmp_path / "o"]
+    analyze(*words)
+    (tmp_path / "o" / "own.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()}
+    assert "is there already; give another folder, or replace it with --overwrite_output_dir" in analyze(
+        *words, status=2
+    )
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((runs / "b" / "config.json").read_text())
+    words[3:3] = [broken]
+    assert f"--models {broken}: the " in analyze(*words, "--overwrite_output_dir", status=2)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()} == before
+    words[2:4] = [runs / "b"]
+    analyze(*words, "--overwrite_output_dir")
+    names = {path.name for path in (tmp_path / "o").iterdir()}
+    assert {"states-b.safetensors", "pca-b.png", "own.txt"} <= names
+    assert not names & {"states-a.safetensors", "pca-a.png", ".new-states"}
+
+
+def test_collapse_is_said(analyze, file, runs, tmp_path):
+    out = analyze(file, "--models", runs / "flat", runs / "a", "--layers", -1)
+    assert (tmp_path / "analysis-rows" / "numbers.json").is_file()  # the default folder
+    assert "Warning: flat shows collapse:" in out and "effective rank of 1.0" in out
+    assert "What to do: keep the targets apart with --regularizer vicreg" in out
+    assert "Warning: a " not in out
+    signs = json.loads((tmp_path / "analysis-rows" / "numbers.json").read_text())["models"]["flat"]["collapse"]
+    assert {"low_rank", "cone"} <= {sign["name"] for sign in signs}
+
+
+def test_a_healthy_model_is_not_warned_of(analyze, file, runs):
+    out = analyze(file, "--models", runs / "a", "--layers", -1)
+    assert "Warning" not in out and "What to do" not in out
+
+
+def test_steps(analyze, tmp_path, runs):
+    """Pairs by target step, in the numbers, the table, and a figure."""
+    file = tmp_path / "steps.jsonl"
+    rows = [{"question": f"Q{i}?", "answer": f"One {i}.\n\nTwo {i + 1}.\n\nThree {i + 2}."} for i in range(12)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    out = analyze(
+        file, "--models", runs / "a", "--step_jepa", "--step_pairs", "all", "--layers", 1, -1, "--output_dir", "o"
+    )
+    states = load_states(tmp_path / "o" / "states-a.safetensors")
+    assert states.steps.tolist() == [2, 3] * 12 and states.rows.tolist() == [i for i in range(12) for _ in "12"]
+    record = json.loads((tmp_path / "o" / "numbers.json").read_text())["models"]["a"]["steps"]
+    assert list(record) == ["2", "3"]
+    source, target = states.layer(FINAL)
+    third = measure_states(source[1::2], target[1::2], maps=False)
+    assert record["3"]["n"] == 12 and record["3"]["pairs"]["gap"] == pytest.approx(third.pairs.gap)
+    assert (tmp_path / "o" / "steps.png").is_file()
+    lines = [line.split() for line in out.splitlines()]
+    first = lines.index(["target", "step", "2", "3"])
+    assert lines[first + 1] == ["pairs", "12", "12"]
+    assert lines[first + 2][:2] == ["gap,", "a"] and lines[first + 2][3] == f"{third.pairs.gap:.4f}"
+    assert lines[first + 4] == ["@1,", "chance", "8.3", "%", "8.3", "%"]
+    with open(tmp_path / "o" / "numbers.csv", newline="") as table:
+        cells = [(line["layer"], line["step"]) for line in csv.DictReader(table)]
+    assert cells == [("1", ""), ("-1", ""), ("-1", "2"), ("-1", "3")]
+
+
+def test_kept_predictors(analyze, file, runs, tmp_path):
+    """The model that has predictors is read at the last of them, the others at the source's last token."""
+    out = analyze(file, "--models", runs / "kept", runs / "wide", "--layers", -1, "--output_dir", "o")
+    assert "sources at the last of 2 predictors" in out and "sources at their last token" in out
+    inputs = json.loads((tmp_path / "o" / "analysis.json").read_text())["inputs"]
+    assert [(one["label"], one["predictors"]) for one in inputs] == [("kept", 2), ("wide", 0)]
+    states = load_states(tmp_path / "o" / "states-kept.safetensors")
+    out = analyze(file, "--models", runs / "kept", "--predictors", 0, "--layers", -1, "--output_dir", "p")
+    without = load_states(tmp_path / "p" / "states-kept.safetensors")
+    assert np.abs(states.source - without.source).max() > 0.1
+    np.testing.assert_allclose(states.target, without.target, atol=1e-3)  # rotary positions: two on is the same
+    out = analyze(file, "--models", runs / "kept", "--predictors", 3, "--layers", -1, "--output_dir", "q")
+    assert "it does not hold 3 predictor tokens" in out and "sources at their last token" in out
+
+
+def test_predictors_of_a_checkpoint(analyze, file, runs, tmp_path):
+    """They stand behind the vocabulary; what the run was trained with is in its record."""
+    checkpoint = tmp_path / "run" / "checkpoint-5"
+    checkpoint.mkdir(parents=True)
+    for path in (runs / "kept").iterdir():
+        if not path.name.startswith("token"):
+            (checkpoint / path.name).write_bytes(path.read_bytes())
+    for path in (runs / "wide").glob("token*"):
+        (checkpoint / path.name).write_bytes(path.read_bytes())
+    (checkpoint / "trainer_state.json").write_text("{}")
+    settings = {
+        "objective": "llm_jepa",
+        "lbd": 1,
+        "predictors": 2,
+        "predictor_order": "ascending",
+        "system_prompt": "Be.",
+    }
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"settings": settings}))
+    words = ["--layers", -1, "--output_dir"]
+    out = analyze(file, "--models", checkpoint, *words, "o")
+    assert "run/checkpoint-5: " in out and "sources at the last of 2 predictors" in out
+    assert "it was trained with --system_prompt Be., and is read with None" in out
+    analyze(file, "--models", runs / "kept", "--predictor_order", "ascending", *words, "p")
+    one, two = (
+        load_states(tmp_path / name) for name in ("o/states-run-checkpoint-5.safetensors", "p/states-kept.safetensors")
+    )
+    np.testing.assert_allclose(one.source, two.source, atol=1e-5)
+    analyze(file, "--models", runs / "kept", "--predictor_order", "descending", *words, "q")
+    other = load_states(tmp_path / "q/states-kept.safetensors")
+    assert np.abs(one.source - other.source).max() > 0.1
+
+
+def log(steps, **values):
+    return {"log_history": [{"step": step, **values} for step in range(1, steps + 1)]}
+
+
+def test_curves(analyze, tmp_path, runs):
+    """Of a run that has ended, one that has not, and a checkpoint."""
+    for name, content in (
+        ("ended/metrics.json", log(3, lm_loss=1.0)),
+        ("going/checkpoint-9/trainer_state.json", log(2, lm_loss=2.0)),
+        ("going/checkpoint-10/trainer_state.json", log(3, lm_loss=1.5, jepa_loss=0.1)),
+        ("empty/metrics.json", log(3, loss=1.0)),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    out = analyze("--runs", "ended", "going", "going/checkpoint-9", "--seed", 3)
+    assert "--seed has no effect with --runs alone" in out
+    assert [path.name for path in (tmp_path / "analysis-runs").iterdir()] == ["curves.png"]
+    assert "curves.png is there already" in analyze("--runs", "ended", status=2)
+    analyze("--runs", "ended", "--figure_format", "svg", "--output_dir", "s")
+    assert (tmp_path / "s" / "curves.svg").is_file()
+    found = read_runs(["ended", "going", "going/checkpoint-9"])
+    assert {name: len(history) for name, history in found.items()} == {"ended": 3, "going": 3, "going/checkpoint-9": 2}
+    assert found["going"][0]["lm_loss"] == 1.5
+    assert "empty: metrics.json holds neither lm_loss nor jepa_loss" in analyze("--runs", "empty", status=2)
+    assert "no log of a training there" in analyze("--runs", runs / "a", status=2)
+    assert "--runs nowhere: no such folder" in analyze("--runs", "nowhere", status=2)
+
+
+def test_wrong_input(analyze, file, runs, tmp_path):
+    a, empty, plain = runs / "a", tmp_path / "empty", tmp_path / "plain.jsonl"
+    empty.mkdir()
+    plain.write_text("\n".join(json.dumps({"question": f"Q{i}", "answer": "One step."}) for i in range(5)))
+    for words, message in (
+        ([], "no data file given; write: stepjepa analyze FILE"),
+        (["--models", a, file], f"no data file given.*takes all that follows \\({file}\\)"),
+        ([file], "--models is missing"),
+        ([file, "--models", tmp_path / "nowhere"], "--models .*nowhere: no such folder"),
+        ([file, "--models", a, "--base_model", "./nowhere"], "--base_model ./nowhere: no such folder"),
+        ([file, "--models", "mini"], "--models mini: a preset has random weights"),
+        ([file, "--models", empty], f"--models {empty}: no model in this folder"),
+        ([file, "--models", a, a], "is given twice"),
+        ([tmp_path / "no.jsonl", "--models", a], "no.jsonl: no such file"),
+        ([plain, "--models", a, "--step_jepa"], "no pair for step_jepa, and two are needed"),
+        ([file, "--models", a, "--layers", "last"], "--layers last: give all, or numbers"),
+        ([file, "--models", a, "--layers", 3], r"--layers 3: this model has 0 \(embeddings\) to 2"),
+        ([file, "--models", a, "--layers", -2], "layer -2: layers are 0"),
+        (
+            [file, "--models", a, "--layers", -1, "--map_layers", 1],
+            "--map_layers 1: is none of --layers -1",
+        ),
+        ([file, "--models", a, "--map_layers", 7], "--map_layers 7: a has no states of this layer; it has 0, 1, 2, -1"),
+        ([file, "--models", a, "--objective", "regular"], "objective.*llm_jepa.*got 'regular'"),
+        ([file, "--models", a, "--batch_size", 0], "batch_size is 0"),
+        ([file, "--models", a, "--output_dir", plain], "plain.jsonl: is a file; give a folder"),
+        ([file, "--models", runs / "wide", "--base_model", a], "wide are 48 wide, those of the base model a 32"),
+        ([file, "--models", a, "--from_states", empty], "--from_states loads no model"),
+        (["--from_states", empty], "empty: holds no states"),
+        (["--from_states", "nowhere"], "--from_states nowhere: no such folder"),
+    ):
+        found = analyze(*words, status=2)
+        assert re.search(message, found), (message, found)
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "plain.jsonl"}  # nothing was left behind
+
+
+def test_states_of_other_rows(done, analyze, tmp_path):
+    states = load_states(done / "states-a.safetensors")
+    for other, message in (
+        (replace(states, rows=states.rows[::-1].copy()), "and not of the same rows and steps"),
+        (replace(states, steps=np.full(ROWS, 2)), "and not of the same rows and steps"),
+        (replace(states, file="other.jsonl"), "those of b of other.jsonl; compare models on one file"),
+    ):
+        save_states(states, tmp_path / "states-a.safetensors")
+        save_states(other, tmp_path / "states-b.safetensors")
+        assert message in analyze("--from_states", tmp_path, status=2)
+    (tmp_path / "states-b.safetensors").write_bytes(b"nothing")
+    assert "states-b.safetensors: is no safetensors file" in analyze("--from_states", tmp_path, status=2)
+
+
+def test_models_of_different_width_side_by_side(done, tmp_path, analyze, file, runs):
+    """Only a base model must have the same width."""
+    analyze(file, "--models", runs / "a", runs / "wide", "--layers", 1, -1, "--output_dir", "o")
+    saved = [Saved(name, tmp_path / "o" / f"states-{name}.safetensors") for name in ("a", "wide")]
+    record = comparison_record(compare(saved))
+    assert [record["models"][name]["layers"]["-1"]["width"] for name in ("a", "wide")] == [32, 48]
+
+
+def test_names_of_models(tmp_path):
+    for name in ("x/a", "y/a", "y/A", "y/run/checkpoint-5"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    paths = [str(tmp_path / name) for name in ("x/a", "y/a", "y/run/checkpoint-5")]
+    assert labels_of(paths) == ["x/a", "y/a", "run/checkpoint-5"]
+    assert labels_of(["meta/Llama", "other/llama", "gpt2"]) == ["meta/Llama", "other/llama", "gpt2"]
+    assert labels_of([paths[0]]) == ["a"]
+
+
+def test_options_are_those_of_training():
+    assert set(FED) <= set(AnalyzeOptions.__dataclass_fields__)
+
+
+def test_help_loads_no_torch():
+    code = (
+        "from stepjepa.cli.main import main\nassert main(['analyze', '--help']) == 0\n"
+        "import sys\nassert 'torch' not in sys.modules and 'datasets' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--models" in done.stdout and "--step_pairs" in done.stdout and "semantic_tube" not in done.stdout
