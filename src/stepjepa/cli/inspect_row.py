@@ -77,9 +77,7 @@ def run(argv: list[str]) -> int:
         check_output(name, getattr(options, name), suffixes, options.overwrite)
     found = find_row(source, options.row)
     tokenizer = tokenizer_for(source, options.model_name)
-    shown = [
-        show_rows(source, found, tokenizer, method, options.seed, options.rows_packed) for method in methods
-    ]
+    shown = [show_rows(source, found, tokenizer, method, options.seed, options.rows_packed) for method in methods]
     notes = [
         *without_effect(methods[0], parser.explicit & set(_SHOWN)),
         *page_options_unread(options, parser.explicit),

@@ -30,7 +30,10 @@ COMMANDS = {
     ),
     "generate": ("stepjepa.cli.generate", "solutions from a teacher model, kept where the answer is right"),
     "evaluate": ("stepjepa.cli.evaluate", "let a model answer the questions of a file, and score the answers"),
-    "analyze": ("stepjepa.cli.analyze", "where source and target views lie in a model: numbers, figures, signs of collapse"),
+    "analyze": (
+        "stepjepa.cli.analyze",
+        "where source and target views lie in a model: numbers, figures, signs of collapse",
+    ),
 }
 
 

@@ -36,7 +36,9 @@ class AnswerScorer:
         **settings: Any,
     ):
         if NLL in metrics:
-            raise ConfigError(f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out")
+            raise ConfigError(
+                f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out"
+            )
         if samples < 1:
             raise ConfigError(f"eval_samples is {samples}; it must be at least 1")
         for metric in make_metrics(metrics, None):  # so that a typo is found before training
@@ -46,7 +48,9 @@ class AnswerScorer:
         self.rows = [row for _, row in islice(source, samples)]
         self.metrics, self.columns, self.settings = list(metrics), columns, settings
 
-    def __call__(self, model: Any, tokenizer: Any, process: int = 0, processes: int = 1) -> dict[str, tuple[float, int]]:
+    def __call__(
+        self, model: Any, tokenizer: Any, process: int = 0, processes: int = 1
+    ) -> dict[str, tuple[float, int]]:
         """Sum and number of the scores by metric, and of the answers that did not stop (``did_not_stop``).
 
         Args:
@@ -62,4 +66,3 @@ class AnswerScorer:
             stopped = result.generation["did_not_stop"]
             found["did_not_stop"] = (stopped["count"], stopped["n"])
         return found
-
