@@ -1,16 +1,18 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup setup_browser demo test lint bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stepjepa-setup
 PIP := $(BIN)/python -m pip install
+BROWSER := $(VENV)/browser
+AXE := axe-core@4.14.1
 ARGS ?=
 WORKERS ?= 2
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z_]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Options for a command go in ARGS, as in: make demo ARGS='--seed 1'"
 
@@ -28,6 +30,16 @@ $(BIN)/python:
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev,analysis]' -c constraints.txt
 	@touch $@
+
+# Nothing of this is part of the library or of the repository: it lies in .venv. A Chromium that the system has is taken;
+# otherwise Playwright fetches one.
+setup_browser: setup ## fetch what the tests of the page need: Playwright, Chromium, axe-core (needs npm)
+	$(PIP) playwright
+	@mkdir -p $(BROWSER)
+	for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name && exit 0; done; \
+	  PLAYWRIGHT_BROWSERS_PATH=$(CURDIR)/$(BROWSER) $(BIN)/playwright install chromium
+	cd $(BROWSER) && npm pack --silent $(AXE) && \
+	  tar -xzf axe-core-*.tgz --strip-components=1 package/axe.min.js && rm -f axe-core-*.tgz
 
 demo: setup ## train a small model with and without JEPA on built-in data and compare (3 minutes)
 	$(BIN)/stepjepa demo --output_dir runs/demo $(ARGS)

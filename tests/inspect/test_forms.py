@@ -203,4 +203,4 @@ def test_two_pass_rows_are_not_shared():
 
 def test_every_kind_is_explained():
     rows = [record(STEPS, STEPS._replace(pairs=())), record(STEPS, forward="inline"), record(APART)]
-    assert {kind for row in rows for kind in row.kinds} == set(KINDS) - {"span"}
+    assert {kind for row in rows for kind in row.kinds} == set(KINDS) - {"span", "padding"}

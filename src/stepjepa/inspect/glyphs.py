@@ -20,6 +20,7 @@ STYLES = {
     "predictor": "bold magenta",
     "source": "yellow",
     "target": "blue",
+    "padding": "dim",
 }
 LETTERS = {
     "prompt": ".",
@@ -31,6 +32,7 @@ LETTERS = {
     "predictor": "p",
     "source": "v",
     "target": "t",
+    "padding": "-",
 }
 READOUT = "underline"
 FAINT = "dim"

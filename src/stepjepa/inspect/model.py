@@ -3,13 +3,14 @@
 The record holds no rule of its own: the layout is that of `forest.layout` (or of `forest.two_pass`), the visibility that
 of `forest.visibility.visible` on numpy arrays.
 
-Shapes: L tokens of the row, K predictors, T tokens of one trunk.
+Shapes: L positions of the row, K predictors, T tokens of one trunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,26 +34,28 @@ KINDS = {
     "predictor": "predictor token",
     "source": "a source view in a segment of its own",
     "target": "isolated copy of a target view",
+    "padding": "padding, which sees itself alone",
 }
 LAYOUTS = {"packed": build_forest, "inline": build_inline, "two_pass": two_pass_rows}
+_FIELDS = ("input_ids", "position_ids", "example", "segment", "order", "attach", "floor")
 
 
 @dataclass(frozen=True)
 class RowRecord:
-    """One row of one or several examples, without padding.
+    """One row of one or several examples.
 
     Attributes:
         texts: L token texts.
         ids, positions, examples, segments, orders, attaches, floors: (L,) int64, as `ForestCollator` would hand them to
-            the model (`examples` counts from 0).
+            the model (`examples` counts from 0 along the batch; -1 is padding).
         names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment that serves
             several pairs bears the number of the first. "predictors" are those within the trunk (`inline`).
         kinds: L of the keys of `KINDS`.
         labelled: (L,) bool, tokens that the LM loss predicts.
         pairs: in the order of the losses.
-        visible: (L, L) bool, True where the token of the row sees the token of the column.
         forward: ``packed``, ``inline`` or ``two_pass``, where every segment is a row of its own.
         tube: pairs of the semantic tube.
+        batch: examples of the batch; where there are several, this row may hold some of them.
     """
 
     texts: tuple[str, ...]
@@ -67,16 +70,35 @@ class RowRecord:
     kinds: tuple[str, ...]
     labelled: np.ndarray
     pairs: tuple[PairRecord, ...]
-    visible: np.ndarray
     forward: str = "packed"
     tube: tuple[TubeRecord, ...] = ()
+    batch: int = 1
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @cached_property
+    def visible(self) -> np.ndarray:
+        """(L, L) bool, True where the token of the row sees the token of the column."""
+        return self.seen_by(slice(None))
+
+    def seen_by(self, queries: slice) -> np.ndarray:
+        """The rows `queries` of `visible`, computed alone: a long row's matrix need not be held whole."""
+        return visible(
+            self.examples[queries, None],
+            self.examples[None],
+            self.segments[queries, None],
+            self.segments[None],
+            self.orders[queries, None],
+            self.orders[None],
+            self.attaches[queries, None],
+            self.floors[queries, None],
+        )
+
     def sections(self) -> list[tuple[int, int]]:
-        """[start, stop) of every run of tokens that share example, segment and name."""
-        keys = list(zip(self.examples.tolist(), self.segments.tolist(), self.names, strict=True))
+        """[start, stop) of every run of tokens that share example, segment and name; padding is one run."""
+        segments = np.where(self.examples < 0, -1, self.segments)
+        keys = list(zip(self.examples.tolist(), segments.tolist(), self.names, strict=True))
         edges = [0, *(i for i in range(1, len(keys)) if keys[i] != keys[i - 1]), len(keys)]
         return list(zip(edges[:-1], edges[1:], strict=True))
 
@@ -92,6 +114,9 @@ def row_record(
     forward: str = "packed",
     tube_mode: str = "span",
     spans: Sequence[Sequence[TrunkSpan]] | None = None,
+    numbers: Sequence[int] | None = None,
+    batch: int | None = None,
+    laid_out: Mapping[str, np.ndarray] | None = None,
 ) -> RowRecord:
     """The record of a row that holds `examples`.
 
@@ -106,61 +131,51 @@ def row_record(
         tube_mode: mode of the examples' tubes.
         spans: names for each example's trunk (`spans.trunk_spans`); without them labelled tokens are called "answer", the
             others "prompt".
+        numbers: of the examples in their batch, 0, 1, .. unless given; `batch`: how many examples that has.
+        laid_out: the integer fields (L,) of a row that a collator has laid out, padding behind its examples included, by the
+            collator's names. Without it the examples stand one behind the other and there is no padding.
     """
     ids = [vocabulary] * predictors if same_predictor else list(range(vocabulary, vocabulary + predictors))
     shown = {index: f"<|predictor_{number}|>" for number, index in enumerate(dict.fromkeys(ids), 1)}
     if predictor_order == "descending":
         ids.reverse()
+    numbers = range(len(examples)) if numbers is None else numbers
     forests = [LAYOUTS[forward](example, ids) for example in examples]
     starts = np.cumsum([0, *(len(forest) for forest in forests)]).tolist()
-    row: dict[str, np.ndarray] = {
-        name: np.concatenate([getattr(forest, name) for forest in forests]).astype(np.int64)
-        for name in ("input_ids", "position_ids", "segment", "order", "attach")
-    }
-    floor = np.concatenate([_floor(forest) for forest in forests])
-    number = np.repeat(np.arange(len(forests)), [len(forest) for forest in forests])
-    texts = tuple(shown.get(index) or token_text(index) for index in row["input_ids"].tolist())
+    row = _one_behind_the_other(forests, numbers) if laid_out is None else laid_out
+    fields = {name: np.asarray(row[name]).astype(np.int64) for name in _FIELDS if name in row}
+    texts = tuple(shown.get(index) or token_text(index) for index in fields["input_ids"].tolist())
     labelled = np.zeros(len(texts), bool)
     names: list[str] = []
     kinds: list[str] = []
     pairs: list[PairRecord] = []
     tube: list[TubeRecord] = []
-    for index, (example, forest, start) in enumerate(zip(examples, forests, starts, strict=False)):
+    for place, (number, example, forest, start) in enumerate(zip(numbers, examples, forests, starts, strict=False)):
         labelled[start + forest.label_positions + 1] = True
         predictor = np.isin(forest.input_ids, ids)
-        own_pairs = pair_records(index, example, forest, start, texts, predictor)
-        own_tube = () if example.tube is None else tube_records(index, example.tube, tube_mode, start, texts)
-        names += _names(example, forest, predictor, spans[index] if spans else ())
+        own_pairs = pair_records(number, example, forest, start, texts, predictor)
+        own_tube = () if example.tube is None else tube_records(number, example.tube, tube_mode, start, texts)
+        names += _names(example, forest, predictor, spans[place] if spans else ())
         kinds += _kinds(forest, labelled[start : start + len(forest)], predictor, own_pairs, own_tube, start)
         pairs += own_pairs
         tube += own_tube
-    segment, order, attach = row["segment"], row["order"], row["attach"]
-    seen = visible(
-        number[:, None],
-        number[None, :],
-        segment[:, None],
-        segment[None, :],
-        order[:, None],
-        order[None, :],
-        attach[:, None],
-        floor[:, None],
-    )
+    behind = len(texts) - len(names)
     return RowRecord(
         texts=texts,
-        ids=row["input_ids"],
-        positions=row["position_ids"],
-        examples=number,
-        segments=segment,
-        orders=order,
-        attaches=attach,
-        floors=floor,
-        names=tuple(names),
-        kinds=tuple(kinds),
+        ids=fields["input_ids"],
+        positions=fields["position_ids"],
+        examples=fields["example"],
+        segments=fields["segment"],
+        orders=fields["order"],
+        attaches=fields["attach"],
+        floors=fields.get("floor", np.zeros(len(texts), np.int64)),
+        names=(*names, *["padding"] * behind),
+        kinds=(*kinds, *["padding"] * behind),
         labelled=labelled,
         pairs=tuple(pairs),
-        visible=seen,
         forward=forward,
         tube=tuple(tube),
+        batch=len(examples) if batch is None else batch,
     )
 
 
@@ -180,6 +195,14 @@ def token_text(tokenizer: Any) -> Callable[[int], str]:
         return piece if decoded == "" or "\ufffd" in decoded else decoded
 
     return text
+
+
+def _one_behind_the_other(forests: Sequence[Forest], numbers: Sequence[int]) -> dict[str, np.ndarray]:
+    fields = ("input_ids", "position_ids", "segment", "order", "attach")
+    row = {name: np.concatenate([getattr(forest, name) for forest in forests]) for name in fields}
+    row["floor"] = np.concatenate([_floor(forest) for forest in forests])
+    row["example"] = np.repeat(np.asarray(numbers), [len(forest) for forest in forests])
+    return row
 
 
 def _floor(forest: Forest) -> np.ndarray:

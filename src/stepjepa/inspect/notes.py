@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from stepjepa.data.examples import Example
 from stepjepa.data.report import REASONS, DataReport
-from stepjepa.inspect.model import RowRecord
 
 
 def without_pairs(source: str, objective: str, example: Example, report: DataReport) -> list[str]:
@@ -29,13 +28,13 @@ def without_pairs(source: str, objective: str, example: Example, report: DataRep
     return notes
 
 
-def remarks(examples: Sequence[Example], report: DataReport, record: RowRecord, max_length: int) -> list[str]:
+def remarks(examples: Sequence[Example], report: DataReport, forward: str, max_length: int) -> list[str]:
     """What was left out or cut, and what the form of the forward means for the picture.
 
     Args:
         examples: what the row became.
         report: on the row.
-        record: of the first of the examples, as it was drawn.
+        forward: ``packed``, ``inline`` or ``two_pass``.
         max_length: longest trunk in tokens.
     """
     notes, pairs = [], len(examples[0].pairs)
@@ -47,6 +46,6 @@ def remarks(examples: Sequence[Example], report: DataReport, record: RowRecord, 
         notes.append(f"the answer is cut at max_length {max_length}")
     if report.system_folded:
         notes.append("the template has no system role: the system message stands in the user's message")
-    if record.forward == "two_pass":
+    if forward == "two_pass":
         notes.append("forward two_pass: every segment is a row of its own; the LM loss is on the chat's")
     return notes

@@ -17,8 +17,17 @@ _MOST_TUBES = 6  # pairs of vectors that are spelled out
 _MOST_TERMS = 6  # states of a vector that are
 
 
-def head_lines(record: RowRecord, title: str, notes: Sequence[str]) -> Iterator[Text]:
-    """Title and counts, then the notes."""
+def head_lines(title: str, packing: Sequence[str], notes: Sequence[str]) -> Iterator[Text]:
+    """Title, then how the rows are packed, then the notes."""
+    yield Text(escaped(title), style="bold")
+    for line in packing:
+        yield Text(escaped(line))
+    for note in notes:
+        yield Text(escaped(note), style="yellow")
+
+
+def counts_of(record: RowRecord) -> str:
+    """How many tokens of which kind the row has, and how many pairs."""
     kinds = record.kinds
     trunk = sum(name.startswith("trunk: ") for name in record.names)
     parts = [f"{trunk} on the trunk ({int(record.labelled.sum())} labelled)"]
@@ -26,6 +35,7 @@ def head_lines(record: RowRecord, title: str, notes: Sequence[str]) -> Iterator[
         ("predictor", "predictor"),
         ("source", "in sources of their own"),
         ("target", "in isolated targets"),
+        ("padding", "of padding"),
     ):
         count = kinds.count(kind)
         plural = "s" if kind == "predictor" and count != 1 else ""
@@ -33,16 +43,13 @@ def head_lines(record: RowRecord, title: str, notes: Sequence[str]) -> Iterator[
     pairs = _counted(len(record.pairs), "pair")
     if record.tube:
         pairs = _counted(len(record.tube), "span" if record.tube[0].mode in DRAWN else "pair of vectors")
-    counts = f"{len(record)} tokens: {', '.join(parts)}; {pairs}"
-    yield Text(escaped(f"{title}: {counts}" if title else counts), style="bold")
-    for note in notes:
-        yield Text(escaped(note), style="yellow")
+    return f"{len(record)} {'positions' if 'padding' in kinds else 'tokens'}: {', '.join(parts)}; {pairs}"
 
 
-def legend_lines(record: RowRecord) -> Iterator[Text]:
-    """A line for every kind of token that the row has."""
+def legend_lines(*records: RowRecord) -> Iterator[Text]:
+    """A line for every kind of token that the rows have."""
     for kind, words in KINDS.items():
-        if kind in record.kinds:
+        if any(kind in record.kinds for record in records):
             line = Text(f"  {LETTERS[kind]} ", style=STYLES[kind])
             line.append(words, style=STYLES[kind])
             yield line
@@ -132,8 +139,7 @@ def _factor(coefficient: float) -> str:
 
 
 def _title(record: RowRecord, pair: PairRecord | TubeRecord) -> str:
-    several = len(record) and record.examples[-1] > 0
-    return f"  example {pair.example}, pair {pair.number}  " if several else f"  pair {pair.number}  "
+    return f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
 
 
 def _shown(token: Readout | Term, glyphs: Glyphs) -> str:

@@ -10,8 +10,10 @@ target 1     42        19  Then|·double|.  <target 1>
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import IO, Any
 
 import numpy as np
@@ -22,9 +24,11 @@ from rich.text import Text
 from stepjepa.data.format_check import escaped
 from stepjepa.inspect.glyphs import ASCII, FAINT, LETTERS, READOUT, STYLES, UNICODE, Glyphs, token_label
 from stepjepa.inspect.model import RowRecord
-from stepjepa.inspect.prose import head_lines, label_lines, legend_lines, pair_lines
+from stepjepa.inspect.prose import counts_of, head_lines, label_lines, legend_lines, pair_lines
 
 _NARROWEST = 20  # columns for tokens, and for the mask, at least
+_NARROWEST_ROW = 60  # columns for a row beside another
+_GAP = 3  # columns between rows side by side
 
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
@@ -38,7 +42,9 @@ def make_console(file: IO[str] | None = None, width: int | None = None) -> Conso
     return console
 
 
-def draw(record: RowRecord, console: Console, title: str = "", notes: Sequence[str] = ()) -> None:
+def draw(
+    record: RowRecord, console: Console, title: str = "", notes: Sequence[str] = (), packing: Sequence[str] = ()
+) -> None:
     """Print a row.
 
     Args:
@@ -46,10 +52,12 @@ def draw(record: RowRecord, console: Console, title: str = "", notes: Sequence[s
         console: for instance `make_console`'s; its encoding decides between half blocks and plain ASCII.
         title: first line; the counts of tokens follow it.
         notes: further lines under it.
+        packing: lines on how the row was packed (`packing.packing_lines`), above the notes.
     """
     glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
+    counts = counts_of(record)
     blocks: list[tuple[Iterable[Text], bool]] = [  # lines, and whether they may be broken
-        (head_lines(record, title, notes), True),
+        (head_lines(f"{title}: {counts}" if title else counts, packing, notes), True),
         (legend_lines(record), True),
         (token_lines(record, console.width, glyphs), False),
         (label_lines(record), True),
@@ -64,6 +72,58 @@ def draw(record: RowRecord, console: Console, title: str = "", notes: Sequence[s
             console.print(line, soft_wrap=not prose)
 
 
+def draw_beside(
+    records: Sequence[tuple[str, RowRecord]],
+    console: Console,
+    title: str,
+    notes: Sequence[str] = (),
+    packing: Sequence[str] = (),
+) -> None:
+    """Print the same row in several ways, side by side as far as the width allows, else one under the other.
+
+    Args:
+        records: (heading, record).
+        console, title, notes, packing: see `draw`.
+    """
+    glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
+    for lines in (head_lines(title, packing, notes), legend_lines(*(record for _, record in records))):
+        for line in lines:
+            console.print(line)
+        console.print()
+    columns = max(min(len(records), (console.width + _GAP) // (_NARROWEST_ROW + _GAP)), 1)
+    width = (console.width + _GAP) // columns - _GAP
+    for first in range(0, len(records), columns):
+        if first:
+            console.print()
+        drawn = [list(_narrow(heading, record, width, glyphs)) for heading, record in records[first : first + columns]]
+        for cells in zip_longest(*drawn, fillvalue=Text()):
+            line = Text()
+            for number, cell in enumerate(cells):
+                line.append_text(cell)
+                if number + 1 < len(cells):
+                    line.append(" " * (width + _GAP - cell_len(cell.plain)))
+            line.rstrip()
+            console.print(line, soft_wrap=True)
+
+
+def _narrow(heading: str, record: RowRecord, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    """The lines of a row, each at most `width` cells wide but for a token that is wider."""
+    fitted = Console(width=width, highlight=False, markup=False, emoji=False, file=io.StringIO())
+    yield from Text(escaped(heading), style="bold").wrap(fitted, width)
+    yield from Text(counts_of(record)).wrap(fitted, width)
+    blocks: list[tuple[Iterable[Text], bool]] = [
+        (token_lines(record, width, glyphs), False),
+        (label_lines(record), True),
+        (pair_lines(record, glyphs), True),
+        (mask_lines(record, width, glyphs), True),
+    ]
+    for lines, prose in blocks:
+        yield Text()
+        for line in lines:
+            fits = not prose or cell_len(line.plain) <= width
+            yield from [line] if fits else line.wrap(fitted, width)
+
+
 def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
     """The tokens, section by section, with the row index and the position of each line's first token."""
     names = [_section_name(record, start) for start, _ in record.sections()]
@@ -74,6 +134,9 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
     readouts = {index for pair in record.pairs for index in (pair.source.index, pair.target.index)}
     readouts |= {term.index for drawn in record.tube for _, term in drawn.ends}
     for (start, stop), name in zip(record.sections(), names, strict=True):
+        if record.kinds[start] == "padding":
+            yield Text(f"{name:<{column}}  {start:>5}  {0:>8}  {stop - start} in all", style=FAINT)
+            continue
         for first, cells in _filled(record, start, stop, room, tags, readouts, glyphs):
             line = Text().append(f"{name:<{column}}  ", style=STYLES[record.kinds[start]])
             line.append(f"{first:>5}  {record.positions[first]:>8}  ", style=FAINT)
@@ -127,8 +190,8 @@ def _thinned(indices: Sequence[int], count: int) -> list[int]:
 
 
 def _section_name(record: RowRecord, start: int) -> str:
-    several = len(record) and record.examples[-1] > 0
-    return escaped(f"{record.examples[start]} {record.names[start]}" if several else record.names[start])
+    numbered = record.batch > 1 and record.examples[start] >= 0
+    return escaped(f"{record.examples[start]} {record.names[start]}" if numbered else record.names[start])
 
 
 def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:

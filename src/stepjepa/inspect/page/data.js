@@ -1,0 +1,177 @@
+// The data of the page. Nothing here touches the document but for reading the data; `sees` is told by the page's data,
+// which was read off the library's own rule, and `why` puts that rule into words.
+"use strict";
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const TRUNK = 0;
+
+class Row {
+  constructor(raw) {
+    this.raw = raw;
+    this.length = raw.tokens.length;
+    this.sectionOf = new Int32Array(this.length);
+    raw.sections.forEach(([start, stop], number) => this.sectionOf.fill(number, start, stop));
+    this.loss = new Map();
+    let labelled = 0;
+    for (let at = 0; at < raw.labelled.length; at += 2) {
+      for (let token = raw.labelled[at]; token < raw.labelled[at + 1]; token++) {
+        this.loss.set(token, raw.losses ? raw.losses[labelled] : null);
+        labelled++;
+      }
+    }
+    this.firstOf = new Map(); // of each example: where it begins
+    raw.examples.forEach((example, token) => {
+      if (!this.firstOf.has(example)) this.firstOf.set(example, token);
+    });
+    this.reads = readouts(raw);
+  }
+
+  text(token) {
+    return DATA.texts[this.raw.tokens[token]] || "\u2205";
+  }
+
+  kind(token) {
+    return DATA.kinds[this.raw.kinds[token]];
+  }
+
+  section(token) {
+    const [start, stop, name] = this.raw.sections[this.sectionOf[token]];
+    const several = this.raw.batch > 1 && this.raw.examples[start] >= 0;
+    return { start, stop, name: several ? `example ${this.raw.examples[start]}, ${name}` : name };
+  }
+
+  sees(query, key) {
+    const runs = this.raw.seen[query];
+    for (let at = 0; at < runs.length; at += 2) if (key >= runs[at] && key < runs[at + 1]) return true;
+    return false;
+  }
+
+  // Runs [start, stop, start, stop, ..] of the tokens that `token` sees, and of those that see it.
+  seen(token) {
+    return this.raw.seen[token];
+  }
+
+  seers(token) {
+    const runs = [];
+    let open = false;
+    for (let query = 0; query <= this.length; query++) {
+      const looks = query < this.length && this.sees(query, token);
+      if (looks !== open) runs.push(query);
+      open = looks;
+    }
+    return runs;
+  }
+
+  // Whether `query` sees `key` by the rule, and why, in words.
+  why(query, key) {
+    const { examples, segments, orders, attaches, floors } = this.raw;
+    const own = segments[query] === segments[key];
+    if (examples[query] !== examples[key]) return [false, "another example"];
+    if (examples[query] < 0) return own ? [true, "padding sees itself"] : [false, "padding sees itself alone"];
+    if (own && orders[key] > orders[query]) return [false, "it comes later in the same segment"];
+    if (own && orders[key] < floors[query]) return [false, "the view is isolated in its place: it sees nothing in front of it"];
+    if (own) return [true, query === key ? "every token sees itself" : "the same segment, not later"];
+    const name = this.section(query).name;
+    if (segments[key] !== TRUNK) return [false, "it is off the trunk, in another segment"];
+    if (attaches[query] < 0) return [false, `${name} is isolated: it sees itself alone`];
+    const hangs = this.firstOf.get(examples[query]) + attaches[query];
+    if (orders[key] <= attaches[query]) return [true, `on the trunk, up to token ${hangs}, behind which ${name} hangs`];
+    return [false, `on the trunk, but behind token ${hangs}, where ${name} hangs`];
+  }
+
+  attention() {
+    if (this.maps === undefined) this.maps = this.raw.attention ? new Attention(this) : null;
+    return this.maps;
+  }
+}
+
+// Weights of attention: a byte for each visible pair, row by row, one map behind the other.
+class Attention {
+  constructor(row) {
+    const { maps, weights } = row.raw.attention;
+    const letters = atob(weights);
+    this.bytes = new Uint8Array(letters.length);
+    for (let at = 0; at < letters.length; at++) this.bytes[at] = letters.charCodeAt(at);
+    this.names = maps.map(([layer, head]) => `layer ${layer}, ${head === null ? "mean over heads" : `head ${head}`}`);
+    this.row = row;
+    this.offsets = new Int32Array(row.length + 1);
+    for (let query = 0; query < row.length; query++) this.offsets[query + 1] = this.offsets[query] + inRuns(row.seen(query));
+    this.size = this.offsets[row.length];
+  }
+
+  // Calls `tell(key, weight)` for every key that `query` sees.
+  each(map, query, tell) {
+    const runs = this.row.seen(query);
+    let at = map * this.size + this.offsets[query];
+    for (let run = 0; run < runs.length; run += 2) {
+      for (let key = runs[run]; key < runs[run + 1]; key++, at++) tell(key, (this.bytes[at] / 255) ** 2);
+    }
+  }
+
+  weight(map, query, key) {
+    let found = 0;
+    this.each(map, query, (other, weight) => {
+      if (other === key) found = weight;
+    });
+    return found;
+  }
+}
+
+function inRuns(runs) {
+  let count = 0;
+  for (let at = 0; at < runs.length; at += 2) count += runs[at + 1] - runs[at];
+  return count;
+}
+
+function runsInWords(runs) {
+  const words = [];
+  for (let at = 0; at < runs.length; at += 2) {
+    words.push(runs[at + 1] - runs[at] > 1 ? `${runs[at]}\u2013${runs[at + 1] - 1}` : `${runs[at]}`);
+  }
+  if (words.length > 8) words.splice(6, words.length - 7, `\u2026 ${words.length - 7} more`);
+  return words.join(", ");
+}
+
+function range(noun, first, last) {
+  return first === last ? `${noun} ${first}` : `${noun}s ${first}\u2013${last}`;
+}
+
+// token -> [[words, side], ..]: what is said behind a token.
+function readouts(raw) {
+  const found = new Map();
+  const say = (token, what, number, side) => {
+    if (!found.has(token)) found.set(token, new Map());
+    const said = found.get(token);
+    if (!said.has(what)) said.set(what, { side, numbers: [] });
+    said.get(what).numbers.push(raw.batch > 1 ? number.join(".") : number[1]);
+  };
+  for (const pair of raw.pairs) {
+    const number = [pair.example, pair.number];
+    if (!pair.apart) say(pair.sourceEnd, "end of source", number, "");
+    say(pair.source, "source", number, "source");
+    say(pair.target, "target", number, "target");
+  }
+  for (const drawn of raw.tube) {
+    for (const [name, token] of drawn.ends) say(token, name, [drawn.example, drawn.number], "");
+  }
+  return new Map(
+    [...found].map(([token, said]) => [
+      token,
+      [...said].map(([what, { side, numbers }]) => [`${what} ${numbers.join(", ")}`, side]),
+    ]),
+  );
+}
+
+// An element with classes and children; strings become text, never markup.
+function make(tag, classes, ...children) {
+  const element = document.createElement(tag);
+  if (classes) element.className = classes;
+  element.append(...children);
+  return element;
+}
+
+function isolated(text) {
+  const element = make("bdi", "", text);
+  element.dir = "auto";
+  return element;
+}

@@ -1,0 +1,212 @@
+// What is shown, and how the parts of the page tell each other.
+"use strict";
+
+const FORM_NAMES = { packed: "packed", two_pass: "two passes", inline: "inline" };
+const by = (id) => document.getElementById(id);
+const state = { variant: 0, form: DATA.variants[0].shown, row: 0, current: null, held: null, pair: null, map: null };
+let row = null;
+
+const tokens = new Tokens(by("row"), { onCurrent: point, onHold: hold });
+const forest = new Forest(by("forest"), { onToken: (token) => tokens.focus(token) });
+const mask = new Mask(
+  { picture: by("mask-picture"), marks: by("mask-marks"), tip: by("tip") },
+  { onCell: (query) => point(query, false) },
+);
+
+function say(words) {
+  by("say").textContent = words;
+}
+
+// A token is pointed at (null: none); `spoken` where a key led there.
+function point(token, spoken) {
+  if (state.held !== null && !spoken) return;
+  if (spoken && state.held !== null && token !== state.held) release();
+  if (token === state.current) return;
+  state.current = token;
+  tokens.light(token, state.map);
+  mask.light(token);
+  forest.light(token);
+  const words = describe(token);
+  by("status").replaceChildren(...words.map((line) => make("p", "", ...line)));
+  if (spoken && token !== null) say(words.map((line) => line.map((part) => part.textContent || part).join("")).join(". "));
+}
+
+function hold(token) {
+  const held = state.held === token ? null : token;
+  release();
+  if (held === null) return;
+  point(held, true);
+  state.held = held;
+  tokens.hold(held);
+}
+
+function release() {
+  state.held = null;
+  tokens.hold(null);
+}
+
+function describe(token) {
+  if (token === null) return [["Point at a token, or walk through the row with the arrow keys."]];
+  const { raw } = row;
+  const kind = row.kind(token);
+  const first = [`token ${token} `, isolated(row.text(token)), ` \u00b7 ${row.section(token).name}`];
+  if (kind.name !== "padding") first.push(` \u00b7 position ${raw.positions[token]} \u00b7 id ${raw.ids[token]}`);
+  first.push(` \u00b7 ${kind.words}`);
+  for (const [words] of row.reads.get(token) || []) first.push(` \u00b7 ${words}`);
+  if (row.loss.has(token)) {
+    const loss = row.loss.get(token);
+    first.push(typeof loss === "number" ? ` \u00b7 LM loss ${loss.toFixed(3)}` : " \u00b7 LM loss is computed on it");
+  }
+  const [seen, seers] = [row.seen(token), row.seers(token)];
+  const looks = [`sees ${inRuns(seen)}: ${runsInWords(seen)}; seen by ${inRuns(seers)}: ${runsInWords(seers)}`];
+  if (state.map !== null && row.attention()) looks.push("; most attention to ", ...strongest(token));
+  return [first, looks];
+}
+
+function strongest(token) {
+  const found = [];
+  row.attention().each(state.map, token, (key, weight) => found.push([weight, key]));
+  found.sort((one, other) => other[0] - one[0]);
+  return found.slice(0, 3).flatMap(([weight, key], at) => [
+    `${at ? ", " : ""}${key} `, isolated(row.text(key)), ` (${weight.toFixed(2)})`,
+  ]);
+}
+
+function list(items) {
+  return items.map((item) => make("li", "", isolated(item)));
+}
+
+// Draw a row anew: after the number of predictors, the form or the row was changed.
+function show() {
+  const variant = DATA.variants[state.variant];
+  if (!variant.forms[state.form]) state.form = variant.shown;
+  const form = variant.forms[state.form];
+  state.row = Math.min(state.row, form.rows.length - 1);
+  row = new Row(form.rows[state.row]);
+  Object.assign(state, { current: undefined, held: null, pair: null, map: null });
+  controls();
+  by("counts").textContent = row.raw.counts;
+  const notes = [...form.packing, ...DATA.notes, ...form.notes];
+  const model = DATA.model ? [`numbers of the model ${DATA.model.name}`, ...DATA.model.notes] : [];
+  by("said").replaceChildren(...list([...notes, ...model]));
+  by("legend").replaceChildren(...legend());
+  tokens.show(row);
+  by("losses-box").hidden = !row.raw.losses;
+  mask.show(row);
+  forest.show(row);
+  showMaps();
+  showPairs();
+  point(null, false);
+}
+
+function legend() {
+  const used = new Set(row.raw.kinds);
+  return DATA.kinds.map((kind, number) => {
+    const mark = make("span", `mark k-${kind.name}`, kind.letter);
+    mark.dataset.kind = kind.name;
+    const item = make("li", "", mark, kind.words);
+    item.hidden = !used.has(number);
+    return item;
+  });
+}
+
+function showMaps() {
+  const attention = row.attention();
+  by("map-box").hidden = !attention;
+  by("map-hint").hidden = true;
+  const names = attention ? attention.names : [];
+  const options = ["the mask", ...names.map((name) => `attention, ${name}`)].map((name, number) => {
+    const option = make("option", "", name);
+    option.value = number - 1;
+    return option;
+  });
+  by("map").replaceChildren(...options);
+  by("map-hint").textContent = "The stronger the ink, the larger the weight (by its root). What a token sees is filled by it.";
+}
+
+function choices(title, name, items, chosen, choose) {
+  const box = make("fieldset", "", make("legend", "", title));
+  for (const { value, label, why } of items) {
+    const input = make("input", "");
+    Object.assign(input, { type: "radio", name, value, checked: value === chosen, disabled: Boolean(why) });
+    input.addEventListener("change", () => choose(value));
+    const item = make("label", "choice", input, make("span", "", label));
+    if (why) item.title = why;
+    box.append(item);
+  }
+  return box;
+}
+
+// Built anew with every change; the focus stays on the choice that was made.
+function controls() {
+  const focused = document.activeElement && document.activeElement.name;
+  const variant = DATA.variants[state.variant];
+  const boxes = [];
+  if (DATA.variants.length > 1) {
+    const items = DATA.variants.map((one, value) => ({ value, label: `K = ${one.predictors}` }));
+    boxes.push(choices("Predictors", "variant", items, state.variant, (value) => change({ variant: value })));
+  }
+  const forms = Object.entries(FORM_NAMES).map(([value, label]) => ({ value, label, why: variant.whyNot[value] }));
+  boxes.push(choices("Forward", "form", forms, state.form, (value) => change({ form: value })));
+  const rows = variant.forms[state.form].rows;
+  if (rows.length > 1) {
+    const items = rows.map((_, value) => ({ value, label: `${value + 1} of ${rows.length}` }));
+    boxes.push(choices("Packed row", "packed-row", items, state.row, (value) => change({ row: value })));
+  }
+  const refused = Object.entries(variant.whyNot).map(([form, why]) => `${FORM_NAMES[form]}: ${why}`);
+  if (refused.length) boxes.push(make("p", "hint", `not here: ${refused.join("; ")}`));
+  by("controls").replaceChildren(...boxes);
+  const again = focused && by("controls").querySelector(`input[name="${CSS.escape(focused)}"]:checked`);
+  if (again) again.focus();
+}
+
+function change(to) {
+  Object.assign(state, to);
+  show();
+  say(`shown: ${row.raw.counts}`);
+}
+
+function effective() {
+  const set = document.documentElement.dataset.theme;
+  return set || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+}
+
+function themed() {
+  const other = effective() === "dark" ? "light" : "dark";
+  by("theme").textContent = other === "dark" ? "Dark" : "Light";
+  by("theme").setAttribute("aria-label", `Switch to the ${other} theme`);
+  mask.draw();
+}
+
+by("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = effective() === "dark" ? "light" : "dark";
+  themed();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themed);
+by("losses").addEventListener("change", () => by("row").classList.toggle("shade", by("losses").checked));
+by("zoom-in").addEventListener("click", () => mask.zoom(1 / 1.5));
+by("zoom-out").addEventListener("click", () => mask.zoom(1.5));
+by("zoom-all").addEventListener("click", () => mask.all());
+by("map").addEventListener("change", () => {
+  const chosen = Number(by("map").value);
+  state.map = chosen < 0 ? null : chosen;
+  by("map-hint").hidden = chosen < 0;
+  mask.setMap(state.map);
+  const current = state.current;
+  state.current = undefined;
+  const held = state.held;
+  state.held = null;
+  point(current, false);
+  state.held = held;
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  release();
+  choosePair(null);
+  point(tokens.focused(), false);
+});
+
+document.title = DATA.title;
+by("title").textContent = DATA.title;
+show();
+themed();

@@ -1,0 +1,227 @@
+"""The page of ``stepjepa inspect`` as people use it: pointer, keyboard, matrix, pairs, forms, numbers, themes."""
+
+import numpy as np
+import pytest
+
+from stepjepa.inspect.model import row_record
+from support.browsing import EXAMPLE, hover, settled, words_of
+from support.pages import read_page
+
+
+def marked(page):
+    """{mark: [tokens]} of the text."""
+    found = page.evaluate(
+        "Array.from(document.querySelectorAll('.token'), (e) => [Number(e.dataset.token), e.dataset.mark || ''])"
+    )
+    marks = {name: [token for token, mark in found if mark == name] for name in ("seen", "seer", "current")}
+    return {name: tokens for name, tokens in marks.items() if tokens}
+
+
+def choose(page, label):
+    page.locator("label.choice", has_text=label).click()
+
+
+def parts(page):
+    found = page.evaluate(
+        "Array.from(document.querySelectorAll('.token'), (e) => [Number(e.dataset.token), e.dataset.part || '', "
+        "e.dataset.read || ''])"
+    )
+    names = {name: [token for token, part, _ in found if part == name] for name in ("source", "original", "target")}
+    return names | {"read": [token for token, _, read in found if read]}
+
+
+def test_pointing_at_a_token(open_page, small):
+    page = open_page(small)
+    assert page.title() == "a row" and "16 tokens: 8 on the trunk" in page.inner_text("#counts")
+    hover(page, 9)  # the second predictor of branch 1
+    assert marked(page) == {"current": [9], "seen": [0, 1, 2, 8]}
+    assert "sees 5: 0\u20132, 8\u20139; seen by 1: 9" in page.inner_text("#status")
+    hover(page, 2)
+    assert marked(page) == {"current": [2], "seen": [0, 1], "seer": [3, 4, 5, 6, 7, 8, 9, 12, 13]}
+    hover(page, 11)  # the isolated d
+    assert marked(page) == {"current": [11], "seen": [10]}
+    assert "target 1" in page.inner_text("#status") and "position 6" in page.inner_text("#status")
+    page.mouse.move(2, 2)
+    page.wait_for_function("state.current === null")
+    assert marked(page) == {}
+
+
+def test_a_click_holds_and_escape_lets_go(open_page, small):
+    page = open_page(small)
+    page.click('[data-token="3"]')
+    page.hover('[data-token="0"]')
+    settled(page)
+    assert marked(page)["current"] == [3]
+    assert page.get_attribute('[data-token="3"]', "aria-selected") == "true"
+    page.keyboard.press("Escape")
+    assert page.locator('[aria-selected="true"]').count() == 0
+    hover(page, 1)
+    assert marked(page)["current"] == [1]
+
+
+def test_pairs(open_page, small):
+    page = open_page(small)
+    first, second = page.locator(".pair").all()
+    assert "source: up to 2 b, read at 9 <|predictor_2|> (position 4)" in first.inner_text()
+    assert (
+        "target 10\u201311 (positions 5\u20136); on the trunk 3\u20134, read at 11 d (position 6)" in first.inner_text()
+    )
+    first.click()
+    assert parts(page) == {"source": [0, 1, 2, 8, 9], "original": [3, 4], "target": [10, 11], "read": [9, 11]}
+    assert page.locator("#forest .arrow.chosen").count() == 1
+    second.click()
+    assert parts(page) == {"source": [0, 1, 2, 3, 4, 12, 13], "original": [5, 6], "target": [14, 15], "read": [13, 15]}
+    assert [pair.get_attribute("aria-pressed") for pair in (first, second)] == ["false", "true"]
+    second.click()
+    assert not any(parts(page).values())
+
+
+def test_keyboard(open_page, small):
+    page = open_page(small)
+    stops = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.id || document.activeElement.className.split(' ')[0] || "
+                                   "document.activeElement.name"))  # fmt: skip
+    assert stops == [
+        *("skip", "theme", "form", "token", "zoom-in", "zoom-out", "zoom-all", "mask-picture", "pair", "pair"),
+        *stops[10:],
+    ]
+    page.focus('[data-token="0"]')
+    where = lambda: page.evaluate("Number(document.activeElement.dataset.token)")  # noqa: E731
+    for key, token in (
+        *(("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 15), ("ArrowRight", 15), ("PageUp", 14)),
+        *(("PageUp", 12), ("Home", 0), ("PageDown", 1), ("PageDown", 8)),
+    ):
+        page.keyboard.press(key)
+        assert where() == token, key
+    page.keyboard.press("ArrowUp")
+    assert where() in range(1, 8)  # the line above, whichever token is nearest
+    page.keyboard.press("ArrowDown")
+    assert where() in (8, 9)
+    page.focus('[data-token="8"]')
+    assert marked(page) == {"current": [8], "seen": [0, 1, 2], "seer": [9]}
+    spoken = page.inner_text("#say")
+    assert (
+        spoken.startswith("token 8 <|predictor_1|> \u00b7 branch 1 \u00b7 position 3")
+        and "sees 4: 0\u20132, 8" in spoken
+    )
+    page.keyboard.press("Enter")
+    assert page.get_attribute('[data-token="8"]', "aria-selected") == "true"
+    page.keyboard.press("ArrowRight")
+    assert page.locator('[aria-selected="true"]').count() == 0 and marked(page)["current"] == [9]
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.focus(".pair")
+    page.keyboard.press("Space")
+    assert parts(page)["read"] == [9, 11]
+
+
+def test_the_matrix(open_page, small):
+    page = open_page(small)
+    page.focus("#mask-picture")
+    for key in ("ArrowDown", *["ArrowDown"] * 9, *["ArrowRight"] * 2):
+        page.keyboard.press(key)
+    tip = page.inner_text("#tip")
+    assert "down: 9 <|predictor_2|> (branch 1)" in tip and "across: 2 b (trunk: answer)" in tip
+    assert "sees it: on the trunk, up to token 2, behind which branch 1 hangs" in tip
+    page.keyboard.press("ArrowRight")
+    assert "does not see it: on the trunk, but behind token 2, where branch 1 hangs" in page.inner_text("#tip")
+    assert "does not see it" in page.inner_text("#say")
+    assert marked(page)["current"] == [9]
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    assert page.evaluate("mask.view.cells") == pytest.approx(16 / 2.25)
+    page.keyboard.press("0")
+    assert page.evaluate("mask.view.cells") == 16
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#tip")
+    box = page.locator("#mask-picture").bounding_box()
+    side = page.evaluate("mask.side")
+    left = page.evaluate("mask.left + BAND")
+    page.mouse.move(box["x"] + left + side * 0.5 / 16, box["y"] + 9 + side * 15.5 / 16)
+    assert "down: 15 f (target 2)" in page.inner_text("#tip") and "isolated: it sees itself alone" in page.inner_text(
+        "#tip"
+    )
+    pixels = page.evaluate(
+        """() => {
+            const {width, height} = mask.picture;
+            const {data} = mask.picture.getContext("2d").getImageData(0, 0, width, height);
+            const middle = (cell) => (BAND + (cell + 0.5) * mask.scale) * mask.ratio;
+            return Array.from({length: 256}, (_, at) => {
+                const [x, y] = [middle(at % 16) + mask.left * mask.ratio, middle(Math.floor(at / 16))].map(Math.round);
+                return data[4 * (y * width + x) + 3] > 200;
+            });
+        }"""
+    )
+    row = row_record([EXAMPLE], 2, words_of, vocabulary=8)
+    np.testing.assert_array_equal(np.array(pixels).reshape(16, 16), row.visible)
+
+
+def test_the_wheel_zooms_where_it_was_clicked(open_page, small):
+    page = open_page(small, height=500)
+    page.hover("#mask-picture")
+    page.mouse.wheel(0, 100)
+    assert page.evaluate("mask.view.cells") == 16
+    page.focus("#mask-picture")
+    page.hover("#mask-picture")
+    page.mouse.wheel(0, -100)
+    page.wait_for_function("mask.view.cells < 16")
+
+
+def test_forms_rows_and_predictors(open_page, command):
+    page, data = open_page(command), read_page(command)
+    forms = data["variants"][0]["forms"]
+    assert set(forms) == {"packed", "two_pass", "inline"} and len(forms["packed"]["rows"]) > 1
+    for form, label in (("two_pass", "two passes"), ("inline", "inline"), ("packed", "packed")):
+        choose(page, label)
+        assert page.inner_text("#counts") == forms[form]["rows"][0]["counts"]
+        assert page.locator(".token").count() == len(forms[form]["rows"][0]["ids"])
+        assert page.evaluate("document.activeElement.name") == "form"  # the focus stays where it was
+    choose(page, "2 of ")
+    assert page.inner_text("#counts") == forms["packed"]["rows"][1]["counts"]
+    choose(page, "K = 2")
+    assert page.inner_text("#counts") == data["variants"][1]["forms"]["packed"]["rows"][1]["counts"]
+
+
+def test_forms_that_are_not_there(open_page, small):
+    page = open_page(small)
+    assert page.locator('input[value="inline"]').is_disabled()
+    assert "inline: this form is left out" in page.inner_text("#controls")
+
+
+def test_numbers_of_a_model(open_page, command):
+    page, data = open_page(command), read_page(command)
+    row = data["variants"][0]["forms"]["packed"]["rows"][0]
+    assert "its weights are random" in page.inner_text("#said")
+    assert f"cosine {row['cosines'][0]:.4f}" in page.locator(".pair").first.inner_text()
+    labelled = row["labelled"][0]
+    hover(page, labelled)
+    assert f"LM loss {row['losses'][0]:.3f}" in page.inner_text("#status")
+    page.check("#losses")
+    shown = page.evaluate(f"getComputedStyle(document.querySelector('[data-token=\"{labelled}\"]'), '::after').content")
+    assert shown == f'"{row["losses"][0]:.1f}"'
+    names = page.locator("#map option").all_inner_texts()
+    assert (
+        names[:3] == ["the mask", "attention, layer 1, mean over heads", "attention, layer 1, head 1"]
+        and len(names) == 13
+    )
+    page.select_option("#map", "1")
+    hover(page, labelled)
+    assert "most attention to" in page.inner_text("#status")
+    total = page.evaluate(
+        f"(() => {{ let sum = 0; row.attention().each(1, {labelled}, (key, weight) => (sum += weight)); return sum; }})()"
+    )
+    assert total == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_themes(open_page, small, scheme):
+    page = open_page(small, scheme=scheme)
+    luminance = "Number(getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g)[0])"
+    assert (page.evaluate(luminance) > 128) == (scheme == "light")
+    before = page.evaluate("mask.inks.ink")
+    page.click("#theme")
+    assert (page.evaluate(luminance) > 128) == (scheme == "dark")
+    assert page.evaluate("mask.inks.ink") != before  # the matrix was drawn anew
+    page.click("#theme")
+    assert (page.evaluate(luminance) > 128) == (scheme == "light")

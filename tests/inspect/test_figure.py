@@ -1,0 +1,110 @@
+"""The picture of packed rows: it is drawn for every form, without global state, and its labels do not touch."""
+
+import subprocess
+import sys
+import warnings
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from stepjepa.cli.main import main
+from stepjepa.data.views import Pair
+from stepjepa.errors import ConfigError
+from stepjepa.inspect.figure import row_figure, save_png, spread
+from stepjepa.inspect.model import row_record
+from stepjepa.inspect.palette import COLOURS
+from support.models import made_up_example
+from support.pages import stepped_example
+from support.rows import step_rows
+
+
+def texts_of(figure):
+    """All texts of a figure, those of its axes included."""
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+
+
+def test_spread():
+    assert spread([5, 20, 40], 4, 0, 100) == [5, 20, 40]
+    assert spread([5, 6, 7], 4, 0, 100) == [5, 9, 13]
+    assert spread([97, 98, 99], 4, 0, 100) == [92, 96, 100]
+    assert spread([-3], 4, 2, 100) == [2]
+    assert spread([], 4, 0, 100) == []
+
+
+@pytest.mark.parametrize("form", ["packed", "two_pass", "inline"])
+def test_a_row_in_every_form(tmp_path, form):
+    record = row_record([stepped_example(60, 2)], 2, lambda index: f" $w{index}$", vocabulary=97, forward=form)
+    figure = row_figure([("", record)], "a $title_{")
+    texts = texts_of(figure)
+    assert "a $title_{" in texts and "source 1" in texts and "target 1" in texts and "trunk" in texts
+    assert ("branches" in texts) == (form == "packed") and ("sources" in texts) == (form == "two_pass")
+    save_png(figure, tmp_path / "deep" / "row.png")
+    assert imread(tmp_path / "deep" / "row.png").shape[1] == 1600
+    sizes = [text.get_fontsize() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+    assert min(sizes) >= 9  # points: 12 pixels at a width of 800
+
+
+def test_the_mask_is_the_record_s():
+    record = row_record([stepped_example(20, 1)], 2, str, vocabulary=97)
+    figure = row_figure([("", record)])
+    pictures = [image.get_array() for axes in figure.axes for image in axes.images]
+    (picture,) = (found for found in pictures if found.shape[:2] == (len(record), len(record)))
+    np.testing.assert_array_equal((np.asarray(picture) < 1).any(2), record.visible)
+    red = int(COLOURS["predictor"][1:3], 16) / 255
+    first = record.kinds.index("predictor")
+    assert picture[first, first, 0] == pytest.approx(red)
+
+
+def test_tokens_are_written_where_they_fit():
+    short = row_record([stepped_example(15, 1)], 1, lambda index: f"w{index}", vocabulary=97)
+    assert {"w3", "predictor_1"} <= set(texts_of(row_figure([("", short)])))
+    long = row_record(
+        [made_up_example(200, [Pair(99, 99, 100, 200, 199)])], 1, lambda index: f"w{index}", vocabulary=97
+    )
+    assert not any(text.startswith("w") and text[1:].isdigit() for text in texts_of(row_figure([("", long)])))
+
+
+def test_control_characters_and_missing_letters(tmp_path):
+    texts = ["\x1b[31m\x00", "\u202e\u05d0", "$\\frac{1", "\U00013000\u4e2d"]
+    record = row_record([stepped_example(15, 1)], 1, lambda index: texts[index % 4], vocabulary=97)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_png(row_figure([("", record)], "\x00\x1b"), tmp_path / "row.png")
+    assert (tmp_path / "row.png").stat().st_size > 1000
+
+
+def test_nothing_global_is_changed(tmp_path):
+    code = (
+        "import sys, matplotlib\nbefore = dict(dict.items(matplotlib.rcParams))\nfrom stepjepa.inspect.figure import *\n"
+        "from stepjepa.inspect.model import row_record\nfrom support.pages import stepped_example\n"
+        "record = row_record([stepped_example(20, 1)], 1, str, vocabulary=97)\n"
+        f"save_png(row_figure([('', record)]), {str(tmp_path / 'row.png')!r})\n"
+        "assert 'matplotlib.pyplot' not in sys.modules and dict(dict.items(matplotlib.rcParams)) == before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd="tests", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command(tmp_path, capsys):
+    import json
+
+    file, png = tmp_path / "data.jsonl", tmp_path / "row.png"
+    file.write_text("".join(json.dumps(row) + "\n" for row in step_rows(6, seed=3)))
+    words = ["inspect", str(file), "--model_name", "tiny", "--step_jepa", "--png", str(png)]
+    assert main([*words, "--predictors", "1", "3"]) == 0
+    assert f"written: {png}" in capsys.readouterr().out
+    several = imread(png).shape
+    assert main(words) == 2
+    assert "exists; choose another name, or --overwrite to replace it" in capsys.readouterr().err
+    assert main([*words, "--overwrite", "--predictors=1"]) == 0
+    assert several[1] == 1600 and several[0] > 1.5 * imread(png).shape[0]
+
+
+def test_what_cannot_be_written(tmp_path):
+    record = row_record([stepped_example(15, 1)], 1, str, vocabulary=97)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save_png(row_figure([("", record)]), tmp_path / "file" / "row.png")
+    assert (tmp_path / "file").read_text() == "kept"

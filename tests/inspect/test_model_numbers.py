@@ -1,0 +1,218 @@
+"""A model's numbers on the page: those that training computes, and the attention that the model gives."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from stepjepa.cli.main import main
+from stepjepa.data.views import Pair
+from stepjepa.errors import ConfigError
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.inspect.attention import Map, attention_data, choose_maps, maps_in_words
+from stepjepa.inspect.model import row_record
+from stepjepa.inspect.page_data import pair_cosines
+from stepjepa.modeling.forward import attach_forest_forward
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.predictors import add_predictors, vocabulary_size
+from stepjepa.modeling.probe import Probe, attention_fits, load_probe, row_numbers
+from support.models import VOCABULARY, made_up_example, tiny_model
+from support.pages import read_page, seen_matrix
+from support.rows import step_rows
+
+EXAMPLE = made_up_example(20, [Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)], 1)
+IDS = (VOCABULARY, VOCABULARY + 1)
+
+
+def probe_of(name, predictors=2):
+    model = tiny_model(name, attention="eager")
+    return Probe(model, VOCABULARY, tuple(add_predictors(model, predictors, 0)), False)
+
+
+def numbers_of(probe, record):
+    names = {
+        "input_ids": "ids",
+        "position_ids": "positions",
+        "example": "examples",
+        "segment": "segments",
+        "order": "orders",
+        "attach": "attaches",
+        "floor": "floors",
+    }
+    row = {name: torch.from_numpy(getattr(record, own))[None] for name, own in names.items()}
+    labelled = torch.from_numpy(np.flatnonzero(record.labelled))
+    return row_numbers(probe, row, labelled - 1, row["input_ids"][0, labelled])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_sliding", "granite_scaled_logits"])
+@pytest.mark.parametrize("form", ["packed", "two_pass", "inline"])
+def test_cosines_and_losses_are_those_of_training(name, form):
+    probe = probe_of(name)
+    record = row_record([EXAMPLE], 2, str, vocabulary=VOCABULARY, forward=form)
+    found = numbers_of(probe, record)
+    collator = TwoPassCollator(IDS, 0) if form == "two_pass" else ForestCollator(IDS, 0, 1, inline=form == "inline")
+    batch = collator([EXAMPLE])
+    attach_forest_forward(probe.model, VOCABULARY)
+    with torch.no_grad():
+        expected = probe.model(**batch)
+    assert float(found.losses.sum()) == pytest.approx(float(expected.lm_loss_sum), rel=1e-5)
+    cosines = torch.nn.functional.cosine_similarity(expected.source_states, expected.target_states)
+    assert pair_cosines(record, found.states.numpy()) == pytest.approx(cosines.tolist(), abs=1e-5)
+    assert len(cosines) == (1 if form == "inline" else 2) and len(found.losses) == len(batch["label_ids"])
+
+
+def test_vectors_of_the_tube_are_compared():
+    from stepjepa.forest.tube import TubeOptions, draw_tube
+
+    tube = draw_tube((1, 6), (8, 16), TubeOptions("span"), np.random.default_rng(3))
+    record = row_record([EXAMPLE._replace(pairs=(), tube=tube)], 0, str, vocabulary=VOCABULARY)
+    states = np.random.default_rng(1).normal(size=(len(record), 5)).astype(np.float32)
+    source, target = (
+        sum(factor * states[at] for at, factor in zip(side.position, side.coefficient, strict=True))
+        for side in (tube.source, tube.target)
+    )
+    expected = source @ target / np.linalg.norm(source) / np.linalg.norm(target)
+    assert pair_cosines(record, states) == pytest.approx([expected], abs=1e-6)
+
+
+def test_attention_of_visible_pairs_alone():
+    probe = probe_of("llama")
+    record = row_record([EXAMPLE], 2, str, vocabulary=VOCABULARY)
+    attention = [layer.numpy() for layer in numbers_of(probe, record).attention]
+    assert [layer.shape for layer in attention] == [(4, len(record), len(record))] * 2
+    assert all(np.all(layer[:, ~record.visible] == 0) for layer in attention)
+    kept = [Map(1, 3), Map(2, None)]
+    data = attention_data(attention, record.visible, kept)
+    assert data["maps"] == [[1, 3], [2, None]]
+    bytes_of = np.frombuffer(base64.b64decode(data["weights"]), np.uint8).reshape(2, -1)
+    for written, weights in zip(bytes_of, (attention[0][2], attention[1].mean(0)), strict=True):
+        shown = np.zeros_like(weights)
+        shown[record.visible] = (written / 255.0) ** 2
+        np.testing.assert_allclose(shown, weights, atol=0.004)
+        assert np.abs(shown.sum(1) - 1).max() < 0.02
+
+
+def test_which_maps_fit():
+    size = 400 + 24  # 300 visible pairs are 400 letters
+    every = [Map(layer, head) for layer in (1, 2) for head in (None, 1, 2)]
+    assert choose_maps(2, 2, 300, 6 * size) == every
+    assert choose_maps(2, 2, 300, 6 * size - 1) == [Map(1, None), Map(1, 1), Map(2, None), Map(2, 1), Map(2, 2)]
+    assert choose_maps(2, 2, 300, 2 * size) == [Map(1, None), Map(2, None)]
+    assert choose_maps(2, 2, 300, size) == [Map(2, None)]
+    assert choose_maps(2, 2, 300, size - 1) == choose_maps(2, 2, 300, -5) == []
+    assert choose_maps(9, 2, 300, 3 * size, [4]) == [Map(4, None), Map(4, 1), Map(4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (choose_maps(3, 2, 30, 10**6), "attention: all 2 heads of layers 1-3"),
+        ([Map(2, None), Map(3, None), Map(3, 1)], "attention: 1 of 2 heads of layer 3; the mean over the heads of layers 2-3"
+         "; nothing of 1 other layer"),
+        ([], "attention: none of 3 layers x 2 heads, one alone would make the page too large"),
+    ],
+)  # fmt: skip
+def test_maps_in_words(kept, words):
+    assert maps_in_words(kept, 3, 2) == words
+
+
+def test_too_much_is_refused():
+    probe = probe_of("gpt2")
+    assert attention_fits(probe, 10_000) and not attention_fits(probe, 20_000)
+    record = row_record([made_up_example(300, [])], 0, str, vocabulary=VOCABULARY)
+    with pytest.raises(ConfigError, match="300 positions, and the model has 256"):
+        numbers_of(probe, record)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A file and a model's folder whose vocabulary is larger than its tokenizer's."""
+    folder = tmp_path_factory.mktemp("model")
+    file = folder / "data.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in step_rows(6, seed=3)))
+    tokenizer = load_tokenizer(
+        "tiny", (message["content"] for row in step_rows(6, seed=3) for message in row["messages"])
+    )
+    model = load_model("tiny", tokenizer, seed=5)
+    model.resize_token_embeddings(len(tokenizer) + 11, mean_resizing=False)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+def run(workplace, *words, model="model"):
+    page = workplace / "page.html"
+    name = str(workplace / model) if model == "model" else model
+    command = ["inspect", str(workplace / "data.jsonl"), "--model_name", name, "--step_jepa", "--html", str(page)]
+    return main([*command, "--overwrite", *words]), page
+
+
+def cosine_of_the_pair(model, row, size):
+    """The model's own forward over the page's row: its ids, positions and mask, the predictors where training adds them."""
+    added = add_predictors(model, 2, 42)
+    assert added == [size + 11, size + 12]
+    assert [token for token in row["ids"] if token >= size] == added
+    hidden = torch.from_numpy(~seen_matrix(row))[None, None] * torch.finfo(torch.float32).min
+    with torch.no_grad():
+        states = model.model(torch.tensor([row["ids"]]), hidden, torch.tensor([row["positions"]])).last_hidden_state[0]
+    (pair,) = row["pairs"]
+    return float(torch.nn.functional.cosine_similarity(states[pair["source"]], states[pair["target"]], dim=0))
+
+
+def test_a_folder_s_model_is_run(workplace, capsys):
+    status, page = run(workplace)
+    assert status == 0 and page.stat().st_size < 3e6
+    data = read_page(page)
+    assert data["model"]["name"] == str(workplace / "model")
+    assert "new random embeddings" in " ".join(data["model"]["notes"])
+    row = data["variants"][0]["forms"]["packed"]["rows"][0]
+    tokenizer = load_tokenizer(str(workplace / "model"))
+    model = load_model(str(workplace / "model"), tokenizer, attn_implementation="eager")
+    assert vocabulary_size(model) == len(tokenizer) + 11
+    trunk = [token for token, segment in zip(row["ids"], row["segments"], strict=True) if segment == 0]
+    with torch.no_grad():
+        output = model(torch.tensor([trunk]), output_attentions=True)
+    start, stop = row["labelled"]
+    losses = torch.nn.functional.cross_entropy(
+        output.logits[0, start - 1 : stop - 1], torch.tensor(trunk[start:stop]), reduction="none"
+    )
+    assert row["losses"] == pytest.approx(losses.tolist(), abs=1e-4)
+    assert row["cosines"] == pytest.approx([cosine_of_the_pair(model, row, len(tokenizer))], abs=1e-4)
+    assert row["attention"]["maps"] == [[layer, head] for layer in (1, 2, 3) for head in (None, 1, 2, 3)]
+    weights = np.frombuffer(base64.b64decode(row["attention"]["weights"]), np.uint8).reshape(12, -1)
+    seen = seen_matrix(row)
+    shown = np.zeros(seen.shape)
+    shown[seen] = (weights[6] / 255.0) ** 2  # layer 2, head 2
+    size = len(trunk)
+    np.testing.assert_allclose(shown[:size, :size], output.attentions[1][0, 1].numpy(), atol=0.004)
+    capsys.readouterr()
+
+
+def test_layers_that_are_asked_for(workplace, capsys):
+    assert run(workplace, "--attention_layers", "2")[0] == 0
+    data = read_page(workplace / "page.html")
+    assert data["variants"][0]["forms"]["packed"]["rows"][0]["attention"]["maps"] == [[2, None], [2, 1], [2, 2], [2, 3]]
+    assert "attention: all 3 heads of layer 2" in data["variants"][0]["forms"]["packed"]["notes"][-1]
+    assert run(workplace, "--attention_layers", "4")[0] == 2
+    assert "--attention_layers 4: this model has layers 1 to 3" in capsys.readouterr().err
+
+
+def test_presets_have_random_weights_and_are_run_if_asked(workplace, capsys):
+    assert run(workplace, model="tiny")[0] == 0
+    assert read_page(workplace / "page.html")["model"] is None
+    assert run(workplace, "--run_model", model="tiny")[0] == 0
+    assert "its weights are random" in read_page(workplace / "page.html")["model"]["notes"][0]
+    assert "its weights are random" in capsys.readouterr().out
+    assert run(workplace, "--no_run_model")[0] == 0
+    assert read_page(workplace / "page.html")["model"] is None
+
+
+def test_predictors_that_came_with_the_model(workplace):
+    tokenizer = load_tokenizer(str(workplace / "model"))
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|predictor_1|>", "<|predictor_2|>"]})
+    probe = load_probe(str(workplace / "model"), tokenizer, 2, 0)
+    assert probe.known and probe.predictor_ids == (len(tokenizer) - 2, len(tokenizer) - 1)
+    assert vocabulary_size(probe.model) == probe.vocabulary
