@@ -45,7 +45,7 @@ def workplace(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     names = {command.split()[1] for command in readme_commands()}
-    assert names == {"prepare", "generate", "check", "inspect", "train", "evaluate", "analyze"}
+    assert names == {"prepare", "generate", "check", "inspect", "train", "evaluate", "analyze", "study"}
 
 
 @pytest.mark.parametrize("command", readme_commands())
@@ -54,6 +54,7 @@ def test_command(command, workplace, capsys):
         command = command.replace(name, "model")
     words = shlex.split(command.replace("--model_name mini", "--model_name tiny"))[1:]
     short = {"train": ["--max_steps", "1"], "generate": ["--max_new_tokens", "3", "--attempts", "1"]}
+    short["study"] = [] if "--list" in words else ["--dry_run"]
     short["evaluate"] = [] if "--analyze" in words else ["--max_new_tokens", "3"]
     words += short.get(words[0], [])
     if words[0] in ("evaluate", "analyze"):

@@ -1,0 +1,119 @@
+"""Studies whose processes are played: what a study does with its runs, without training any."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+
+import pytest
+import yaml
+
+from stepjepa.study import work
+from stepjepa.study.reading import read_study
+from stepjepa.study.results import RunFolder, now, write_record
+from stepjepa.study.run import run_study
+from stepjepa.study.settings import TrainSettings
+from stepjepa.study.tree import parse_tree, set_value
+from stepjepa.study.work import StageFailed
+
+STUDY = """\
+title: Played
+data: {builtin: {train_rows: 6, select_rows: 2, test_rows: 2}}
+base: {model_name: tiny, max_steps: 4}
+arms:
+  regular: {objective: regular}
+  step_jepa: {objective: step_jepa, lbd: 0.5}
+seeds: [1, 2, 3]
+"""
+
+
+class Player:
+    """Stands in for the processes of a study.
+
+    Attributes:
+        calls: (run, "train" or the splits that were scored), in order.
+        value: from a run's options, the seed among them, and a split to answer_nll; None for one that diverged.
+        fails: from a run's name and a stage to whether it fails.
+        die: the number of the call at which the study is interrupted.
+    """
+
+    def __init__(self):
+        self.calls = []
+        self.value = lambda options, split: 1.0
+        self.fails = lambda run, stage: False
+        self.die = None
+        self._lock = threading.Lock()
+
+    def __call__(self, folder: RunFolder, stage: str, argv, environment):
+        name = json.loads(folder.plan.read_text())["run"]
+        options = yaml.safe_load(folder.train_config.read_text())
+        with self._lock:
+            self.calls.append((name, "train" if argv[0] == "train" else tuple(argv[2:])))
+            if len(self.calls) == self.die:
+                raise KeyboardInterrupt
+        folder.log(stage).write_text(f"a line\nthe last line of {stage}\n")
+        if self.fails(name, stage):
+            raise StageFailed(stage, f"exit status 1; the last line of {stage}")
+        if argv[0] == "train":
+            folder.model.mkdir(exist_ok=True)
+            (folder.model / "model.safetensors").write_bytes(b"weights")
+            metrics = {"total_flos": 100.0 + options["seed"], "train_runtime": 2.0}
+            written = {"metrics": metrics, "log_history": [{"step": 4}]}
+            (folder.model / "metrics.json").write_text(json.dumps(written))
+            (folder.model / "run.json").write_text("{}")
+            return
+        for split in argv[2:]:
+            assert folder.has_weights, "the weights were deleted before they were scored"
+            value = self.value(options, split)
+            write_record(folder.record(split), {"at": now(), "metrics": {"answer_nll": value, "gsm8k": 0.5}})
+
+
+@pytest.fixture(scope="session")
+def parser():
+    return TrainSettings()
+
+
+@pytest.fixture
+def player(monkeypatch):
+    player = Player()
+    monkeypatch.setattr(work, "_run_child", player)
+    return player
+
+
+@pytest.fixture
+def make_study(parser, tmp_path):
+    def make(*overrides, text=STUDY, folder="out"):
+        tree = parse_tree(text, "study.yaml")
+        for override in overrides:
+            tree = set_value(tree, override)
+        return dataclasses.replace(read_study(tree, "study", settings=parser), output_dir=tmp_path / folder)
+
+    return make
+
+
+@pytest.fixture
+def carry_out(make_study):
+    """Carry a study out, as the command does; the lines that it said are in `.said` of the outcome."""
+
+    def carry_out(*overrides, overwrite=False, **options):
+        said: list[str] = []
+        outcome = run_study(make_study(*overrides, **options), said.append, overwrite)
+        outcome.said = said
+        return outcome
+
+    return carry_out
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs that are trained and scored for real, but here, where torch is loaded already."""
+    from stepjepa.cli.main import main
+    from stepjepa.study import scoring
+
+    def run(folder: RunFolder, stage: str, argv, environment):
+        status = main(argv) if argv[0] == "train" else scoring.run(argv[1:])
+        if status != 0:
+            raise StageFailed(stage, f"exit status {status}")
+
+    monkeypatch.setattr(work, "_run_child", run)

@@ -1,0 +1,300 @@
+"""The processes of a study: they end with it, a killed study goes on, and clusters' jobs do the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepjepa.cli.main import main
+from stepjepa.errors import ConfigError
+from stepjepa.study.executors import Submitit, lifeline, slurm_parameters
+from stepjepa.study.results import RunFolder, write_record
+from stepjepa.study.work import StageFailed, carry_out
+from support.study import lines_of
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+
+STUDY = """\
+data: {builtin: {train_rows: 64, select_rows: 4, test_rows: 4}}
+base: {model_name: tiny, max_steps: 30, save_steps: 5, per_device_train_batch_size: 4, learning_rate: 2.0e-3}
+arms: {regular: {objective: regular}, step_jepa: {objective: step_jepa, predictors: 1}}
+seeds: [1, 2, 3]
+metrics: [answer_nll]
+"""
+
+
+def wait_for(found, seconds=60.0):
+    """What `found()` gives once it is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s in vain")
+
+
+def running(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+CHILD = (
+    "import sys, time; from stepjepa.study.child import end_group, watch; watch(sys.argv[1], end_group); "
+    "print('ready', flush=True); time.sleep(60)"
+)
+PARENT = f"""
+import os, subprocess, sys
+from stepjepa.study.executors import lifeline
+with lifeline() as pipe:
+    child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, pipe], stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_processes_end_with_a_study_that_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = int(parent.stdout.readline())
+    assert running(child)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not running(child), 10)
+
+
+def test_a_process_that_comes_after_the_study_s_end_ends_at_once():
+    with lifeline() as pipe:
+        pass
+    late = subprocess.run([sys.executable, "-c", CHILD, pipe], capture_output=True, timeout=30)
+    assert late.returncode != 0
+
+
+def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
+    run = RunFolder(tmp_path)
+    run.train_config.write_text("learnin_rate: 1\n")
+    with pytest.raises(StageFailed) as caught:
+        carry_out(str(tmp_path), ["train", "test"])
+    assert caught.value.stage == "train"
+    for word in ("exit status 2", "train.log", "stepjepa train: error:", "unknown key 'learnin_rate'"):
+        assert word in str(caught.value)
+    assert run.done("train") is None and not run.log("score").exists()
+
+
+def test_slurm_parameters():
+    submitit = pytest.importorskip("submitit")
+    made = slurm_parameters(
+        {"partition": "gpu", "time": 600, "gpus": 1, "mem_gb": 32, "slurm_comment": "mine"}, submitit
+    )
+    assert made.pop("timeout_min") == 1440
+    assert made == {
+        "slurm_partition": "gpu",
+        "slurm_time": 600,
+        "gpus_per_node": 1,
+        "mem_gb": 32,
+        "slurm_comment": "mine",
+    }
+    assert slurm_parameters({}, submitit) == {"timeout_min": 1440}
+    with pytest.raises(ConfigError, match="unknown parameter 'partion'; did you mean 'partition'"):
+        slurm_parameters({"partion": "gpu"}, submitit)
+
+
+def test_slurm_that_is_not_there_is_said(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="srun"):
+        Submitit("slurm", tmp_path / "jobs", {}, None)
+
+
+def start(study, *flags):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "stepjepa", "study", str(study), *flags]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def scores_of(folder):
+    return {
+        (record["arm"], record["seed"]): (record["metrics"]["test"]["answer_nll"], record["flops"], record["steps"])
+        for record in lines_of(folder / "results.jsonl")
+    }
+
+
+def children_of(folder):
+    """Processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            if entry.name.isdigit() and str(folder) in words and "study.child" in words:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def study(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY)
+    return file
+
+
+FLAGS = ["--jobs", "2", "--seeds", "1"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a study comes to that nobody disturbs."""
+    for extra in ("scipy", "statsmodels", "matplotlib"):
+        pytest.importorskip(extra)
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "study.yaml").write_text(STUDY)
+    process = start(folder / "study.yaml", *FLAGS, "--output_dir", str(folder / "out"))
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    return scores_of(folder / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "local"])
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, whole):
+    if executor == "local":
+        pytest.importorskip("submitit")
+    killed, flags = tmp_path / "killed", FLAGS
+    first = start(study, *flags, "--output_dir", str(killed), "--executor", executor)
+    checkpoint = killed / "runs" / "step_jepa" / "seed-1" / "model" / "checkpoint-5" / "trainer_state.json"
+    wait_for(checkpoint.exists, 120)
+    assert children_of(killed)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    wait_for(lambda: not children_of(killed), 20)
+    again = start(study, *flags, "--output_dir", str(killed), "--executor", executor)
+    said, _ = again.communicate(timeout=400)
+    assert again.returncode == 0, said
+    assert "step_jepa: not established: n=1 seed in common with regular" in said
+    resumed = json.loads((killed / "runs" / "step_jepa" / "seed-1" / "trained.json").read_text())
+    assert resumed["resumed_at_step"] >= 5 and resumed["steps"] == 30
+    assert scores_of(killed) == whole
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_processes_and_says_how_to_go_on(study, tmp_path):
+    folder = tmp_path / "out"
+    process = start(study, "--output_dir", str(folder))
+    wait_for((folder / "runs" / "regular" / "seed-1" / "train.log").exists, 120)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "the same command goes on from there" in said
+    assert not children_of(folder)
+
+
+SBATCH = """#!{python}
+import os, subprocess, sys
+folder, script = {folder!r}, sys.argv[1]
+number = str(100 + len(os.listdir(folder)))
+open(os.path.join(folder, number), "w").close()
+environment = dict(os.environ, SLURM_JOB_ID=number, SLURM_NTASKS="1", SLURM_JOB_NUM_NODES="1", SLURM_NODEID="0",
+                   SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_NODELIST="here")
+text = open(script).read().replace("%j", number)
+subprocess.Popen(["bash", "-c", text], env=environment, start_new_session=True,
+                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print("Submitted batch job", number)
+"""
+SRUN = """#!{python}
+import os, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words = words[2:] if words[0] in ("--output", "--error") else words[1:]
+number = os.environ["SLURM_JOB_ID"]
+os.execvp(words[0], words)
+"""
+SACCT = """#!{python}
+import os
+print("JobID|State|NodeList")
+for number in os.listdir({folder!r}):
+    print(number + "|RUNNING|here")
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Commands with the names of SLURM's that start jobs here, and a folder with the jobs that were started."""
+    pytest.importorskip("submitit")
+    tools, jobs = tmp_path / "tools", tmp_path / "started"
+    tools.mkdir()
+    jobs.mkdir()
+    for name, text in {"sbatch": SBATCH, "srun": SRUN, "sacct": SACCT}.items():
+        (tools / name).write_text(text.format(python=sys.executable, folder=str(jobs)))
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    return jobs
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm_outlive_the_study_and_are_found_again(study, slurm, tmp_path):
+    folder = tmp_path / "out"
+    flags = ["--executor", "slurm", "--output_dir", str(folder), "--seeds", "1"]
+    study.write_text(STUDY + "slurm: {partition: gpu, time: 60, gpus: 1}\n")
+    first = start(study, *flags)
+    wait_for(lambda: len(list(folder.glob("runs/*/seed-1/job.json"))) == 2, 120)
+    first.kill()
+    first.wait()
+    again = start(study, *flags)
+    said, _ = again.communicate(timeout=400)
+    assert again.returncode == 0, said
+    assert len(list(slurm.iterdir())) == 2  # the jobs of the first start went on
+    assert len(scores_of(folder)) == 2 and not list(folder.glob("runs/*/seed-1/job.json"))
+    script = next((folder / "jobs").glob("*submission.sh")).read_text()
+    assert all(f"#SBATCH --{line}" in script for line in ("partition=gpu", "gpus-per-node=1", "time=60"))
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_is_told(study, slurm, tmp_path, capsys):
+    folder = tmp_path / "out"
+    flags = [
+        "--executor",
+        "slurm",
+        "--output_dir",
+        str(folder),
+        "--seeds",
+        "1",
+        "--set",
+        "base.chat_template=none.jinja",
+    ]
+    assert main(["study", str(study), *flags]) == 1
+    said = capsys.readouterr().out
+    assert "FAILED: job 100: exit status 2" in said and "none.jinja" in said and "runs that are missing:" in said
+    assert "**Runs that are missing**" in (folder / "table.md").read_text()
+
+
+def test_a_job_that_cannot_be_submitted_is_an_error(study, slurm, tmp_path, capsys):
+    (tmp_path / "tools" / "sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition >&2\nexit 1\n")
+    assert main(["study", str(study), "--executor", "slurm", "--output_dir", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]  # submitit passes sbatch's own words on
+    assert (
+        said.startswith("stepjepa study: error:") and "the job could not be submitted: sbatch: error: invalid" in said
+    )
+
+
+def test_a_job_of_slurm_s_is_not_started_beside_itself(tmp_path):
+    """A run's job is known by its record; one that SLURM no longer has is started anew."""
+    submitit = pytest.importorskip("submitit")
+    run = RunFolder(tmp_path / "run")
+    write_record(run.job, {"cluster": "slurm", "id": "7"})
+    executor = Submitit("local", tmp_path / "jobs", {}, None)
+    assert executor._still_running(run) is None  # not of this cluster
+    executor._cluster, states = "slurm", {"7": "RUNNING"}
+    job = type("Job", (), {"done": lambda self: False, "state": property(lambda self: states["7"])})
+    executor._submitit = type("Module", (), {"SlurmJob": staticmethod(lambda folder, job_id: job())})
+    assert executor._still_running(run) is not None
+    states["7"] = "CANCELLED by 1000"
+    assert executor._still_running(run) is None and submitit is not None

@@ -1,0 +1,218 @@
+"""A study's YAML file: what it comes to, and how what is wrong with it is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepjepa.errors import ConfigError
+from stepjepa.study.grid import all_runs, changes
+from stepjepa.study.listing import listing
+from stepjepa.study.reading import read_study
+from stepjepa.study.settings import TrainSettings
+from stepjepa.study.tree import parse_tree, set_value
+
+STUDY = """\
+title: Two arms
+data: builtin
+base:
+  model_name: tiny
+  max_steps: 4
+arms:
+  regular: {objective: regular}
+  step_jepa:
+    objective: step_jepa
+    lambda: 0.5
+seeds: [3, 1]
+"""
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return TrainSettings()
+
+
+@pytest.fixture
+def read(parser):
+    def read(text=STUDY, *overrides, mini=False):
+        tree = parse_tree(text, "study.yaml")
+        for override in overrides:
+            tree = set_value(tree, override)
+        return read_study(tree, "study", mini, parser)
+
+    return read
+
+
+@pytest.fixture
+def refused(read):
+    def refused(text=STUDY, *overrides, mini=False):
+        with pytest.raises(ConfigError) as caught:
+            read(text, *overrides, mini=mini)
+        return str(caught.value)
+
+    return refused
+
+
+def test_a_small_study(read):
+    study = read()
+    (block,) = study.blocks
+    assert (study.title, str(study.output_dir), study.jobs, study.executor) == (
+        "Two arms",
+        "runs/study",
+        1,
+        "processes",
+    )
+    assert [arm.name for arm in block.arms] == ["regular", "step_jepa"]
+    assert block.arms[1].settings == {"objective": "step_jepa", "lbd": 0.5}  # the published spelling, taken in
+    assert (block.arms[0].jepa, block.arms[1].jepa) == (False, True)
+    assert (block.baseline, block.seeds, block.select) == ("regular", (3, 1), ("answer_nll", False))
+    assert [metric.name for metric in block.metrics] == ["answer_nll", "gsm8k"]
+    assert block.base["max_steps"] == 4 and block.base["track_flop"] is True
+
+
+def test_controls_and_equal_compute_are_one_line_each(read):
+    study = read(STUDY + "controls: [shuffled, random]\nequal_compute: true\n")
+    runs = list(all_runs(study))
+    found = {(run.row, run.seed): changes(run, study.blocks[0]) for run in runs}
+    assert len(runs) == len(found) == 2 * (1 + 4)
+    assert found["regular", 3] == {"objective": "regular"}
+    jepa = {"objective": "step_jepa", "lbd": 0.5}
+    assert found["step_jepa+shuffled", 1] == {**jepa, "control": "shuffled"}
+    assert found["step_jepa+random", 3] == {**jepa, "control": "random"}
+    assert found["step_jepa+same_flop", 3] == {**jepa, "same_flop": True}
+    assert len({run.folder for run in runs}) == 10 and {run.settings["seed"] for run in runs} == {1, 3}
+
+
+def test_a_variant_that_cannot_be_run_is_a_note(read):
+    study = read(STUDY + "controls: [shuffled, random]\n", "arms.step_jepa.jepa_loss=infonce")
+    assert study.blocks[0].arms[1].variants == ("shuffled",)
+    assert (
+        len(study.notes) == 1 and "without random: control=random gives every source the same target" in study.notes[0]
+    )
+
+
+def test_grids_become_arms(read):
+    text = STUDY + "grid: {lbd: [0.1, 2.0], objective: [llm_jepa]}\n"
+    text = text.replace("    lambda: 0.5\n", "    grid: {predictors: [1, 2]}\n")
+    arms = {arm.name: arm.settings for arm in read(text).blocks[0].arms}
+    assert arms == {
+        "regular": {"objective": "regular"},
+        "step_jepa,predictors=1": {"objective": "step_jepa", "predictors": 1},
+        "step_jepa,predictors=2": {"objective": "step_jepa", "predictors": 2},
+        "lbd=0.1,objective=llm_jepa": {"objective": "llm_jepa", "lbd": 0.1},
+        "lbd=2,objective=llm_jepa": {"objective": "llm_jepa", "lbd": 2.0},
+    }
+
+
+def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none(read):
+    text = STUDY + "tune: {learning_rate: [1e-3, 2e-3], predictors: [1, 2]}\n"
+    regular, jepa = read(text).blocks[0].arms
+    assert list(regular.cells) == [{"learning_rate": 0.001}, {"learning_rate": 0.002}]
+    assert len(jepa.cells) == 4 and {"learning_rate": 0.001, "predictors": 2} in jepa.cells
+    own = read(STUDY + "tune: {learning_rate: [1e-3, 2e-3]}\n", "arms.step_jepa.tune={learning_rate: [5e-4]}")
+    assert own.blocks[0].arms[1].cells == ({"learning_rate": 0.0005},)
+
+
+def test_blocks_and_mini(read):
+    text = STUDY + (
+        "blocks:\n  a: {base: {max_steps: 7}}\n  b: {seeds: [5], arms: {step_jepa: {predictors: 0}}}\n"
+        "mini: {base: {max_steps: 2}, seeds: [9], data: {builtin: {train_rows: 8}}}\n"
+    )
+    a, b = read(text).blocks
+    assert (a.name, a.base["max_steps"], a.seeds) == ("a", 7, (3, 1))
+    assert (b.base["max_steps"], b.seeds, b.arms[1].settings["predictors"]) == (4, (5,), 0)
+    assert [run.folder.parts[:2] for run in all_runs(read(text))][0] == ("runs", "a")
+    (mini,) = read(text, mini=True).blocks
+    assert (mini.name, mini.base["max_steps"], mini.seeds) == ("", 2, (9,))
+    assert mini.data.builtin["train_rows"] == 8 and mini.data.builtin["test_rows"] == 300
+    assert str(read(text, mini=True).output_dir) == "runs/study-mini"
+
+
+def test_a_seed_may_stand_in_a_name(read):
+    study = read(STUDY, "arms.regular.model_name=runs/before/seed-{seed}/model")
+    assert [run.settings["model_name"] for run in all_runs(study)][:2] == [
+        "runs/before/seed-3/model",
+        "runs/before/seed-1/model",
+    ]
+
+
+def test_the_listing_says_what_each_arm_changes(read, tmp_path):
+    text = STUDY + f"controls: [shuffled]\ntune: {{learning_rate: [1e-3, 2e-3]}}\noutput_dir: {tmp_path / 'out'}\n"
+    said = "\n".join(listing(read(text)))
+    assert "10 runs in" in said and "0 of them finished" in said
+    assert "4 runs  objective=step_jepa lbd=0.5; tuned: learning_rate=[0.001, 0.002]" in said
+    assert "2 runs  as step_jepa, control=shuffled" in said
+    assert "the lowest answer_nll of the validation split chooses" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("base.learnin_rate=1", ["--set base.learnin_rate=1", "unknown key 'learnin_rate'", "'learning_rate'"]),
+        ("base.max_steps=many", ["max_steps", "expected a whole number", "'many'"]),
+        ("base.seed=1", ["give seeds at the top"]),
+        ("base.finetune_seed=1", ["give seeds at the top"]),
+        ("base.output_dir=x", ["give output_dir at the top"]),
+        ("arms.step_jepa.control=shuffled", ["controls: [shuffled, random]"]),
+        ("arms.step_jepa.same_flop=true", ["equal_compute: true"]),
+        ("arms.step_jepa.lbd=0.1", ["sets lbd to", "keep one of them"]),
+        ("arms.step_jepa.predictors=-1", ["arm step_jepa: predictors is -1"]),
+        ("arms.step jepa.objective=regular", ["the name 'step jepa'", "letters, digits"]),
+        ("arms.a+b.objective=regular", ["the name 'a+b'"]),
+        ("baseline=plain", ["the baseline 'plain' is no arm; there are: regular, step_jepa"]),
+        ("seeds=[1, 1]", ["seeds: expected different whole numbers", "'1'"]),
+        ("seeds=[-1]", ["seeds"]),
+        ("seeds=[]", ["seeds: expected a list"]),
+        ("controls=[shufled]", ["controls", "shuffled and random", "'shufled'"]),
+        ("metrics=[answer_nl]", ["unknown metric 'answer_nl'", "'answer_nll'"]),
+        ("metrics=[{gsm8k: {colunm: a}}]", ["metric gsm8k has no option 'colunm'"]),
+        ("select=exact", ["'exact' is none of the study's metrics (answer_nll, gsm8k)"]),
+        ("select={metric: gsm8k, rule: best}", ["rule is 'best'; known: lowest, highest"]),
+        ("evaluate={max_token: 4}", ["unknown key 'max_token'", "'max_new_tokens'"]),
+        ("evaluate.batch_size=0", ["batch_size: expected a whole number of 1 or more"]),
+        ("data={train_file: a.jsonl}", ["data: test_file is missing"]),
+        ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),
+        ("data={builtin: {train_row: 4}}", ["unknown key 'train_row'", "'train_rows'"]),
+        ("data={builtin: {max_steps: 1}}", ["max_steps (1) must not be below min_steps (2)"]),
+        ("equal_compute=maybe", ["equal_compute: expected true or false"]),
+        ("executor=cluster", ["executor is 'cluster'; known: processes, slurm, local"]),
+        ("jobs=0", ["jobs is 0"]),
+        ("outputdir=x", ["unknown key 'outputdir'", "'output_dir'"]),
+        ("tune={learning_rate: []}", ["tune learning_rate: expected a list"]),
+        ("tune={lbd: [0, 1]}", ["no JEPA arm any more"]),
+        ("arms.step_jepa.control_arm=other", ["control_arm of step_jepa is 'other'"]),
+    ],
+)
+def test_what_is_wrong_is_said(refused, override, words):
+    said = refused(STUDY, override)
+    for word in words:
+        assert word in said, said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("max_steps: 4", "max_step: 4", ["study.yaml:5: unknown key 'max_step'", "'max_steps'"]),
+        ("lambda: 0.5", "lambda: much", ["study.yaml:10: lambda: expected a number, got 'much'"]),
+        ("seeds: [3, 1]", "", ["study.yaml:1: seeds are missing"]),
+        ("data: builtin", "", ["study.yaml:1: there is no data"]),
+        ("title: Two arms", "title: a\ntitle: b", ["study.yaml:2: the key 'title' stands here twice"]),
+        ("  regular: {objective: regular}", "  - a", ["study.yaml:8", "not valid YAML"]),
+        ("{objective: regular}", "[objective]", ["study.yaml:7: arm regular: expected a mapping"]),
+        ("seeds: [3, 1]", "seeds: [3, 1", ["not valid YAML"]),
+        ("title: Two arms", "title: &a [*a]", ["contains itself"]),
+    ],
+)
+def test_file_and_line_are_named(refused, old, new, words):
+    said = refused(STUDY.replace(old, new))
+    for word in words:
+        assert word in said, said
+
+
+def test_tuning_on_the_test_file_is_refused(refused):
+    text = STUDY.replace("data: builtin", "data: {train_file: a.jsonl, test_file: b.jsonl}") + "tune: {lbd: [1, 2]}\n"
+    assert "tune needs select_file" in refused(text)
+
+
+def test_a_study_without_mini(refused):
+    assert "this study has no section 'mini'" in refused(mini=True)

@@ -1,0 +1,121 @@
+"""Every recipe that is shipped: it is read, and its runs are those of the experiment that it names."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from stepjepa.errors import ConfigError
+from stepjepa.study.grid import all_runs
+from stepjepa.study.listing import listing
+from stepjepa.study.reading import read_study
+from stepjepa.study.recipes import open_study, recipe_files, recipe_lines
+from stepjepa.study.tree import parse_tree
+
+PAPER_SEEDS = (82, 23, 37, 84, 4)
+TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")
+
+
+def recipe(name, parser, mini=False):
+    found, tree = open_study(name)
+    return read_study(tree, found, mini, parser)
+
+
+def test_one_for_every_published_experiment():
+    names = [*(f"llm_jepa_table{table}" for table in TABLES), "step_jepa_sweep", "semantic_tube", "builtin"]
+    assert sorted(recipe_files()) == sorted(names)
+
+
+@pytest.mark.parametrize("mini", [False, True])
+@pytest.mark.parametrize("name", sorted(recipe_files()))
+def test_each_is_read_and_listed(name, mini, parser, tmp_path):
+    study = recipe(name, parser, mini)
+    lines = listing(dataclasses.replace(study, output_dir=tmp_path / "out"))
+    assert study.shows and study.title in lines[0] and len(list(all_runs(study))) >= 6
+    assert str(study.output_dir) == f"runs/{name}{'-mini' if mini else ''}"
+    assert not study.notes or all("random" in note for note in study.notes), study.notes
+    for block in study.blocks:
+        assert len(block.seeds) >= 3
+        if mini:
+            assert block.base["model_name"] == "tiny" and block.data.builtin is not None
+            assert all(arm.settings.get("model_name", "tiny") == "tiny" for arm in block.arms)
+            assert block.base["max_steps"] <= 40
+        elif name != "builtin":
+            assert block.seeds == PAPER_SEEDS and block.data.builtin is None
+            assert block.base["model_name"] != "tiny" and block.base["bf16"] is True
+            size = block.base["per_device_train_batch_size"] * block.base["gradient_accumulation_steps"]
+            assert size == (16 if name == "step_jepa_sweep" else 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "arm", "settings"),
+    [
+        ("llm_jepa_table2", "", "llm_jepa", {"learning_rate": 8e-5, "lbd": 2, "predictors": 3, "pretrain": True}),
+        ("llm_jepa_table3", "", "infonce", {"learning_rate": 2e-5, "lbd": 1, "predictors": 1, "jepa_loss": "infonce"}),
+        ("llm_jepa_table4", "nq_open", "llm_jepa", {"learning_rate": 2e-5, "lbd": 1024, "predictors": 0}),
+        ("llm_jepa_table5", "qwen3_1.7b", "llm_jepa", {"learning_rate": 4e-5, "lbd": 1, "predictors": 0}),
+        ("llm_jepa_table6", "", "ratio0.25-lbd4", {"jepa_ratio": 0.25, "lbd": 4, "predictors": 1}),
+        ("llm_jepa_table8", "rank512", "llm_jepa", {"lora": True, "lora_rank": 512, "lbd": 1, "predictors": 1}),
+        ("llm_jepa_table9_pretrain", "", "llm_jepa", {"lbd": 0.5, "predictors": 2, "plain": True, "labels": "all"}),
+        ("llm_jepa_table10", "", "gamma0.01", {"gamma": 0.01, "lbd": 1, "predictors": 0}),
+        ("llm_jepa_table12", "gemma_2_2b", "llm_jepa", {"learning_rate": 1e-5, "lbd": 2, "predictors": 4}),
+        ("llm_jepa_table12", "openelm_1.1b", "llm_jepa", {"learning_rate": 8e-5, "lbd": 4, "predictors": 3}),
+        ("llm_jepa_table13", "gsm8k", "llm_jepa", {"learning_rate": 2e-5, "lbd": 0.5, "predictors": 4}),
+        ("llm_jepa_table13", "spider", "llm_jepa", {"learning_rate": 4e-5, "lbd": 1, "predictors": 3}),
+        ("llm_jepa_table15", "olmo_2_7b", "llm_jepa", {"learning_rate": 2e-5, "lbd": 20, "predictors": 2}),
+        ("semantic_tube", "", "semantic_tube", {"learning_rate": 2e-5, "lbd": 0.02, "num_train_epochs": 4}),
+    ],
+)
+def test_published_settings(name, block, arm, settings, parser):
+    (found,) = [one for one in recipe(name, parser).blocks if one.name == block]
+    (run, *_) = [r for r in all_runs(recipe(name, parser)) if (r.block, r.row) == (block, arm)]
+    assert {key: run.settings[key] for key in settings} == settings
+    assert found.arm("regular").settings["objective"] == "regular" and found.baseline == "regular"
+
+
+def test_the_sweep_chooses_on_the_validation_split(parser):
+    (block,) = recipe("step_jepa_sweep", parser).blocks
+    assert len(block.arm("regular").cells) == 2 and len(block.arm("step_jepa").cells) == 18
+    assert block.data.select == "valid.jsonl" and block.select == ("answer_nll", False)
+
+
+def test_fine_tuning_starts_from_what_pretraining_left(parser):
+    before = {str(run.folder) for run in all_runs(recipe("llm_jepa_table9_pretrain", parser))}
+    for run in all_runs(recipe("llm_jepa_table9_finetune", parser)):
+        folder = run.settings["model_name"].removeprefix("runs/llm_jepa_table9_pretrain/").removesuffix("/model")
+        assert folder in before and folder.endswith(f"seed-{run.seed}")
+
+
+def test_the_list_says_what_each_should_show():
+    lines = recipe_lines()
+    assert len([line for line in lines if not line.startswith(" ")]) == len(recipe_files())
+    assert any("54.38 +- 1.70 becomes 60.59 +- 1.01" in line for line in lines)
+
+
+def test_a_name_that_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no such file or recipe; did you mean 'llm_jepa_table2'"):
+        open_study("llm_jepa_tabel2")
+    (tmp_path / "study.yaml").write_text("a: 1")
+    with pytest.raises(ConfigError, match="did you mean 'study.yaml'"):
+        open_study("stduy.yaml")
+    assert open_study("study.yaml")[0] == "study"
+
+
+def test_the_baseline_is_part_of_every_recipe_s_text():
+    for path in recipe_files().values():
+        tree = parse_tree(path.read_text(encoding="utf-8"), path.name)
+        assert {"title", "source", "shows", "arms", "seeds", "mini"} <= set(tree.given), path.name
+
+
+def test_the_example_of_the_documentation(parser):
+    docs = Path(__file__).resolve().parents[2] / "docs" / "study.md"
+    text = docs.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    study = read_study(parse_tree(text, "study.yaml"), "study", settings=parser)
+    assert [run.row for run in all_runs(study) if run.seed == 1] == [
+        "regular",
+        *["step_jepa"] * 2,
+        *(f"step_jepa+{variant}" for variant in ("shuffled", "random", "same_flop")),
+    ]

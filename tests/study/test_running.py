@@ -1,0 +1,285 @@
+"""What a study does: in which order, what it does again, and what it refuses. The processes are played."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.study import identity, run
+from stepjepa.study.records import records_of
+from stepjepa.study.report import missing_lines, write_report
+from stepjepa.study.results import locked
+
+BOTH = ("select", "test")
+
+
+def trained(player):
+    return [name for name, what in player.calls if what == "train"]
+
+
+def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
+    outcome = carry_out("controls=[shuffled]", "equal_compute=true")
+    rows = ["regular", "step_jepa", "step_jepa+shuffled", "step_jepa+same_flop"]
+    assert trained(player) == [f"{row} seed {seed}" for seed in (1, 2, 3) for row in rows]
+    assert all(what in ("train", BOTH) for _, what in player.calls) and len(player.calls) == 24
+    assert not outcome.failed and outcome.said[-1].startswith("[12/12] step_jepa+same_flop seed 3: trained in 2 s")
+
+
+def test_a_finished_study_does_nothing_again(carry_out, player):
+    first = records_of(carry_out())
+    assert len(player.calls) == 12
+    assert records_of(carry_out()) == first and len(player.calls) == 12
+
+
+@pytest.mark.parametrize("die", range(1, 13, 3))
+def test_an_interrupted_study_goes_on_with_what_is_not_done(carry_out, player, die):
+    player.die = die
+    with pytest.raises(KeyboardInterrupt):
+        carry_out()
+    done = len(player.calls) - 1
+    player.die = None
+    outcome = carry_out()
+    assert not outcome.failed
+    assert len(player.calls) == 12 + 1 and len(set(player.calls)) == 12  # one began twice, none was done twice
+    assert done == die - 1
+
+
+def test_a_failed_run_does_not_stop_the_others(carry_out, player):
+    player.fails = lambda name, stage: name == "step_jepa seed 2" and stage == "train"
+    outcome = carry_out()
+    records = {(r["arm"], r["seed"]): r for r in records_of(outcome)}
+    assert [key for key, record in records.items() if record["status"] != "finished"] == [("step_jepa", 2)]
+    assert records["step_jepa", 2]["metrics"] == {} and records["step_jepa", 2]["model"] is None
+    said = missing_lines(outcome, list(records.values()))
+    assert said[1:] == ["  step_jepa seed 2: exit status 1; the last line of train"]
+    assert any(line.endswith("FAILED: exit status 1; the last line of train") for line in outcome.said)
+    player.fails = lambda name, stage: False
+    assert not carry_out().failed
+    assert player.calls[-2:] == [("step_jepa seed 2", "train"), ("step_jepa seed 2", BOTH)]
+
+
+def test_a_study_of_which_nothing_came_is_reported(carry_out, player, tmp_path):
+    pytest.importorskip("statsmodels")
+    pytest.importorskip("matplotlib")
+    player.fails = lambda name, stage: True
+    said = write_report(carry_out())
+    assert "  step_jepa: not established: no value for seed 1, 2, 3" in said
+    assert "  regular seed 3: exit status 1; the last line of train" in said
+    assert "**Runs that are missing**" in (tmp_path / "out" / "table.md").read_text()
+    assert not (tmp_path / "out" / "study.png").exists()
+    player.fails = lambda name, stage: False
+    player.value = lambda options, split: 1.0 + options["seed"] * (options["objective"] == "regular")
+    said = write_report(carry_out())
+    assert "    at equal examples: -2 [-4.484, +0.4841], n = 3 seeds" in said and "missing" not in " ".join(said)
+    assert (tmp_path / "out" / "study.png").exists()
+
+
+def test_an_arm_that_diverged_everywhere(carry_out, player):
+    player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
+    outcome = carry_out(TUNED)
+    assert len(outcome.failed) == 9 and "no cell of this arm has a finite value" in outcome.failed[0].error
+
+
+def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
+    carry_out("seeds=[1]")
+    before = len(player.calls)
+    carry_out("seeds=[1, 2]", "arms.third.objective=llm_jepa")
+    assert sorted(trained(player)[before // 2 :]) == [
+        "regular seed 2",
+        "step_jepa seed 2",
+        "third seed 1",
+        "third seed 2",
+    ]
+
+
+def test_weights_are_deleted_once_scored(carry_out, player, tmp_path):
+    outcome = carry_out("keep_models=false")
+    assert all(record["model"] is None for record in records_of(outcome))
+    model = tmp_path / "out" / "runs" / "regular" / "seed-1" / "model"
+    assert sorted(file.name for file in model.iterdir()) == ["metrics.json", "run.json"]
+    kept = carry_out("keep_models=true", folder="kept")
+    assert all((tmp_path / "kept").as_posix() in record["model"] for record in records_of(kept))
+
+
+TUNED = "tune={learning_rate: [1e-3, 2e-3, 3e-3]}"
+
+
+def by_rate(best):
+    """Lower near the rate `best` of each arm on the validation split; on the test split another rate is better."""
+
+    def value(options, split):
+        target = best[options["objective"]] if split == "select" else 0.001
+        return abs(options["learning_rate"] - target) + 0.0001 * options["seed"]
+
+    return value
+
+
+def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_out, player, tmp_path):
+    player.value = by_rate({"regular": 0.002, "step_jepa": 0.003})
+    outcome = carry_out(TUNED, "controls=[shuffled]", "equal_compute=true", "keep_models=false")
+    assert len(trained(player)) == 2 * 9 + 2 * 3
+    tested = sorted(name for name, what in player.calls if "test" in what)
+    rates = {"regular": 0.002, "step_jepa": 0.003, "step_jepa+shuffled": 0.003, "step_jepa+same_flop": 0.003}
+    assert tested == sorted(f"{row}/learning_rate={rate} seed {s}" for row, rate in rates.items() for s in (1, 2, 3))
+    state = json.loads((tmp_path / "out" / "state.json").read_text())
+    choice = state["choices"]["/step_jepa"]
+    assert (choice["cell"], choice["metric"], choice["rule"]) == ({"learning_rate": 0.003}, "answer_nll", "lowest")
+    assert choice["means"]["learning_rate=0.001"] == pytest.approx(0.002 + 0.0002)
+    scored = [entry for entry in state["scored"] if entry["split"] == "test"]
+    assert sorted(entry["run"] for entry in scored) == tested
+    assert all(entry["at"] > choice["at"] for entry in scored if entry["run"].startswith("step_jepa/"))
+    records = records_of(outcome)
+    assert all(("test" in record["metrics"]) == record["chosen"] for record in records)
+    assert sum(record["chosen"] for record in records) == 12 and not any(record["model"] for record in records)
+    calls = len(player.calls)
+    carry_out(TUNED, "controls=[shuffled]", "equal_compute=true", "keep_models=false")
+    assert len(player.calls) == calls
+
+
+def test_a_rule_of_ones_own(carry_out, player):
+    player.value = by_rate({"regular": 0.001, "step_jepa": 0.001})
+    outcome = carry_out(TUNED, "select={metric: answer_nll, rule: highest}")
+    assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
+
+
+def test_a_cell_that_diverged_cannot_be_chosen(carry_out, player):
+    lowest = by_rate({"regular": 0.002, "step_jepa": 0.002})
+    player.value = lambda o, s: (
+        None if (o["learning_rate"], o["seed"]) == (0.002, 2) else lowest(o, s) - o["learning_rate"]
+    )
+    outcome = carry_out(TUNED)
+    assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
+    assert outcome.state.choice("", "regular")["means"]["learning_rate=0.002"] is None
+
+
+def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
+    player.fails = lambda name, stage: name == "step_jepa/learning_rate=0.001 seed 3"
+    outcome = carry_out(TUNED, "controls=[shuffled]")
+    assert outcome.state.choice("", "step_jepa") is None and outcome.state.choice("", "regular") is not None
+    assert not any("test" in what for name, what in player.calls if name.startswith("step_jepa"))
+    said = missing_lines(outcome, records_of(outcome))
+    assert "step_jepa: nothing was chosen on the validation split" in said[-1] and "and shuffled not run" in said[-1]
+    player.fails = lambda name, stage: False
+    assert not carry_out(TUNED, "controls=[shuffled]").failed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ((), ["base.max_steps=5"], ["max_steps was 4, is 5", "--overwrite_output_dir"]),
+        ((), ["arms.step_jepa.lbd=0.1"], ["step_jepa lbd was 0.5, is 0.1"]),
+        ((), ["arms.step_jepa.gamma=2"], ["step_jepa gamma was not set, is 2.0"]),
+        ((), ["metrics=[answer_nll]"], ["scoring metrics gsm8k was {}, is not set"]),
+        ((), ["evaluate.max_new_tokens=9"], ["scoring max_new_tokens was 256, is 9"]),
+        ((), ["data={builtin: {train_rows: 7, select_rows: 2, test_rows: 2}}"], ["data train was"]),
+        ([TUNED], [TUNED, "seeds=[1, 2]"], ["regular seeds was [1, 2, 3], is [1, 2]"]),
+        ([TUNED], ["tune={learning_rate: [1e-3]}"], ["regular tune was"]),
+        ([TUNED], [TUNED, "select=gsm8k"], ["select was ['answer_nll', False], is ['gsm8k', True]"]),
+    ],
+)
+def test_results_of_other_settings_are_not_mixed(carry_out, player, before, after, words):
+    carry_out(*before)
+    calls = len(player.calls)
+    with pytest.raises(ConfigError) as caught:
+        carry_out(*after)
+    for word in [*words, "a table must not mix them"]:
+        assert word in str(caught.value)
+    assert len(player.calls) == calls
+    carry_out(*after, overwrite=True)
+    assert len(player.calls) > calls
+
+
+def test_results_of_other_code_are_not_mixed(carry_out, player, monkeypatch):
+    carry_out()
+    found = {**identity.code_identity(), "source": "0123456789abcdef"}
+    monkeypatch.setattr(identity, "code_identity", lambda: found)
+    with pytest.raises(ConfigError, match="code source was .*, is 0123456789abcdef"):
+        carry_out()
+
+
+def test_files_that_changed_are_found_out(carry_out, player, tmp_path):
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "test")}
+    for name, file in files.items():
+        file.write_text(json.dumps({"question": name, "answer": "a" * 200_000}) + "\n")
+    data = f"data={{train_file: {files['train']}, test_file: {files['test']}}}"
+    carry_out(data)
+    assert all(what in ("train", ("test",)) for _, what in player.calls)  # no validation file, nothing to choose
+    middle = files["test"].read_text().replace("a" * 200_000, "a" * 100_000 + "b" + "a" * 99_999)
+    files["test"].write_text(middle)
+    with pytest.raises(ConfigError, match="data test was"):
+        carry_out(data)
+    files["test"].unlink()
+    with pytest.raises(DataError, match="test.jsonl: no such file"):
+        carry_out(data)
+
+
+def test_the_code_s_digest_follows_what_decides_the_numbers(tmp_path, monkeypatch):
+    source = tmp_path / "stepjepa"
+    for name in ("losses/l2.py", "analysis/plots.py", "cli/train.py", "study/scoring.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("one\n")
+    monkeypatch.setattr(identity.stepjepa, "__file__", str(source / "__init__.py"))
+    first = identity.code_identity()["source"]
+    (source / "analysis" / "plots.py").write_text("two\n")
+    assert identity.code_identity()["source"] == first
+    (source / "losses" / "l2.py").write_text("two\n")
+    assert identity.code_identity()["source"] != first
+
+
+def test_a_folder_with_something_else_is_left_alone(carry_out, player, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match="thesis.txt.*no study in it"):
+            carry_out(overwrite=overwrite)
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.txt"] and not player.calls
+
+
+def test_starting_anew_removes_the_study_and_nothing_else(carry_out, player, tmp_path):
+    carry_out()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "data" / "mine.jsonl").write_text("{}")
+    carry_out(overwrite=True)
+    assert len(player.calls) == 24
+    assert (tmp_path / "out" / "notes.txt").exists() and (tmp_path / "out" / "data" / "mine.jsonl").exists()
+
+
+def test_two_studies_do_not_work_in_one_folder(carry_out, player, tmp_path):
+    carry_out("seeds=[1]")
+    with locked(tmp_path / "out" / ".lock") as alone:
+        assert alone
+        with pytest.raises(ConfigError, match="another stepjepa study is at work"):
+            carry_out("seeds=[1]")
+
+
+def test_a_run_that_another_process_carries_out_is_left_to_it(carry_out, player, tmp_path):
+    carry_out("seeds=[1]")
+    folder = tmp_path / "out" / "runs" / "regular" / "seed-1"
+    (folder / "scored-test.json").unlink()
+    with locked(folder / ".lock"):
+        outcome = carry_out("seeds=[1]")
+    assert "another process is at work" in outcome.failed[0].error
+
+
+def test_the_listing_counts_what_is_finished(carry_out, make_study, player):
+    carry_out("seeds=[1]")
+    assert run.StudyRun(make_study(), print).check() == 2
+    with pytest.raises(ConfigError, match="max_steps was 4, is 6"):
+        run.StudyRun(make_study("base.max_steps=6"), print).check()
+
+
+def test_questions_in_two_splits_are_told(carry_out, player, tmp_path):
+    rows = [{"question": f"What is {i}?", "answer": str(i)} for i in range(6)]
+    spaced = {"question": "What  is 3?", "answer": "3"}
+    for name, chosen in {"train": rows[:4], "select": rows[4:], "test": [spaced, *rows[5:]]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    files = ", ".join(f"{name}_file: {tmp_path / name}.jsonl" for name in ("train", "select", "test"))
+    outcome = carry_out(f"data={{{files}}}")
+    assert outcome.notes == [
+        "1 of the 2 questions of test_file stand in train_file too",
+        "1 of the 2 questions of test_file stand in select_file too",
+    ]
+    assert outcome.said[0] == "note   1 of the 2 questions of test_file stand in train_file too"
+    assert carry_out(folder="other").notes == []
