@@ -4,12 +4,17 @@ The tokenizers are shared by the whole process: a test changes a copy, `support.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+
+# A shell that starts this in the background lets it ignore Ctrl-C, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))

@@ -237,6 +237,7 @@ class StudyRun:
         arm = next(b for b in self.study.blocks if b.name == item.run.block).arm(item.run.arm)
         undecided = not item.run.variant and len(arm.cells) > 1 and self.state.choice(item.run.block, arm.name) is None
         if item.handle is None and not item.open:
+            item.folder.job.unlink(missing_ok=True)  # of a job that ended while no study looked
             item.folder.clear_checkpoints()
             if not self.study.keep_models and not undecided:
                 item.folder.delete_weights()
