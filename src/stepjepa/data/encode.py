@@ -55,8 +55,6 @@ def encode_dataset(
         stores.append(encoded.store)
         digest.update(encoded.digest)
     report.fingerprint = digest.hexdigest()[:16]
-    if not report.rows_read:
-        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     if not report.examples:
         raise nothing_kept(report)
     store = ExampleStore.joined(stores)
@@ -68,10 +66,13 @@ def make_encoder(rows: RowSource, tokenizer: Any, renderer: ChatRenderer | None,
     """The encoder of a data set, whose first row decides whether it is one of chats or of plain text.
 
     Raises:
-        DataError: plain text for an objective that needs chats.
+        DataError: no row at all, or plain text for an objective that needs chats.
         ConfigError: a tokenizer that cannot be used.
     """
-    number, row = next(rows.rows(), (0, {}))
+    first = next(rows.rows(), None)
+    if first is None:
+        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
+    number, row = first
     streams = options.columns is None and is_stream(row)
     if streams and options.objective not in ("regular", "split"):
         raise DataError(
