@@ -15,6 +15,7 @@ from stepjepa.study.recipes import open_study, recipe_files, recipe_lines
 from stepjepa.study.tree import parse_tree
 
 PAPER_SEEDS = (82, 23, 37, 84, 4)
+OWN = ("builtin", "evidence_nl_rx", "evidence_step_builtin", "evidence_step_gsm8k")
 TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")
 
 
@@ -23,8 +24,8 @@ def recipe(name, parser, mini=False):
     return read_study(tree, found, mini, parser)
 
 
-def test_one_for_every_published_experiment():
-    names = [*(f"llm_jepa_table{table}" for table in TABLES), "step_jepa_sweep", "semantic_tube", "builtin"]
+def test_one_for_every_published_experiment_and_our_own():
+    names = [*(f"llm_jepa_table{table}" for table in TABLES), "step_jepa_sweep", "semantic_tube", *OWN]
     assert sorted(recipe_files()) == sorted(names)
 
 
@@ -42,7 +43,7 @@ def test_each_is_read_and_listed(name, mini, parser, tmp_path):
             assert block.base["model_name"] == "tiny" and block.data.builtin is not None
             assert all(arm.settings.get("model_name", "tiny") == "tiny" for arm in block.arms)
             assert block.base["max_steps"] <= 40
-        elif name != "builtin":
+        elif name not in OWN:
             assert block.seeds == PAPER_SEEDS and block.data.builtin is None
             assert block.base["model_name"] != "tiny" and block.base["bf16"] is True
             size = block.base["per_device_train_batch_size"] * block.base["gradient_accumulation_steps"]

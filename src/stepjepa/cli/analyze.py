@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from stepjepa.cli.fed import fed_fields, spellings
 from stepjepa.cli.parser import Alias, StrictParser
-from stepjepa.data.fields import option
+from stepjepa.data.fields import check_at_least, option
 from stepjepa.errors import ConfigError
 
 # The options of training that decide which views there are and where they are read.
@@ -95,10 +95,7 @@ class AnalysisOptions:
         Raises:
             ConfigError: what cannot be used; the message names the option.
         """
-        for name in ("batch_size", "max_examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        check_at_least(self, {"batch_size": 1, "max_examples": 1})
         layers = self.layer_numbers
         for layer in self.map_layers or ():
             if layers is not None and layer not in layers and not self.from_states:

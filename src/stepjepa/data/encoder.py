@@ -19,7 +19,15 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import ANSWER_COLUMNS, listed_steps, row_to_messages
 from stepjepa.data.steps import CharSpan, join_steps, spans_of_steps
 from stepjepa.data.streams import blocks, is_stream, stream_ids
-from stepjepa.data.tokens import TokenSpan, TurnEnds, check_tokenizer, encode_apart, encode_texts, token_span
+from stepjepa.data.tokens import (
+    TokenSpan,
+    TurnEnds,
+    check_tokenizer,
+    encode_apart,
+    encode_texts,
+    template_turn_end,
+    token_span,
+)
 from stepjepa.data.views import Turn
 from stepjepa.errors import DataError
 
@@ -100,11 +108,9 @@ class RowEncoder:
     def template_ends_turns(self) -> bool:
         """Whether the template writes an end-of-turn token behind a last answer."""
         try:
-            chat = self.chats.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
+            return template_turn_end(self.tokenizer, self.chats) is not None
         except RowError:
             return True
-        tail = self.tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
-        return self.ends.find(np.asarray(tail, dtype=np.int64), 0, len(tail)) is not None
 
 
 class _Chunk:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from stepjepa.data.fields import option
+from stepjepa.data.fields import check_at_least, option
 from stepjepa.data.files import JSON_SUFFIXES
 from stepjepa.data.steps import STYLES, make_splitter
 from stepjepa.errors import ConfigError
@@ -117,10 +117,7 @@ class PrepareOptions:
         if Path(self.output_file).suffix.lower() not in JSON_SUFFIXES:
             raise ConfigError(f"output_file is {self.output_file!r}; rows are written as JSONL, so end it in .jsonl")
         least = {"min_steps": 1, "max_steps": self.min_steps, "max_examples": 1, "shards": 1, "num_proc": 1}
-        for name, smallest in {**least, "min_step_length": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ConfigError(f"{name} is {value}; it must be at least {smallest}")
+        check_at_least(self, {**least, "min_step_length": 0})
         if not 0 <= self.valid_ratio < 1:
             raise ConfigError(f"valid_ratio is {self.valid_ratio}; give a share from 0 to below 1, such as 0.05")
         if self.resume and self.overwrite:

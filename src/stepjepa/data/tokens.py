@@ -143,6 +143,21 @@ def token_span(last_character: np.ndarray, start: int, end: int) -> TokenSpan:
     return first, max(first, stop)
 
 
+def template_turn_end(tokenizer: Any, renderer: Any) -> int | None:
+    """The token that a chat template writes behind a last answer, None where that is no special one.
+
+    Args:
+        renderer: a `ChatRenderer`.
+
+    Raises:
+        RowError: the template refuses a chat of two messages.
+    """
+    chat = renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
+    tail = tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
+    place = TurnEnds(tokenizer).find(np.asarray(tail, dtype=np.int64), 0, len(tail))
+    return None if place is None else tail[place]
+
+
 class TurnEnds:
     """Finds end-of-turn tokens: the first of a template's special tokens behind a message's content.
 

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.data.fields import option
+from stepjepa.data.fields import check_at_least, option
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.registry import METRICS, MODEL_METRICS
 
 AS_TRAINED = "as_trained"
 NLL = "answer_nll"
 _MODEL, _DATA, _METRIC, _GENERATION, _OUTPUT, _ANALYSIS = "model", "data", "metric", "generation", "output", "analysis"
-_AT_LEAST = {"max_new_tokens": 1, "temperature": 0, "show": 0}
-_ABOVE_ZERO = ("batch_size", "max_examples", "max_length")
+_AT_LEAST = {"max_new_tokens": 1, "temperature": 0, "show": 0, "batch_size": 1, "max_examples": 1, "max_length": 1}
 
 
 @dataclass
@@ -105,13 +104,7 @@ class EvaluateOptions:
                 raise ConfigError(f"--{name} is missing; write: stepjepa evaluate RUN test.jsonl --metric NAME")
         if not self.metric:
             raise ConfigError(f"--metric is missing; choose one or several of\n{listed_metrics()}")
-        for name, least in _AT_LEAST.items():
-            if not least <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in _ABOVE_ZERO:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        check_at_least(self, _AT_LEAST)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if (self.source_column is None) != (self.target_column is None):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from stepjepa.data.chat import ChatRenderer, RowError, load_chat_template, plain_template
-from stepjepa.data.tokens import TurnEnds
+from stepjepa.data.tokens import template_turn_end
 from stepjepa.errors import ConfigError
 
 _PREDICTOR = re.compile(r"<\|predictor_\d+\|>")
@@ -39,7 +38,9 @@ class Prompter:
         elif plain:
             tokenizer.chat_template = plain_template(tokenizer)
         self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
-        self.end_of_turn = self._find_end_of_turn()
+        self.end_of_turn: int | None = None
+        with contextlib.suppress(RowError):
+            self.end_of_turn = template_turn_end(tokenizer, self.renderer)
 
     def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The prompt of a chat that the assistant is to answer; the template writes all special tokens.
@@ -64,12 +65,3 @@ class Prompter:
         known = self.tokenizer.get_vocab()
         kept = [index for token, index in known.items() if _PREDICTOR.fullmatch(token) and index < rows]
         return sorted({*kept, *range(max(known.values(), default=-1) + 1, rows)})
-
-    def _find_end_of_turn(self) -> int | None:
-        try:
-            chat = self.renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
-        except RowError:
-            return None
-        tail = self.tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
-        place = TurnEnds(self.tokenizer).find(np.asarray(tail, dtype=np.int64), 0, len(tail))
-        return None if place is None else tail[place]

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.analysis.plots import plot_curves
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import ExampleStore
+from stepjepa.data.fields import check_at_least
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.answers import answers_match, final_answer
@@ -63,9 +64,7 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.arm is not None and self.arm not in ARMS:
             raise ConfigError(f"arm is {self.arm!r}; known: {', '.join(ARMS)}")
-        for name in ("train_rows", "test_rows", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least(self, {"train_rows": 1, "test_rows": 1, "batch_size": 1})
 
 
 @dataclass

@@ -51,7 +51,8 @@ def announce(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> 
 
 def mixing_in_words(trainer: JEPATrainer) -> list[str]:
     """What an epoch holds of each of several data sets: ``a.jsonl: 75 %, 2.4 times its 1,000 examples an epoch``."""
-    args, names = trainer.args, [report.source for name, report in trainer.data_reports.items() if "train" in name]
+    args = trainer.args
+    names = [report.source for name, report in trainer.data_reports.items() if name.startswith("train")]
     if not args.mixing_weights:
         return []
     shares = [f"{weight / sum(args.mixing_weights):.1%}" for weight in args.mixing_weights]

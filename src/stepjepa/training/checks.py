@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
+from stepjepa.data.fields import check_at_least
 from stepjepa.errors import ConfigError
 from stepjepa.forest.tube import TubeOptions
 
@@ -233,9 +234,7 @@ def _check_combinations(options: JEPAOptions) -> None:
 
 
 def _check_data(options: JEPAOptions) -> None:
-    for name in ("shuffle_buffer", "dataset_num_proc"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"{name} is {getattr(options, name)}; it must be at least 1")
+    check_at_least(options, {"shuffle_buffer": 1, "dataset_num_proc": 1})
     weights = options.mixing_weights
     if weights is not None and not (weights and all(math.isfinite(weight) and weight > 0 for weight in weights)):
         raise ConfigError(f"mixing_weights are {weights}; give a positive number for every train_file")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from stepjepa.data.fields import option
+from stepjepa.data.fields import check_at_least, option
 from stepjepa.data.prepare_options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
 
@@ -30,6 +30,7 @@ _DECIDING_LOCALLY = {
     "openai": ["extra_body"],
 }
 _AT_LEAST = {"attempts": 1, "max_new_tokens": 1, "concurrency": 1, "max_retries": 0, "temperature": 0}
+_AT_LEAST |= {"batch_size": 1, "max_examples": 1}
 _DAY = 86400
 
 
@@ -118,13 +119,7 @@ class TeacherOptions:
         for name in ("model_name", "output_file"):
             if not getattr(self, name):
                 raise ConfigError(f"--{name} must be given")
-        for name, least in _AT_LEAST.items():
-            if not least <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("batch_size", "max_examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        check_at_least(self, _AT_LEAST)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if not 0 < self.timeout <= _DAY:
