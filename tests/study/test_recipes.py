@@ -15,7 +15,7 @@ from stepjepa.study.recipes import open_study, recipe_files, recipe_lines
 from stepjepa.study.tree import parse_tree
 
 PAPER_SEEDS = (82, 23, 37, 84, 4)
-OWN = ("builtin", "evidence_nl_rx", "evidence_step_builtin", "evidence_step_gsm8k")
+OWN = ("builtin", "evidence_nl_rx", "evidence_nl_rx_labels", "evidence_step_builtin", "evidence_step_gsm8k")
 TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")
 
 
