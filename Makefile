@@ -31,13 +31,18 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev,analysis]' -c constraints.txt
 	@touch $@
 
-# Nothing of this is part of the library or of the repository: it lies in .venv. A Chromium that the system has is taken;
-# otherwise Playwright fetches one.
-setup_browser: setup ## fetch what the tests of the page need: Playwright, Chromium, axe-core (needs npm)
-	$(PIP) playwright
+# Nothing of this is part of the library or of the repository: Playwright and axe-core lie in .venv. A Chromium that the system
+# has is taken; as root on Debian or Ubuntu its package is installed, elsewhere Playwright fetches one.
+setup_browser: setup ## fetch what the tests of the pages need: Playwright, Chromium, axe-core (needs npm)
+	$(PIP) playwright -c constraints.txt
 	@mkdir -p $(BROWSER)
-	for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name && exit 0; done; \
-	  PLAYWRIGHT_BROWSERS_PATH=$(CURDIR)/$(BROWSER) $(BIN)/playwright install chromium
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v $$name > /dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && apt-get update -qq 2> /dev/null && apt-cache show chromium > /dev/null 2>&1; then \
+	  apt-get install --yes --quiet --no-install-recommends chromium fonts-dejavu-core; \
+	else \
+	  PLAYWRIGHT_BROWSERS_PATH=$(CURDIR)/$(BROWSER) $(BIN)/playwright install chromium; \
+	fi
 	cd $(BROWSER) && npm pack --silent $(AXE) && \
 	  tar -xzf axe-core-*.tgz --strip-components=1 package/axe.min.js && rm -f axe-core-*.tgz
 
