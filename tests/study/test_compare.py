@@ -16,6 +16,8 @@ pytestmark = pytest.mark.filterwarnings("error")
 # Differences from the baseline with means 5, 0, -5 and 1 or so and a spread of about 1: shown or not shown at five seeds.
 BASE = [60.0, 55.0, 70.0, 62.0, 58.0]
 UP = [5.0, 6.0, 4.0, 5.5, 4.5]
+MORE = [9, 9.5, 8, 9, 9.2]
+HALF = [2.5, 3.1, 1.9, 2.7, 2.2]
 NONE = [1.0, -1.0, 0.5, -0.5, 0.25]
 DOWN = [-5.0, -6.0, -4.0, -5.5, -4.5]
 
@@ -34,22 +36,28 @@ def verdict(*arms, **options):
     return str(compare(*arms, **options)["jepa"].verdict)
 
 
-FULL = {"control": "shuffled", "compute_baseline": "plain x1.2"}
+FULL = {"control": "shuffled", "same_flop": "short"}
+BOTH = {**FULL, "random": "random"}
 
 
-def test_better_needs_baseline_control_and_compute():
-    jepa, shuffled, longer = arm("jepa", UP, **FULL), arm("shuffled", NONE), arm("plain x1.2", NONE)
-    rows = compare(jepa, shuffled, longer)
+def test_better_needs_baseline_controls_and_compute():
+    arms = arm("jepa", UP, **BOTH), arm("shuffled", NONE), arm("random", NONE), arm("short", HALF)
+    rows = compare(*arms)
     assert str(rows["jepa"].verdict) == "better"
-    assert [row.role for row in rows.values()] == ["baseline", "arm", "control", "compute baseline"]
-    assert rows["shuffled"].verdict is None and rows["plain x1.2"].examples is None
+    assert [row.role for row in rows.values()] == ["baseline", "arm", "control", "control", "at equal compute"]
+    assert rows["shuffled"].verdict is None and rows["short"].examples is None
     assert rows["jepa"].examples.result == paired_difference([b + u for b, u in zip(BASE, UP, strict=True)], BASE)
-    assert rows["jepa"].control.against == "shuffled"
-    assert rows["jepa"].compute.result.mean == pytest.approx(np.mean(UP) - np.mean(NONE))
+    assert (rows["jepa"].control.against, rows["jepa"].random.against) == ("shuffled", "random")
+
+
+def test_equal_compute_is_the_shorter_run_against_the_baseline():
+    compute = compare(arm("jepa", UP, **FULL), arm("shuffled"), arm("short", HALF))["jepa"].compute
+    assert compute.result == paired_difference([b + half for b, half in zip(BASE, HALF, strict=True)], BASE)
+    assert (compute.against, compute.seeds) == ("plain", (0, 1, 2, 3, 4))
 
 
 def test_lower_may_be_better():
-    links = [arm("shuffled", NONE), arm("plain x1.2", NONE)]
+    links = [arm("shuffled", NONE), arm("short", DOWN)]
     assert verdict(arm("jepa", DOWN, **FULL), *links, higher_is_better=False) == "better"
     assert verdict(arm("jepa", UP, **FULL), *links, higher_is_better=False) == "worse"
 
@@ -59,26 +67,23 @@ def test_lower_may_be_better():
     [
         ({}, [], "no shuffled control was run; not compared at equal compute"),
         ({"control": "shuffled"}, [arm("shuffled", NONE)], "not compared at equal compute"),
-        ({"compute_baseline": "plain x1.2"}, [arm("plain x1.2", NONE)], "no shuffled control was run"),
+        ({"same_flop": "short"}, [arm("short", HALF)], "no shuffled control was run"),
         ({"needs_control": False}, [], "not compared at equal compute"),
-        (FULL, [arm("shuffled", UP), arm("plain x1.2")], "its shuffled control is not shown to be behind it"),
+        (FULL, [arm("shuffled", UP), arm("short", HALF)], "its shuffled control is not shown to be behind it"),
+        (FULL, [arm("shuffled", MORE), arm("short", HALF)], "its shuffled control is not shown to be behind it"),
+        (
+            BOTH,
+            [arm("shuffled"), arm("random", UP), arm("short", HALF)],
+            "its random control is not shown to be behind it",
+        ),
+        (FULL, [arm("shuffled"), arm("short", NONE)], "no difference shown at equal compute"),
+        (FULL, [arm("shuffled"), arm("short", DOWN)], "worse at equal compute"),
         (
             FULL,
-            [arm("shuffled", [9, 9.5, 8, 9, 9.2]), arm("plain x1.2")],
-            "its shuffled control is not shown to be behind it",
+            [arm("shuffled", seeds=[0, 1]), arm("short", HALF)],
+            "its shuffled control: n=2 seeds in common with shuffled",
         ),
-        (FULL, [arm("shuffled"), arm("plain x1.2", [4, 7, 5, 4, 5])], "no difference shown at equal compute"),
-        (FULL, [arm("shuffled"), arm("plain x1.2", [9, 9.5, 8, 9, 9.2])], "worse at equal compute"),
-        (
-            FULL,
-            [arm("shuffled", seeds=[0, 1]), arm("plain x1.2")],
-            "its control: n=2 seeds in common with shuffled",
-        ),
-        (
-            FULL,
-            [arm("shuffled"), arm("plain x1.2", seeds=[3])],
-            "at equal compute: n=1 seed in common with plain x1.2",
-        ),
+        (FULL, [arm("shuffled"), arm("short", seeds=[3])], "at equal compute: n=1 seed in common with plain"),
     ],
 )
 def test_what_is_missing_is_said(links, others, said):
@@ -108,7 +113,7 @@ def test_verdicts_without_control(jepa, said):
 
 
 def test_no_difference_at_equal_examples_may_be_a_loss_at_equal_compute():
-    said = verdict(arm("jepa", NONE, compute_baseline="plain x1.2"), arm("plain x1.2", UP))
+    said = verdict(arm("jepa", NONE, same_flop="short"), arm("short", DOWN))
     assert said == "no difference shown: worse at equal compute"
 
 
@@ -132,7 +137,7 @@ def test_pairs_go_by_seed_not_by_order():
 def test_holm_runs_over_arms_and_not_over_what_they_are_compared_with():
     rows = compare(
         arm("jepa", UP, **FULL), arm("tube", NONE), arm("cosine", DOWN, control="c2"),
-        arm("shuffled", NONE), arm("c2", NONE), arm("plain x1.2"),
+        arm("shuffled", NONE), arm("c2", NONE), arm("short", NONE),
     )  # fmt: skip
     arms = [rows[name] for name in ("jepa", "tube", "cosine")]
     assert [row.examples.holm_p for row in arms] == pytest.approx(holm([row.examples.result.t_p for row in arms]))
@@ -194,7 +199,7 @@ def test_an_effect_that_the_control_has_too_is_not_called_better():
     [
         ([arm("jepa"), arm("jepa")], "two arms are named 'jepa'"),
         ([arm("jepa", control="gone")], "control of 'jepa' is 'gone'"),
-        ([arm("jepa", compute_baseline="jepa")], "compute_baseline of 'jepa' is 'jepa'"),
+        ([arm("jepa", same_flop="jepa")], "same_flop of 'jepa' is 'jepa'"),
     ],
 )
 def test_studies_that_cannot_be_compared(arms, message):

@@ -37,7 +37,7 @@ def test_markdown(table):
     header, *rows = [cells(line) for line in lines[2:-2] if not line.startswith("|---")]
     assert header == [
         "arm", "seeds", "mean", "sd", "95 % interval", "difference at equal examples [95 %]", "p (t)", "p (Wilcoxon)",
-        "p (t, Holm)", "difference from shuffled control [95 %]", "p from control (t, Holm)", "FLOPs", "seconds",
+        "p (t, Holm)", "difference from shuffled control [95 %]", "p from shuffled control (t, Holm)", "FLOPs", "seconds",
         "verdict",
     ]  # fmt: skip
     assert {len(row) for row in rows} == {len(header)}
@@ -61,12 +61,12 @@ def test_markdown_escapes_names(table):
 def test_columns_of_equal_compute_stand_beside_those_of_equal_examples():
     arms = [
         *ARMS[:1],
-        ArmRuns("jepa", ARMS[1].metrics, compute_baseline="plain x2"),
-        ArmRuns("plain x2", ARMS[0].metrics),
+        ArmRuns("jepa", ARMS[1].metrics, same_flop="short"),
+        ArmRuns("short", ARMS[0].metrics),
     ]
     header = study_table(arms, "accuracy", baseline="plain", higher_is_better=True).markdown().splitlines()[2]
     assert header.index("equal examples") < header.index("difference at equal compute") < header.index("verdict")
-    assert "FLOPs" not in study_table(arms[1:], "accuracy", baseline="plain x2", higher_is_better=True).markdown()
+    assert "FLOPs" not in study_table(arms[1:], "accuracy", baseline="short", higher_is_better=True).markdown()
 
 
 def test_small_differences_of_large_values_keep_two_digits():

@@ -1,8 +1,7 @@
-"""Arms of a study against their baseline, their control and a baseline of the same compute, and what may be said.
+"""Arms of a study against their baseline and their controls, at equal examples and at equal compute, and what may be said.
 
-A study has one baseline. Every other arm may name two more arms to be compared with: its control, which differs from it
-by shuffled (or random) targets alone, and a baseline that was trained with as many FLOPs as the arm was. Runs of the same
-seed are pairs.
+A study has one baseline. Every other arm may name three more: its controls, which differ from it by shuffled or random
+targets alone, and itself trained for fewer steps, at the baseline's FLOPs. Runs of the same seed are pairs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MIN_SEEDS = 3
 # An arm of at most this many times the baseline's FLOPs was compared at equal compute already.
 EQUAL_COMPUTE = 1.02
 
-Role = Literal["baseline", "arm", "control", "compute baseline"]
+Role = Literal["baseline", "arm", "control", "at equal compute"]
 Label = Literal["better", "worse", "no difference shown", "not established"]
 
 
@@ -32,7 +31,8 @@ class ArmRuns:
         name: of the arm, unique.
         metrics: metric -> seed -> value. None or NaN stands for a run that came to no value (it diverged).
         control: name of the arm that is this one with shuffled targets.
-        compute_baseline: name of the baseline trained with as many FLOPs as this arm.
+        random: name of the arm that is this one with a random vector as its target.
+        same_flop: name of the arm that is this one, trained with as many FLOPs as the baseline.
         needs_control: False for arms without targets to shuffle, such as other labels.
         flops, seconds: seed -> cost of the run.
     """
@@ -40,7 +40,8 @@ class ArmRuns:
     name: str
     metrics: Mapping[str, Mapping[int, float | None]]
     control: str | None = None
-    compute_baseline: str | None = None
+    random: str | None = None
+    same_flop: str | None = None
     needs_control: bool = True
     flops: Mapping[int, float] = field(default_factory=dict)
     seconds: Mapping[int, float] = field(default_factory=dict)
@@ -85,8 +86,8 @@ class ComparedArm:
         seeds: with a value.
         summary: mean over them, with sd and t interval.
         examples: against the baseline, which saw as many examples; for arms and controls.
-        compute: against the arm's baseline of equal compute.
-        control: against the arm's control.
+        compute: the arm at the baseline's compute against the baseline.
+        control, random: against the arm's controls.
         flops, seconds: means over the runs, None where unknown.
         verdict: None for all but "arm".
     """
@@ -98,6 +99,7 @@ class ComparedArm:
     examples: Comparison | None = None
     compute: Comparison | None = None
     control: Comparison | None = None
+    random: Comparison | None = None
     flops: float | None = None
     seconds: float | None = None
     verdict: Verdict | None = None
@@ -114,9 +116,9 @@ def compare_arms(
 ) -> list[ComparedArm]:
     """Every arm in one metric, in the order given.
 
-    Holm's correction runs over the arms, for each kind of comparison (baseline, equal compute, control) by itself: in each
-    of them some arm is wrongly set apart in at most `alpha` of all studies. That an arm must pass several to be called
-    better makes it no likelier to be called so by chance (intersection-union test, Berger 1982).
+    Holm's correction runs over the arms, for each kind of comparison (baseline, equal compute, either control) by itself:
+    in each of them some arm is wrongly set apart in at most `alpha` of all studies. That an arm must pass several to be
+    called better makes it no likelier to be called so by chance (intersection-union test, Berger 1982).
 
     Raises:
         DataError: two arms share a name, or an arm that is named does not exist.
@@ -142,8 +144,13 @@ def compare_arms(
         if row.role in ("arm", "control"):
             row = replace(row, examples=_compare(arm, by_name[baseline], metric, confidence))
         if row.role == "arm":
-            others = {"compute": arm.compute_baseline, "control": arm.control}
-            found = {k: _compare(arm, by_name[name], metric, confidence) for k, name in others.items() if name}
+            pairs = {"compute": (arm.same_flop, baseline), "control": (arm.name, arm.control)}
+            pairs["random"] = (arm.name, arm.random)
+            found = {
+                kind: _compare(by_name[one], by_name[other], metric, confidence)
+                for kind, (one, other) in pairs.items()
+                if one and other
+            }
             row = replace(row, **found)  # type: ignore[arg-type]
         compared.append(row)
     compared = _corrected(compared)
@@ -168,13 +175,13 @@ def _verdict(row: ComparedArm, baseline: ComparedArm, arm: ArmRuns, higher_is_be
     if direction == 0:
         return Verdict("no difference shown", ("worse at equal compute",) if at_compute < 0 else ())
     missing = []
-    if row.control is None:
-        if arm.needs_control:
-            missing.append("no shuffled control was run")
-    elif _unusable(row.control):
-        missing.append(f"its control: {_unusable(row.control)}")
-    elif _shown(row.control, higher_is_better, alpha) <= 0:
-        missing.append("its shuffled control is not shown to be behind it")
+    if row.control is None and arm.needs_control:
+        missing.append("no shuffled control was run")
+    for kind, control in (("shuffled", row.control), ("random", row.random)):
+        if control is not None and _unusable(control):
+            missing.append(f"its {kind} control: {_unusable(control)}")
+        elif control is not None and _shown(control, higher_is_better, alpha) <= 0:
+            missing.append(f"its {kind} control is not shown to be behind it")
     if row.compute is None:
         if not _cheap(row, baseline):
             missing.append("not compared at equal compute")
@@ -212,7 +219,7 @@ def _cheap(row: ComparedArm, baseline: ComparedArm) -> bool:
 
 
 def _corrected(rows: list[ComparedArm]) -> list[ComparedArm]:
-    for kind in ("examples", "compute", "control"):
+    for kind in ("examples", "compute", "control", "random"):
         chosen = [i for i, row in enumerate(rows) if row.role == "arm" and getattr(row, kind) is not None]
         corrected = holm([getattr(rows[i], kind).result.t_p for i in chosen])
         for i, p in zip(chosen, corrected, strict=True):
@@ -234,14 +241,14 @@ def _values(arm: ArmRuns, metric: str) -> dict[int, float]:
 
 
 def _roles(arms: Sequence[ArmRuns], baseline: str) -> dict[str, Role]:
-    controls = {arm.control for arm in arms}
-    compute = {arm.compute_baseline for arm in arms}
+    controls = {name for arm in arms for name in (arm.control, arm.random)}
+    short = {arm.same_flop for arm in arms}
     roles: dict[str, Role] = {}
     for arm in arms:
         if arm.name == baseline:
             roles[arm.name] = "baseline"
-        elif arm.name in compute:
-            roles[arm.name] = "compute baseline"
+        elif arm.name in short:
+            roles[arm.name] = "at equal compute"
         else:
             roles[arm.name] = "control" if arm.name in controls else "arm"
     return roles
@@ -255,7 +262,8 @@ def _check(arms: Sequence[ArmRuns], by_name: Mapping[str, ArmRuns], metric: str,
     if baseline not in by_name:
         raise DataError(f"the baseline {baseline!r} is no arm of the study; there are: {known}")
     for arm in arms:
-        for what, name in (("control", arm.control), ("compute_baseline", arm.compute_baseline)):
+        for what in ("control", "random", "same_flop"):
+            name = getattr(arm, what)
             if name is not None and (name not in by_name or name == arm.name):
                 raise DataError(f"{what} of {arm.name!r} is {name!r}, which is no other arm; there are: {known}")
     if not any(metric in arm.metrics for arm in arms):

@@ -16,7 +16,8 @@ from stepjepa.study.compare import ArmRuns, ComparedArm, Comparison, compare_arm
 KINDS = (
     ("examples", "difference at equal examples", "p (t, Holm)"),
     ("compute", "difference at equal compute", "p at equal compute (t, Holm)"),
-    ("control", "difference from shuffled control", "p from control (t, Holm)"),
+    ("control", "difference from shuffled control", "p from shuffled control (t, Holm)"),
+    ("random", "difference from random control", "p from random control (t, Holm)"),
 )
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
@@ -77,8 +78,8 @@ class Table:
         return (
             f"Differences are paired by seed, against `{self.baseline}` where nothing else is said. p (t): paired t test; "
             "p (Wilcoxon): signed-rank test; Holm: corrected over the arms. "
-            f"A verdict of better needs p (t, Holm) < {self.alpha:g} against the baseline, against the arm's shuffled "
-            "control, and at equal compute."
+            f"A verdict of better needs p (t, Holm) < {self.alpha:g} against the baseline, against the arm's controls, "
+            "and at equal compute."
         )
 
     def csv(self) -> str:
