@@ -1,0 +1,70 @@
+"""The tutorial's files are written and its commands run, one after the other in one folder, with less of everything."""
+
+from __future__ import annotations
+
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from stepjepa.cli.main import main
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+# What stands on the page, and what the test takes for it.
+SHORTER = {
+    "n_train=6400, n_test=300": "n_train=120, n_test=6",
+    "num_train_epochs: 1": "max_steps: 3",
+    "--max_new_tokens 160": "--max_new_tokens 4",
+    # Nine trainings and nine scorings, each a process: tests/study carries studies out.
+    "stepjepa study study.yaml --jobs 2": "stepjepa study study.yaml --jobs 2 --dry_run",
+}
+# Its folder is what the study would have written.
+LEFT_OUT = "stepjepa report runs/study --output_file study.html"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Heading and content of the page's fenced blocks, shortened."""
+    page = PAGE
+    for words, shorter in SHORTER.items():
+        assert page.count(words) >= 1, words
+        page = page.replace(words, shorter)
+    found = [block.split("\n", 1) for block in page.split("```")[1::2]]
+    return [(heading, content) for heading, content in found]
+
+
+def test_every_block_has_a_kind():
+    kinds = {heading.split()[0] for heading, _ in blocks()}
+    assert kinds == {"python", "yaml", "bash", "text"}
+    titles = [heading.partition('title="')[2].rstrip('"') for heading, _ in blocks() if "title" in heading]
+    assert titles == ["make_raw.py", "base.yaml", "study.yaml"]
+
+
+def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn", reason="stepjepa analyze needs the extra analysis")
+    pytest.importorskip("submitit", reason="stepjepa study needs the extra study")
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for heading, content in blocks():
+        if "title=" in heading:
+            Path(heading.partition('title="')[2].rstrip('"')).write_text(content, encoding="utf-8")
+        elif heading == "bash":
+            for command in content.replace("\\\n", " ").strip().splitlines():
+                if command != LEFT_OUT:
+                    run(command, capsys)
+                    ran.append(shlex.split(command)[1])
+    assert [name for i, name in enumerate(ran) if name not in ran[:i]] == [
+        "make_raw.py", "prepare", "check", "inspect", "train", "evaluate", "analyze", "study", "report",
+    ]  # fmt: skip
+    written = "train.valid.jsonl row.html report.html runs/step_jepa/metrics.json runs/geometry/numbers.json"
+    assert [name for name in written.split() if not (tmp_path / name).is_file()] == []
+    assert LEFT_OUT in PAGE
+
+
+def run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *words = shlex.split(command)
+    if program == "python":
+        runpy.run_path(words[0])
+        return
+    assert program == "stepjepa"
+    assert main(words) == 0, f"{command}\n{capsys.readouterr().err}"
