@@ -172,6 +172,8 @@ def test_predictions_of_other_programs(tmp_path):
         ('{"question": "a"}\n', "line 1: is no prediction: it has no text 'generated_response'"),
         ('{"question": "a", "generated_response": "b", "tokens": "3"}\n', "tokens is '3'"),
         ('[{"question": "a", "generated_response": "b", "correct": 1}]', "entry 0: is no prediction: correct is 1"),
+        ('[{"question": "a", "generated_response": "b", "scores": null}]', "entry 0: is no prediction: scores is None"),
+        ('[{"question": "a", "generated_response": "b", "scores": {"exact": "1"}}]', "scores is {'exact': '1'}"),
         ("[1]", "entry 0: is no prediction"),
         ("[{", "broken JSON"),
         ('{"question": "a", "generated_response": "b"}\n', "is called right or wrong"),

@@ -126,7 +126,7 @@ def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> n
 
 
 def pairwise_cosine(states: np.ndarray) -> float:
-    """Mean cosine of two different rows: 0 for states in all directions, 1 for a single direction."""
+    """Mean cosine of two different rows of (N, D) states: 0 for states in all directions, 1 for a single direction."""
     unit_ND = unit_rows(check_states(states))
     n = len(unit_ND)
     sum_D = unit_ND.sum(axis=0)
@@ -136,7 +136,8 @@ def pairwise_cosine(states: np.ndarray) -> float:
 def uniformity(states: np.ndarray, t: float = 2.0) -> float:
     """``log mean_{i != j} exp(-t ||x_i - x_j||^2)`` of unit-length rows (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
 
-    0 for a single point, about ``-2 t = -4`` for many rows spread evenly in a wide space; smaller is more uniform.
+    Of (N, D) states. 0 for a single point, about ``-2 t = -4`` for many rows spread evenly in a wide space; smaller is more
+    uniform.
     """
     unit_ND = unit_rows(check_states(states))
     n = len(unit_ND)
@@ -170,7 +171,7 @@ def effective_rank(singular: np.ndarray, epsilon: float = 1e-7) -> float:
     1 for a single direction, min(N, D) for equal singular values, 0 for states that are all zero.
 
     Args:
-        singular: (min(N, D),) singular values of the states.
+        singular: (S,) singular values of the states, S = min(N, D).
         epsilon: keeps the logarithm finite; the paper's value.
     """
     total = singular.sum()
@@ -181,7 +182,7 @@ def effective_rank(singular: np.ndarray, epsilon: float = 1e-7) -> float:
 
 
 def top_mean(singular: np.ndarray, count: int = 100) -> float:
-    """Mean of the `count` largest singular values, of all where there are fewer (Table 14 of arXiv:2509.14252)."""
+    """Mean of the `count` largest of (S,) singular values, of all if there are fewer (arXiv:2509.14252, Table 14)."""
     return float(np.sort(singular)[::-1][:count].mean())
 
 
@@ -196,6 +197,9 @@ def variance_ratio(states: np.ndarray, base: np.ndarray) -> np.ndarray:
     Args:
         states: (N, D) of the trained model.
         base: (M, D) of the model that it was trained from; dimensions mean the same only then.
+
+    Raises:
+        DataError: the two have different widths.
     """
     if np.shape(states)[-1] != np.shape(base)[-1]:
         raise DataError(f"states of width {np.shape(states)[-1]} against a base of width {np.shape(base)[-1]}")
@@ -226,7 +230,7 @@ def check_states(states: np.ndarray, name: str = "states") -> np.ndarray:
 
 
 def check_views(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both arrays if they are of one shape and pass `check_states`.
+    """Both arrays if they are of the same shape (N, D) and pass `check_states`.
 
     Raises:
         DataError: they are not.

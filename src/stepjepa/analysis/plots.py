@@ -36,7 +36,7 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
     """Singular values of several models, largest first, on a logarithmic axis.
 
     Args:
-        spectra: model -> singular values.
+        spectra: model -> (S,) singular values.
 
     Raises:
         DataError: there is nothing to draw.
@@ -66,7 +66,7 @@ def cosine_figure(
     """Histograms of matched and of shuffled pairs, a panel per model, all on one axis.
 
     Args:
-        cosines: model -> cosines of matched pairs, cosines of shuffled pairs.
+        cosines: model -> cosines of matched pairs (N,), cosines of shuffled pairs (M,).
 
     Raises:
         DataError: there is nothing to draw.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from stepjepa.analysis.collect import Pairs, attach_head, collect_states, layers_of, read_pairs
 from stepjepa.analysis.compare import Saved, check_base, check_map_layers, same_pairs
@@ -18,6 +17,7 @@ from stepjepa.analysis.draw import slug
 from stepjepa.analysis.states import save_states
 from stepjepa.cli.analyze import FED
 from stepjepa.cli.fed import fed_method
+from stepjepa.cli.predictors import Predictors, find_predictors, quiet
 from stepjepa.cli.progress import Bar
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
@@ -29,13 +29,11 @@ from stepjepa.evaluation.models import (
     load_place,
     load_place_tokenizer,
     read_record,
-    softmax_size,
 )
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
 from stepjepa.training.encoding import make_renderer, settings_for, settle_splitter
 from stepjepa.training.options import JEPAOptions
 
@@ -57,22 +55,6 @@ class Chosen:
     label: str
     place: Place
     flag: str
-
-
-@dataclass(frozen=True)
-class Predictors:
-    """Predictor tokens of one model, behind its sources.
-
-    Attributes:
-        count: K, 0 where it has none.
-        ids: K ids in the order in which they stand.
-        order, same: as `JEPAOptions.predictor_order` and `same_predictor`.
-    """
-
-    count: int
-    ids: tuple[int, ...]
-    order: str | None
-    same: bool
 
 
 def choose_models(models: Sequence[str], base: str | None) -> tuple[list[Chosen], str | None]:
@@ -164,7 +146,7 @@ class Collector:
         renderer = make_renderer(tokenizer, method)
         settings = settings_for(self.rows, method, max_positions(causal_lm(model)))
         pairs = read_pairs(self.rows, tokenizer, renderer, settings, options.max_examples)
-        self.bar.say(f"{chosen.label}: {words}; {_read_at(predictors.count, head)}")
+        self.bar.say(f"{chosen.label}: {words}; {predictors.in_words(head)}")
         for line in [*self.notes(record, predictors), *([] if self.first else data_lines(pairs))]:
             self.bar.say(f"  {line}")
         if self.first is None:
@@ -196,27 +178,11 @@ class Collector:
 
     def predictors(self, model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> Predictors:
         """The predictors that a model has, as the options or its own run have them."""
-        own, asked = record.settings, self.options.predictors
-
-        def option(name: str) -> Any:
-            given = getattr(self.options, name)
-            return given if name in self.explicit or name not in own else own[name]
-
-        same, order = bool(option("same_predictor")), option("predictor_order") or self.method.predictor_order
-        rows, added = vocabulary_size(causal_lm(model)), tokenizer.get_added_vocab()
-        kept = 0
-        while added.get(predictor_names(kept + 1)[-1], rows) < rows:
-            kept += 1
-        behind = rows - softmax_size(causal_lm(model), tokenizer, place, record) if not kept else 0
-        count = int(asked if asked is not None else (own.get("predictors") or kept) if kept or behind else 0)
-        need = min(count, 1) if same else count
-        ids = known_predictors(tokenizer, rows, need)
-        if not ids and 0 < need <= behind:
-            ids = list(range(rows - behind, rows - behind + need))  # a checkpoint has them behind its vocabulary
-        if not ids:
-            return Predictors(0, (), order, same)
-        ids = ids * count if same else ids
-        return Predictors(count, tuple(reversed(ids) if order == "descending" else ids), order, same)
+        options, explicit = self.options, self.explicit
+        order = options.predictor_order if "predictor_order" in explicit else None
+        same = options.same_predictor if "same_predictor" in explicit else None
+        usual = self.method.predictor_order
+        return find_predictors(model, tokenizer, place, record, options.predictors, order, same, usual)
 
     def notes(self, record: TrainingRecord, predictors: Predictors) -> list[str]:
         """Where the states are not those that the model was trained on."""
@@ -264,24 +230,6 @@ def naming(flag: str) -> Iterator[None]:
         raise ConfigError(words) from None
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without what transformers warns of while it loads: a checkpoint holds a predictor head, which is read apart."""
-    before = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.utils.logging.set_verbosity(before)
-
-
 def method_record(method: JEPAOptions) -> dict[str, Any]:
     """The options of training that decided the views."""
     return {name: getattr(method, name) for name in FED}
-
-
-def _read_at(predictors: int, head: str | None) -> str:
-    where = "sources at their last token"
-    if predictors:
-        where = f"sources at the last of {predictors} predictors" if predictors > 1 else "sources at their predictor"
-    return f"{where}{f', behind the {head} head' if head else ''}"

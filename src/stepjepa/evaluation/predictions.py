@@ -112,6 +112,11 @@ def _prediction(row: Any, place: int) -> Prediction:
     for name, kind in (("index", int), ("tokens", (int, type(None))), ("correct", (bool, type(None)))):
         if name in known and (not isinstance(known[name], kind) or (name != "correct" and known[name] is True)):
             raise RowError("no_known_columns", f"is no prediction: {name} is {known[name]!r}")
+    scores = known.get("scores", {})
+    if not isinstance(scores, dict) or any(
+        isinstance(v, bool) or not isinstance(v, (int, float)) for v in scores.values()
+    ):
+        raise RowError("no_known_columns", f"is no prediction: scores is {scores!r}, not the number of each metric")
     for name in ("gt_answer", "gen_answer", "ground_truth"):
         if known.get(name) is not None:
             known[name] = str(known[name])

@@ -101,7 +101,7 @@ def evaluate(
     Raises:
         ConfigError, DataError: what cannot be used.
 
-    Example:
+    Examples:
         >>> result = evaluate(model, tokenizer, "test.jsonl", ["gsm8k"])
         >>> result.value("gsm8k"), result.metrics["gsm8k"]["low"]
     """

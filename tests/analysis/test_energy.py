@@ -1,0 +1,173 @@
+"""Energies and likelihoods of solutions, held against separate forward passes of the texts with plain transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stepjepa.analysis.energies import collect_readings, encode_solutions, shuffled_energies
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.steps import make_splitter
+from stepjepa.errors import DataError
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.losses.cosine import cosine_loss
+from stepjepa.modeling.heads import add_head
+from stepjepa.modeling.predictors import add_predictors, predictor_names
+from support.models import tiny_model
+from support.tokenizers import fresh
+
+SOLUTIONS = [
+    ("Sum?", ["One.\n\n", "Two is more.\n\n", "Three."]),
+    ("One step?", ["Yes."]),
+    ("Two?", ["First of all.\n\n", "Second."]),
+]
+
+
+def row(question, steps, before=()):
+    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": "".join(steps)}]
+    return {"messages": [*before, *chat]}
+
+
+def options(**changes):
+    return EncodeOptions("step_jepa", make_splitter("separator"), step_pairs="all", **changes)
+
+
+def encode(tokenizer, rows, **changes):
+    placed = [(f"row {number}", one) for number, one in enumerate(rows)]
+    return encode_solutions(placed, tokenizer, ChatRenderer(tokenizer), options(**changes))
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def last_state(model, ids, first=0):
+    positions = torch.arange(first, first + len(ids))[None]
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), position_ids=positions, output_hidden_states=True).hidden_states[
+            -1
+        ][0, -1]
+
+
+def prompt_of(question):
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def by_hand(model, tokenizer, predictors, question, steps):
+    """Source and target states of every pair, and the log-likelihood of the answer and its end of turn."""
+    prompt, pairs = prompt_of(question), []
+    for number in range(len(steps) - 1):
+        before = ids_of(tokenizer, prompt + "".join(steps[: number + 1]))
+        source = last_state(model, [*before, *predictors])
+        pairs.append((source, last_state(model, ids_of(tokenizer, steps[number + 1]), len(before) + len(predictors))))
+    start, ids = len(ids_of(tokenizer, prompt)), ids_of(tokenizer, prompt + "".join(steps) + "<|im_end|>")
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :, : len(tokenizer) - len(predictors)]
+    scores = logits.log_softmax(-1)
+    return pairs, sum(float(scores[place - 1, ids[place]]) for place in range(start, len(ids))), len(ids) - start
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def kept(request, bpe_tokenizer):
+    """A model with two predictors, and its tokenizer."""
+    model = tiny_model(request.param, vocab_size=len(bpe_tokenizer), initializer_range=0.2)
+    tokenizer = fresh(bpe_tokenizer)
+    tokenizer.add_tokens(predictor_names(2), special_tokens=True)
+    return model, tokenizer, tuple(add_predictors(model, 2, seed=3))
+
+
+@pytest.mark.parametrize("collator", [ForestCollator, TwoPassCollator])
+def test_states_and_likelihoods_are_those_of_separate_passes(kept, collator):
+    model, tokenizer, predictors = kept
+    encoded, report = encode(tokenizer, [row(*one) for one in SOLUTIONS], predictors=2)
+    assert [one.steps for one in encoded] == [tuple(steps) for _, steps in SOLUTIONS]
+    assert [one.sources for one in encoded] == [(0, 1), (), (0,)] and report.examples_without_pairs.total() == 1
+    vocabulary = len(tokenizer) - 2
+    readings = collect_readings(model, collator(predictors, 0), [one.example for one in encoded], vocabulary, 2)
+    assert readings.counts == [2, 0, 1]
+    hand = [by_hand(model, tokenizer, predictors, *one) for one in SOLUTIONS]
+    pairs = [pair for found, _, _ in hand for pair in found]
+    sources, targets = (torch.stack(side) for side in zip(*pairs, strict=True))
+    assert sources.abs().max() > 0.1 and (sources - targets).abs().max() > 0.1
+    torch.testing.assert_close(readings.source_states, sources, atol=1e-5, rtol=0)
+    torch.testing.assert_close(readings.target_states, targets, atol=1e-5, rtol=0)
+    energies = 1 - F.cosine_similarity(sources, targets)
+    found = cosine_loss(readings.source_states, readings.target_states)
+    torch.testing.assert_close(found, energies, atol=1e-5, rtol=0)
+    assert readings.log_likelihoods == pytest.approx([total for _, total, _ in hand], abs=1e-4)
+    assert readings.tokens == [count for _, _, count in hand]
+
+
+def test_no_predictors_and_a_head(bpe_tokenizer):
+    """K = 0 reads the source at its own last token; a head goes over sources alone."""
+    model = tiny_model("llama", vocab_size=len(bpe_tokenizer), initializer_range=0.2)
+    encoded, _ = encode(bpe_tokenizer, [row(*SOLUTIONS[0])])
+    examples = [encoded[0].example]
+    plain = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
+    pairs, _, _ = by_hand(model, bpe_tokenizer, (), *SOLUTIONS[0])
+    torch.testing.assert_close(plain.source_states, torch.stack([pair[0] for pair in pairs]), atol=1e-5, rtol=0)
+    add_head(model, "linear", seed=0)
+    with torch.no_grad():
+        model.jepa_head.layers[0].weight.mul_(-2)
+    headed = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
+    torch.testing.assert_close(headed.source_states, -2 * plain.source_states)
+    torch.testing.assert_close(headed.target_states, plain.target_states)
+
+
+def test_only_the_last_answer_is_the_solution(bpe_tokenizer):
+    before = row("Hi?", ["Hello.\n\n", "There."])["messages"]
+    (one,), _ = encode(bpe_tokenizer, [row("Sum?", ["One.\n\n", "Two.\n\n", "Three."], before)])
+    assert one.steps == ("One.\n\n", "Two.\n\n", "Three.") and one.sources == (0, 1)
+    start, stop = one.example.label_spans[0]
+    assert len(one.example.label_spans) == 1
+    assert bpe_tokenizer.decode(one.example.input_ids[start:stop]) == "One.\n\nTwo.\n\nThree.<|im_end|>"
+    texts = [bpe_tokenizer.decode(one.example.input_ids[p.target_start : p.target_end]) for p in one.example.pairs]
+    assert texts == ["Two.\n\n", "Three."]
+
+
+def test_horizon_and_listed_steps(bpe_tokenizer):
+    (one,), _ = encode(bpe_tokenizer, [row("?", ["a.\n\n", "b.\n\n", "c."])], horizons=(2,))
+    assert one.sources == (0,) and len(one.steps) == 3
+    listed = {**row("?", ["a. ", "b. ", "c."]), "steps": ["a.", "b.", "c."]}
+    (one,), _ = encode(bpe_tokenizer, [listed], steps_column="steps")
+    assert [step.strip() for step in one.steps] == ["a.", "b.", "c."] and one.sources == (0, 1)
+
+
+def test_a_row_that_cannot_be_encoded(bpe_tokenizer):
+    found, report = encode(bpe_tokenizer, [row("?" * 50, ["a."]), row("?", ["a."])], max_length=24)
+    assert found[0] is None and found[1] is not None and dict(report.rows_skipped) == {"no_room_for_answer": 1}
+
+
+def test_broken_weights(bpe_tokenizer):
+    model = tiny_model("llama", vocab_size=len(bpe_tokenizer))
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    (one,), _ = encode(bpe_tokenizer, [row("?", ["a.\n\n", "b."])])
+    with pytest.raises(DataError, match="not finite"):
+        collect_readings(model, ForestCollator((), 0), [one.example], len(bpe_tokenizer))
+
+
+def test_shuffled_energies_by_hand():
+    """Four pairs of three questions on the axes: distances are 1 but to the same direction, 0, and the opposite one, 2."""
+    source = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 1]])
+    target = torch.tensor([[1.0, 0], [1, 0], [0, 2], [-1, 0]])
+    groups = np.array([0, 0, 1, 2])
+    found = shuffled_energies(cosine_loss, source, target, groups, 100, seed=0)
+    # pair 0 against targets 2, 3: (1 + 2) / 2; 1: (0 + 1) / 2; 2 against 0, 1, 3: (0 + 0 + 2) / 3; 3: (1 + 1 + 0) / 3
+    np.testing.assert_allclose(found, [1.5, 0.5, 2 / 3, 2 / 3], atol=1e-6)
+
+
+def test_shuffled_energies_of_a_draw():
+    groups = np.arange(5)
+    states = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    found = shuffled_energies(cosine_loss, states, states, groups, 1, seed=1)
+    drawn = int(np.flatnonzero(np.isnan(found))[0])  # the pair whose own target is the only one that was drawn
+    assert np.isnan(found).sum() == 1
+    expected = cosine_loss(states, states[drawn].expand_as(states)).numpy()
+    others = [place for place in range(5) if place != drawn]
+    np.testing.assert_allclose(found[others], expected[others], atol=1e-6)
+    assert np.isnan(shuffled_energies(cosine_loss, states, states, np.zeros(5), 5, seed=1)).all()
