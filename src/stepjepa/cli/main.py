@@ -31,9 +31,17 @@ COMMANDS = {
     "study": ("stepjepa.cli.study", "arms over paired seeds with controls, at equal examples and compute; a table"),
     "generate": ("stepjepa.cli.generate", "solutions from a teacher model, kept where the answer is right"),
     "evaluate": ("stepjepa.cli.evaluate", "let a model answer the questions of a file, and score the answers"),
+    "score": (
+        "stepjepa.cli.score",
+        "how well each step of a solution was predicted, and whether that chooses the right one of several",
+    ),
     "analyze": (
         "stepjepa.cli.analyze",
         "where source and target views lie in a model: numbers, figures, signs of collapse",
+    ),
+    "report": (
+        "stepjepa.cli.report",
+        "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
     ),
 }
 

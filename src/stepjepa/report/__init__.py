@@ -1,0 +1,1 @@
+"""One HTML page of what runs and studies have left on disk."""

@@ -1,0 +1,233 @@
+"""The page of ``stepjepa report`` as people use it: charts, filter, keyboard, themes, hostile text, paper, everybody."""
+
+import pytest
+
+from stepjepa.cli.main import main
+from support.browsing import settled
+from support.reports import write_demo, write_evaluation, write_geometry, write_pair, write_run, write_study
+
+RTL = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd abc"
+HOSTILE = {
+    "q0": "</script><script>alert(1)</script>",
+    "q1": "<img src=x onerror=alert(2)>",
+    "q2": RTL,
+    "q3": "\u202eleft &lt;",
+}
+
+
+def made(*words):
+    assert main(["report", *map(str, words)]) == 0
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    made(*write_pair(folder, **HOSTILE), "--geometry", write_geometry(folder / "geometry"))
+    return folder / "regular" / "report.html"
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory, pair):
+    """Every kind of page."""
+    folder = tmp_path_factory.mktemp("reports")
+    several = [*write_pair(folder, "rw" * 30, "rrww" * 15), write_run(folder / "third", "llm_jepa", lbd=2)]
+    write_evaluation(several[2], "wwwr" * 15)
+    (folder / "begun").mkdir()
+    (folder / "begun" / "run.json").write_text("{}")
+    made(*several)
+    for place in (write_study(folder / "study"), write_demo(folder / "demo"), folder / "begun"):
+        made(place)
+    names = {"three": "regular", "study": "study", "demo": "demo", "begun": "begun"}
+    return {"pair": pair, **{name: folder / place / "report.html" for name, place in names.items()}}
+
+
+def questions(page):
+    return [text.removeprefix("question ") for text in page.locator(".card .about").all_inner_texts()]
+
+
+def choose(page, label):
+    page.locator("label.choice", has_text=label).click()
+
+
+def test_the_filter(open_page, pair):
+    page = open_page(pair)
+    labels = page.locator("label.choice").all_inner_texts()
+    assert labels == ["all (5)", "both right (1)", "only A (2)", "only B (1)", "both wrong (1)"]
+    for label, left in (("both right", ["0"]), ("only A", ["1", "4"]), ("only B", ["2"]), ("both wrong", ["3"])):
+        choose(page, label)
+        assert questions(page) == left
+        assert page.inner_text("#shown").startswith(
+            f"A is regular, B is step. Right is what gsm8k calls right. {len(left)} questions"
+        )
+    choose(page, "all")
+    assert questions(page) == list("01234")
+    first = page.locator(".card").first
+    assert first.locator(".judged").all_inner_texts() == ["right", "right"]
+    assert page.locator(".card").nth(1).locator(".judged").all_inner_texts() == ["right", "wrong"]
+    page.fill('input[type="search"]', "TEXT 4")
+    assert questions(page) == ["4"] and "1 hold the words" in page.inner_text("#shown")
+
+
+def test_the_filter_by_keys(open_page, pair):
+    page = open_page(pair)
+    page.focus('input[name="kind"]:checked')
+    page.keyboard.press("ArrowRight")
+    assert questions(page) == ["0"] and page.evaluate("document.activeElement.value") == "both"
+    page.keyboard.press("ArrowRight")
+    assert questions(page) == ["1", "4"] and page.evaluate("document.activeElement.value") == "a"
+    assert page.evaluate("getComputedStyle(document.activeElement.nextSibling).outlineStyle") == "solid"
+    page.keyboard.press("Tab")
+    page.keyboard.type("says text")
+    assert questions(page) == ["4"]
+
+
+def test_three_models(open_page, pages):
+    page = open_page(pages["three"])
+    assert page.locator("label.choice").all_inner_texts()[1:3] == ["both right (15)", "only A (15)"]
+    page.focus('select[name="b"]')
+    page.select_option('select[name="b"]', label="third")
+    # rw against wwwr, by fours: only A, both wrong, only A, only B
+    assert page.locator("label.choice").all_inner_texts() == [
+        *("all (60)", "both right (0)", "only A (30)", "only B (15)", "both wrong (15)")
+    ]
+    assert page.evaluate("document.activeElement.name") == "b"
+    page.select_option('select[name="a"]', label="third")  # the two change places
+    assert page.locator(".card").first.locator("h4").all_inner_texts() == ["A: third\nwrong", "B: regular\nright"]
+    assert page.locator(".card").count() == 12
+    page.click("#more")
+    assert page.locator(".card").count() == 60 and page.is_hidden("#more")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.card')[12]")
+
+
+def test_pointing_at_a_chart(open_page, pair):
+    page = open_page(pair)
+    plot = page.locator('[data-chart="lm_loss"] .plot')
+    plot.scroll_into_view_if_needed()
+    box = plot.locator("svg").bounding_box()
+    scale = box["width"] / page.evaluate("DATA.frame.width")
+    step, value, x, _ = page.evaluate("DATA.charts.lm_loss[0].points[1]")
+    page.mouse.move(box["x"] + (x + 3) * scale, box["y"] + box["height"] / 2)
+    settled(page)
+    tip = page.locator('[data-chart="lm_loss"] .tip')
+    assert (step, value) == (20, 1) and tip.inner_text().split("\n\n") == ["step 20", "regular 1", "step 1"]
+    assert page.locator('[data-chart="lm_loss"] .cursor circle').count() == 2
+    page.mouse.move(2, 2)
+    assert tip.is_hidden() and page.locator('[data-chart="lm_loss"] .cursor circle').count() == 0
+
+
+def test_a_chart_by_keys(open_page, pair):
+    page = open_page(pair)
+    page.focus('[data-chart="jepa_loss"] .plot')
+    for key, said in (
+        *(
+            ("ArrowRight", "step 10; step 0.5"),
+            ("ArrowRight", "step 20; step 0.25"),
+            ("ArrowLeft", "step 10; step 0.5"),
+        ),
+        *(
+            ("End", "step 50; step 0.1; step (evaluation) 0.2"),
+            ("ArrowRight", "step 50; step 0.1; step (evaluation) 0.2"),
+        ),
+        ("Home", "step 10; step 0.5"),
+    ):
+        page.keyboard.press(key)
+        assert page.inner_text("#say") == said
+    page.keyboard.press("Escape")
+    assert page.locator('[data-chart="jepa_loss"] .tip').is_hidden()
+    page.locator('[data-chart="jepa_loss"] summary').click()
+    assert page.locator('[data-chart="jepa_loss"] table').inner_text().split("\n")[1] == "10\t0.5\t"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_themes(open_page, pair, scheme):
+    page = open_page(pair, scheme=scheme)
+    luminance = "Number(getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g)[0])"
+    line = "getComputedStyle(document.querySelector('.plot path.line')).stroke"
+    assert (page.evaluate(luminance) > 128) == (scheme == "light")
+    before = page.evaluate(line)
+    page.click("#theme")
+    assert (page.evaluate(luminance) > 128) == (scheme == "dark") and page.evaluate(line) != before
+    page.click("#theme")
+    assert (page.evaluate(luminance) > 128) == (scheme == "light")
+
+
+def test_text_of_the_data_is_text(open_page, pair):
+    page = open_page(pair)
+    assert page.locator("script").count() == 2 and page.locator("img").count() == 2
+    for place, text in enumerate(HOSTILE.values()):
+        card = page.locator(".card").nth(place)
+        assert card.locator(".question").inner_text() == f"question {text}"
+        assert card.locator(".side .text").nth(1).inner_text() == f"step says {text}"
+    direction = "(e) => getComputedStyle(e).direction"
+    side = page.locator(".side .text").first
+    assert (side.get_attribute("dir"), side.evaluate(direction)) == ("auto", "ltr")
+    side.evaluate("(e, text) => (e.textContent = text)", RTL)
+    assert side.evaluate(direction) == "rtl"
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("name", ["pair", "three", "study", "demo", "begun"])
+def test_every_page_fits(open_page, pages, name, width):
+    page = open_page(pages[name], width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = """() => [...document.querySelectorAll("h1, h2, h3, p, li, .card .text")].filter((e) =>
+        !e.closest(".scroll") && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
+    assert page.evaluate(cut) == 0
+
+
+@pytest.mark.parametrize("name", ["pair", "study"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper(open_page, pages, name, scheme):
+    page = open_page(pages[name], scheme=scheme)
+    paper = page.pdf(format="A4", prefer_css_page_size=True)
+    assert paper.startswith(b"%PDF-") and len(paper) > 10_000
+    assert page.locator("details[open]").count() == 0  # folded again afterwards
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.set_viewport_size({"width": 700, "height": 1000})  # about what A4 has between its margins
+    assert page.locator("details:not([open])").count() == 0
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 32, 40)"
+    for gone in ("#theme", "nav", "#more", ".controls"):
+        assert page.locator(gone).count() == 0 or page.is_hidden(gone), gone
+    wide = """() => [...document.querySelectorAll("table")].filter((e) =>
+        e.getBoundingClientRect().right > innerWidth).map((e) => e.parentElement.ariaLabel)"""
+    assert page.evaluate(wide) == []
+    assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+
+
+LOOKS = [
+    *((name, "light") for name in ("pair", "three", "study", "demo", "begun")),
+    ("pair", "dark"),
+    ("study", "dark"),
+]
+
+
+@pytest.mark.parametrize(("name", "scheme"), LOOKS)
+def test_nobody_is_kept_out(browser, axe, pages, name, scheme):
+    """axe-core finds nothing serious: at rest; unfolded, filtered, with a chart read."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(pages[name].as_uri())
+    page.evaluate(axe)
+
+    def act():
+        page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+        if name in ("pair", "three"):
+            choose(page, "only A")
+        if page.locator(".plot").count():
+            page.focus(".plot")
+            page.keyboard.press("End")
+
+    problems = []
+    for do in (lambda: None, act):
+        do()
+        settled(page)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        problems += [
+            (rule["impact"], rule["id"], rule["nodes"][0]["target"], rule["nodes"][0]["failureSummary"])
+            for rule in found["violations"]
+            if rule["impact"] in ("serious", "critical")
+        ]
+    context.close()
+    assert problems == []

@@ -1,0 +1,123 @@
+"""``stepjepa report``: the command."""
+
+import subprocess
+import sys
+
+import pytest
+
+from stepjepa.cli.main import main
+from stepjepa.cli.report import with_folders
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import RunOptions
+from stepjepa.training.run import run_training
+from support.reports import page_data, write, write_geometry, write_pair, write_run
+from support.rows import step_rows
+
+
+def report(*words):
+    return main(["report", *map(str, words)])
+
+
+def test_a_page_of_two_runs(tmp_path, capsys):
+    a, b = write_pair(tmp_path)
+    assert report(a, b) == 0
+    page = a / "report.html"
+    assert capsys.readouterr().out == f"written: {page} ({page.stat().st_size / 1e6:.2f} MB)\n"
+    assert '<h1 dir="auto">regular and step</h1>' in page.read_text("ascii")
+    assert [path.name for path in a.iterdir() if path.name.startswith(".")] == []
+
+
+def test_another_file_geometry_and_a_limit(tmp_path):
+    runs, geometry = write_pair(tmp_path), write_geometry(tmp_path / "geometry")
+    out = tmp_path / "new" / "page.html"
+    assert report(*runs, "--geometry", geometry, "--output_file", out, "--max_predictions", 2) == 0
+    assert len(page_data(out.read_text())["predictions"][0]["rows"]) == 2 and "data:image/png" in out.read_text()
+    assert not (runs[0] / "report.html").exists()
+
+
+def test_nothing_is_written_over(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    page = run / "report.html"
+    page.write_text("mine")
+    assert report(run) == 2 and page.read_text() == "mine"
+    assert capsys.readouterr().err == (
+        f"stepjepa report: error: {page} exists; replace it with --overwrite, or give another --output_file\n"
+    )
+    assert report("--overwrite", run) == 0 and page.read_text() != "mine"
+    assert report(run, "--output_file", tmp_path) == 2
+    assert "is a folder; give a file" in capsys.readouterr().err
+
+
+def test_what_is_no_run(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        ([tmp_path / "empty"], "is no folder of a run, a study or a demo"),
+        ([tmp_path / "nothing"], "no such folder"),
+        ([], "no folder given; write: stepjepa report RUN_OR_STUDY"),
+        ([tmp_path / "empty", "--max_predictions", "-1"], "max_predictions is -1; it must be at least 0"),
+        ([tmp_path / "empty", "--geomtry", "x"], "did you mean --geometry?"),
+    ):
+        assert report(*words) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    (run / "run.json").write_text("{")
+    assert report(run) == 0
+    assert f"left out {run / 'run.json'}: cannot be read" in capsys.readouterr().out
+    assert "Left out" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "folders", "rest"),
+    [
+        ("a b", "a b", ""),
+        ("a --overwrite b", "a b", "--overwrite"),
+        ("--overwrite true a", "a", "--overwrite true"),
+        ("--output_file x a b", "a b", "--output_file x"),
+        ("--output-file=x a", "a", "--output-file=x"),
+        ("a --geometry g h --overwrite", "a", "--geometry g h --overwrite"),
+        ("--folders a b", "", "--folders a b"),
+    ],
+)
+def test_free_words_are_folders(words, folders, rest):
+    expected = ["--folders", *folders.split(), *rest.split()] if folders else rest.split()
+    assert with_folders(words.split()) == expected
+
+
+def test_neither_the_help_nor_a_report_loads_torch(tmp_path):
+    run = write_run(tmp_path / "run")
+    code = (
+        "import sys\nfrom stepjepa.cli.main import main\n"
+        f"assert main(['report', '--help']) == 0\nassert main(['report', {str(run)!r}]) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "usage: stepjepa report RUN_OR_STUDY" in done.stdout and "written: " in done.stdout
+
+
+def test_a_run_as_training_leaves_it(tmp_path):
+    """The real files: what training, evaluating while training and answering write."""
+    rows = step_rows(24, seed=1)
+    write(tmp_path / "train.jsonl", rows)
+    config = JEPAConfig(
+        output_dir=str(tmp_path / "run"), objective="step_jepa", predictors=1, max_steps=4, logging_steps=2, seed=0,
+        per_device_train_batch_size=4, eval_strategy="steps", eval_steps=4, save_strategy="no", disable_tqdm=True,
+        report_to=[], track_flop=True,
+    )  # fmt: skip
+    file = str(tmp_path / "train.jsonl")
+    trainer, metrics = run_training(RunOptions(train_file=[file], eval_file=file, model_name="tiny"), config)
+    assert report(tmp_path / "run") == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    charts = page_data(page)["charts"]
+    logged = [entry for entry in trainer.state.log_history if "lm_loss" in entry]
+    training, evaluation = charts["lm_loss"]
+    assert [point[:2] for point in training["points"]] == [[entry["step"], entry["lm_loss"]] for entry in logged]
+    assert evaluation["points"][-1][:2] == [4, metrics["eval_lm_loss"]]
+    assert set(charts) == {"lm_loss", "jepa_loss", "cosine_similarity", "target_std", "effective_rank"}
+    assert "24 rows read, 24 kept, 0 skipped" in page and "Left out" not in page
+    assert '<th scope="row">objective</th><td dir="auto">step_jepa</td>' in page

@@ -1,0 +1,115 @@
+"""Curves: places, ticks, and what is drawn of long logs."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from stepjepa.inspect.palette import luminance
+from stepjepa.report.chart import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    MOST_POINTS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    history_points,
+    log_ticks,
+    make_chart,
+    mean_points,
+    thin,
+    ticks,
+)
+from stepjepa.report.palette import COLOURS, DARK_COLOURS, look
+
+# Machado, Oliveira and Fernandes (2009), table 1: deuteranomaly of severity 1, on linear sRGB.
+DEUTERANOPIA = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+)
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+)
+
+
+def test_points_are_finite_and_in_order():
+    history = [
+        {"step": 2, "lm_loss": 1.5}, {"step": 1, "lm_loss": 2}, {"step": 3, "lm_loss": float("nan")}, {"lm_loss": 4.0},
+        {"step": 4, "lm_loss": "x"}, {"step": 5, "lm_loss": None}, {"step": 6}, {"step": 2, "lm_loss": 1.25},
+    ]  # fmt: skip
+    assert history_points(history, "lm_loss") == [(1, 2), (2, 1.25)]
+
+
+def test_the_mean_is_over_steps_that_all_have():
+    assert mean_points([[(1, 2.0), (2, 4.0)], [(2, 6.0), (3, 1.0)]]) == [(2, 5.0)]
+
+
+def test_places():
+    chart = make_chart("k", "K", [(0, "a", "training", [(0, 0.0), (10, 1.0)]), (1, "b", "evaluation", [(5, 0.5)])])
+    (first, last), (middle,) = (line["points"] for line in chart.readout())
+    top = TOP + (0.05 / 1.05) * (HEIGHT - TOP - BOTTOM)  # a twentieth of room above the largest value
+    assert first == [0, 0.0, LEFT, HEIGHT - BOTTOM]
+    assert last == [10, 1.0, WIDTH - RIGHT, pytest.approx(top, abs=0.1)]
+    assert middle[2:] == pytest.approx([(LEFT + WIDTH - RIGHT) / 2, (HEIGHT - BOTTOM + top) / 2], abs=0.1)
+    assert chart.lines[0].path == f"M{first[2]:.1f} {first[3]:.1f}L{last[2]:.1f} {last[3]:.1f}"
+    assert chart.lines[0].marks == [] and chart.lines[1].marks == [tuple(middle[2:])]
+    assert [label for _, label in chart.x_ticks] == ["0", "5", "10"]
+    assert chart.description == (
+        "a (training): 0 at step 0, 1 at step 10; b (evaluation): 0.5 at step 5, 0.5 at step 5"
+    )
+    assert chart.table() == (["step", "a", "b (evaluation)"], [["0", "0", ""], ["5", "", "0.5"], ["10", "1", ""]], 3)
+
+
+def test_a_logarithmic_axis_needs_positive_values():
+    series = [(0, "a", "training", [(1, 8.0), (2, 2.0), (3, 0.5)])]
+    chart = make_chart("k", "K", series, logarithmic=True)
+    heights = [point[3] for point in chart.readout()[0]["points"]]
+    assert chart.logarithmic and heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.15)
+    assert [label for _, label in chart.y_ticks] == ["0.5", "1", "2", "5"]
+    assert not make_chart("k", "K", [(0, "a", "training", [(1, 8.0), (2, 0.0)])], logarithmic=True).logarithmic
+
+
+def test_one_point_and_none():
+    chart = make_chart("k", "K", [(0, "a", "training", [(7, -2.0)])])
+    assert chart.lines[0].marks and chart.y_ticks
+    assert make_chart("k", "K", [(0, "a", "training", [])]) is None
+
+
+def test_ticks():
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.013, 0.047, 5) == [0.02, 0.03, 0.04]
+    assert log_ticks(0.4, 30) == [0.5, 1, 2, 5, 10, 20]
+    assert log_ticks(1e-6, 1e5) == [1e-6, 1e-4, 1e-2, 1, 1e2, 1e4]
+
+
+def test_a_spike_in_a_long_log_is_not_lost():
+    points = [(step, 1.0) for step in range(10_000)]
+    points[4321], points[8765] = (4321, 9.0), (8765, -3.0)
+    thinned = thin(points)
+    assert len(thinned) <= MOST_POINTS and {(0, 1.0), (4321, 9.0), (8765, -3.0), (9999, 1.0)} <= set(thinned)
+    assert thinned == sorted(thinned)
+    chart = make_chart("k", "K", [(0, "a", "training", points)])
+    _, rows, steps = chart.table()
+    assert chart.thinned and len(rows) == 24 and rows[0][0] == "0" and rows[-1][0] == "9999" and steps == len(thinned)
+
+
+def linear(colour):
+    values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    scaled = TO_XYZ @ np.clip(rgb, 0, 1) / np.array([0.95047, 1, 1.08883])
+    x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(("colours", "paper"), [(COLOURS, "#ffffff"), (DARK_COLOURS, "#1a1f28")], ids=["light", "dark"])
+def test_colours_differ_under_deuteranopia(colours, paper):
+    for one, other in combinations(colours, 2):
+        assert np.linalg.norm(lab(linear(one)) - lab(linear(other))) > 18
+        assert np.linalg.norm(lab(DEUTERANOPIA @ linear(one)) - lab(DEUTERANOPIA @ linear(other))) > 18, (one, other)
+    for colour in colours:
+        lighter, darker = sorted((luminance(colour), luminance(paper)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 3  # WCAG 2.2, graphical objects
+    assert len({look(index) for index in range(49)}) == 49

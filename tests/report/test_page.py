@@ -1,0 +1,313 @@
+"""The page: numbers equal to the files', everything escaped, and words for what is missing."""
+
+import copy
+import json
+import random
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from stepjepa.analysis.draw import FIGURES
+from stepjepa.report.answers import chosen, cut
+from stepjepa.report.geometry import TITLES, Album
+from stepjepa.report.html import report_page
+from stepjepa.report.reading import read_folders
+from stepjepa.report.runs import duration
+from support.reports import (
+    page_data,
+    write,
+    write_demo,
+    write_evaluation,
+    write_geometry,
+    write_pair,
+    write_run,
+    write_study,
+)
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(2)>",
+    "\u05e9\u05dc\u05d5\u05dd &lt; \u202e",
+    "{{ 7 * 7 }}",
+]
+
+
+class Reader(HTMLParser):
+    """Tables by their region's label, texts of sections by id, and all elements."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tables, self.sections, self.elements = {}, {}, []
+        self.stack, self.table, self.section = [], None, None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.elements.append((tag, attrs))
+        if tag == "section":
+            self.section = self.sections.setdefault(attrs.get("id"), [])
+        if attrs.get("role") == "region":
+            self.table = self.tables.setdefault(attrs["aria-label"], [])
+        if self.table is not None and tag == "tr":
+            self.table.append([])
+        if self.table is not None and tag in ("td", "th"):
+            self.table[-1].append("")
+        self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag == "section":
+            self.section = None
+        if tag == "table":
+            self.table = None
+
+    def handle_data(self, data):
+        if self.section is not None:
+            self.section.append(data)
+        if self.table is not None and self.table and self.table[-1]:
+            self.table[-1][-1] += data
+
+    def text(self, section):
+        return " ".join("".join(self.sections[section]).split())
+
+    def rows(self, label):
+        return [[" ".join(cell.split()) for cell in row] for row in self.tables[label]]
+
+
+def page_of(*folders, geometry=(), most=200):
+    found = read_folders(list(folders), list(geometry))
+    return report_page(found, most)
+
+
+def test_what_was_run(tmp_path):
+    read = Reader(page_of(*write_pair(tmp_path)))
+    rows = {row[0]: row[1:] for row in read.rows("Settings")}
+    assert rows["objective differs"] == ["regular", "step_jepa"] and rows["predictors differs"] == ["", "2"]
+    assert rows["lbd"] == ["0.1", "0.1"] and rows["max_steps"] == ["50", "50"] and "output_dir" not in rows
+    assert ["torch", "2.6.0", "2.6.0"] in read.rows("Versions")
+    text = read.text("run")
+    assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text
+    assert "skipped 1: 'messages' is empty or no list of messages (first: line 4: 'messages' is empty)" in text
+
+
+def test_losses(tmp_path):
+    page = page_of(*write_pair(tmp_path))
+    charts = page_data(page)["charts"]
+    assert set(charts) == {"lm_loss", "jepa_loss", "eval_gsm8k", "cosine_similarity", "target_std", "effective_rank"}
+    regular, of_regular, step, _ = charts["lm_loss"]
+    assert (regular["name"], regular["kind"], of_regular["kind"]) == ("regular", "training", "evaluation")
+    assert [point[:2] for point in regular["points"]] == [[10, 2.0], [20, 1.0], [30, 20 / 30], [40, 0.5], [50, 0.4]]
+    assert [point[:2] for point in of_regular["points"]] == [[50, 0.5]]
+    assert [line["name"] for line in charts["jepa_loss"]] == ["step", "step"]
+    table = Reader(page).rows("JEPA loss as a table")
+    assert table[0] == ["step", "step", "step (evaluation)"] and table[-1] == ["50", "0.1", "0.2"]
+    assert step["name"] == "step"
+
+
+def test_collapse_signs(tmp_path):
+    text = Reader(page_of(*write_pair(tmp_path))).text("signs")
+    # target_std .02 at the end: the mean cosine of two targets is 1 - .0004; the rank is 1 + 8 / 50
+    assert "target states have an effective rank of 1.16 (below 2.0)" in text
+    assert (
+        "two targets have a cosine of 0.9996 on average, from target_std 0.020 (from 0.98; plain models .76 to .96)"
+        in text
+    )
+    assert "step collapse" in text and "regular has logged no pairs" in text and "--regularizer vicreg" in text
+    assert "target_std 0.1 \u2192 0.02" in text
+
+
+def test_a_control_with_one_random_target_is_no_collapse(tmp_path):
+    text = Reader(page_of(write_run(tmp_path / "run", control="random"))).text("signs")
+    assert "run one vector by design (--control random)" in text and "effective rank of 1.16" not in text
+
+
+def test_accuracy_and_pairs(tmp_path):
+    read = Reader(page_of(*write_pair(tmp_path)))
+    rows = read.rows("Accuracy")
+    assert rows[1] == ["test", "gsm8k", "regular", "60.0 %", "[10.0, 90.0]", "", "3 of 5 right", "1 of 5", "2"]
+    assert rows[2][2:5] == ["step", "40.0 %", "[10.0, 90.0]"]
+    assert rows[3][3:7] == ["1.2500", "", "", "nats a token; mean of 5 rows 1.5000 [1.0000, 2.0000]"]
+    (paired,) = read.rows("Paired differences")[1:]
+    assert paired[:4] == ["test, gsm8k", "regular", "step", "+20.0 points"]
+    assert paired[5:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
+
+
+def test_questions_that_are_not_the_same_are_not_compared(tmp_path):
+    a, b = write_pair(tmp_path)
+    write_evaluation(b, "rrw", q1="something else")
+    read, page = Reader(page_of(a, b)), page_data(page_of(a, b))
+    assert "not compared" in read.text("accuracy") and "evaluate both on the same" in read.text("accuracy")
+    (made,) = page["predictions"]
+    assert [one["letters"] for one in made["models"]] == ["r-rwwr", "rr-w--"]  # sorted by index and question
+
+
+def test_predictions(tmp_path):
+    (made,) = page_data(page_of(*write_pair(tmp_path), most=3))["predictions"]
+    assert made["name"] == "test" and [one["letters"] for one in made["models"]] == ["rrwwr", "rwrww"]
+    assert [one["metric"] for one in made["models"]] == ["gsm8k", "gsm8k"]
+    assert [row["index"] for row in made["rows"]] == [0, 1, 2]
+    row = made["rows"][1]
+    assert row["question"] == "question text 1" and row["reference"] == "truth text 1"
+    assert row["answers"][1] == {"text": "step says text 1", "found": "1", "stop": "stop"}
+
+
+def test_the_sample_has_every_kind():
+    a, b = "r" * 90 + "wwrw", "r" * 90 + "wrwu"
+    assert chosen([a, b], 5) == [0, 90, 91, 92, 93]
+    assert chosen([a, b], 7) == [0, 1, 2, 90, 91, 92, 93]
+    assert chosen([a, b], 0) == [] and chosen([a, b], 999) == list(range(94))
+
+
+def test_long_texts_lose_their_middle(tmp_path):
+    assert cut("abcdef", 6) == "abcdef"
+    assert cut("ab" + "x" * 1000 + "yz", 4) == "ab\n[... 1,000 characters are left out here ...]\nyz"
+    run = write_run(tmp_path / "run")
+    write_evaluation(run, "rw" * 100, **{f"q{n}": "long " * 10_000 for n in range(200)})
+    assert len(page_of(run)) < 3_000_000
+
+
+def test_geometry(tmp_path):
+    run, folder = write_run(tmp_path / "run"), write_geometry(tmp_path / "geometry")
+    read = Reader(page_of(run, geometry=[folder]))
+    assert read.rows("Geometry")[1:] == [
+        ["step", "0.9900", "0.9899", "0.10", "5.0 %", "3.2", "1.5"],
+        ["chance", "", "", "", "2.5 %", "", ""],
+    ]
+    assert "40 pairs of test.jsonl, states behind the final norm" in read.text("geometry")
+    assert "step collapse" in read.text("geometry") and "target states have no rank" in read.text("geometry")
+    pictures = [attrs for tag, attrs in read.elements if tag == "img"]
+    assert [one["alt"] for one in pictures] == ["Cosines of matched and of shuffled pairs", "PCA of both views: step"]
+    assert all(one["src"].startswith("data:image/png;base64,iVBOR") for one in pictures)
+    assert set(FIGURES) <= set(TITLES)
+
+
+def test_pictures_have_a_limit(tmp_path):
+    found = read_folders([write_run(tmp_path / "run")])
+    album, file = Album(found.reader, room=100), write_geometry(tmp_path / "geometry") / "cosine.png"
+    assert album.picture(file, "one") and album.picture(file, "two") is None
+    assert found.reader.problems == [f"{file}: is left out, so that the page stays small"]
+
+
+def test_a_study(tmp_path):
+    read = Reader(page_of(write_study(tmp_path / "study")))
+    rows = read.rows("gsm8k, all arms")
+    assert rows[0] == ["arm", "seeds", "mean [95 %]", "sd", "difference at equal examples", "FLOPs", "time", "verdict"]
+    assert rows[1] == ["regular", "2", "0.5 [0.4, 0.6]", "0.05", "", "2 T", "30 s", "baseline"]
+    assert rows[2][4] == "+0.0125 [-0.0075, +0.0325] p 0.034" and rows[2][-1] == "not established"
+    text = read.text("study")
+    assert "3 finished, 1 failed" in text and "step_jepa seed 2: exit status 2" in text
+    assert "step_jepa: chose lbd=0.1. Validation means: lbd=0.1: 0.5, lbd=1: 0.4. Chosen 2026-01-02" in text
+    assert "n=2 seeds in common with regular" in text
+    assert "3 trainings: 1 min 30 s and 6 T FLOPs in all" in read.text("cost")
+    assert "stepjepa evaluate" in read.text("predictions") and "accuracy" not in read.sections
+    assert "step_jepa (1 of 1 runs) collapse" in read.text("signs")
+    assert {row[0]: row[1:] for row in read.rows("Settings")}["objective differs"] == ["regular", "step_jepa"]
+
+
+def test_a_study_that_goes_on(tmp_path):
+    read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
+    assert "3 trained and scored, 1 not begun" in read.text("study") and "No tables yet" in read.text("study")
+    assert [tag for tag, _ in read.elements].count("figure") == 6  # curves of what has been trained
+
+
+def test_a_demo(tmp_path):
+    read = Reader(page_of(write_demo(tmp_path / "demo")))
+    # Wilson's interval of 2 in 4
+    assert read.rows("Accuracy")[1][1:8] == [
+        "final answer",
+        "regular",
+        "50.0 %",
+        "[15.0, 85.0]",
+        "",
+        "2 of 4 right",
+        "1 of 4",
+    ]
+    (paired,) = read.rows("Paired differences")[1:]
+    assert paired[3] == "+0.0 points" and paired[5:] == ["1", "1", "1", "1", "1"]
+    assert read.rows("Signs on the held-out problems")[1] == ["regular", "0.5000", "0.2500", "0.5000", "4.0000"]
+    assert "The demo keeps whether each answer was right" in read.text("predictions")
+
+
+def test_cost(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_evaluation(run, "rw")
+    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "50", "1 min 15 s", "160", "1,000", "2.5 T", "4.5 s"]
+    write(run / "metrics.json", {"log_history": [{"step": 1, "flops_trunk": 3e9, "flops_head": 1e9}]})
+    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "1", "-", "-", "-", "4 G", "4.5 s"]
+    assert [duration(s) for s in (0.12345, 59.99, 3599.6, 7384)] == ["0.123 s", "60 s", "1 h 0 min", "2 h 3 min"]
+
+
+def test_what_is_missing_is_said_with_its_command(tmp_path):
+    run = tmp_path / "a run"
+    write(run / "run.json", {"settings": {"objective": "regular"}})
+    read = Reader(page_of(run))
+    assert "No data report of a run (data_report.json). stepjepa train writes it" in read.text("run")
+    assert "no log of a training" in read.text("losses")
+    assert f"No evaluation of a run yet: stepjepa evaluate '{run}' TEST_FILE --metric gsm8k" in read.text("accuracy")
+    assert "No predictions" in read.text("predictions")
+    assert f"No geometry yet: stepjepa analyze TEST_FILE --models '{run}'" in read.text("geometry")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_of_the_data_is_text(tmp_path, text):
+    """In settings, reports, names of models, predictions, verdicts: as it was, in no other element."""
+    plain = Reader(page_of(*write_pair(tmp_path / "plain")))
+    a, b = write_pair(tmp_path / "hostile", q1=text)
+    for run in (a, b):
+        record = json.loads((run / "run.json").read_text())
+        record["settings"]["train_file"] = [text]
+        write(run / "run.json", record)
+        report = json.loads((run / "data_report.json").read_text())
+        report["train"]["source"] = text
+        write(run / "data_report.json", report)
+    page = page_of(a, b)
+    page.encode("ascii")
+    read = Reader(page)
+    assert [tag for tag, _ in read.elements] == [tag for tag, _ in plain.elements]
+    assert {row[0]: row[1:] for row in read.rows("Settings")}["train_file"] == [" ".join(text.split())] * 2
+    (made,) = page_data(page)["predictions"]
+    assert made["rows"][1]["question"] == f"question {text}"
+    study = write_study(tmp_path / "study")
+    table = json.loads((study / "table.json").read_text())
+    table["title"] = table["tables"][0]["arms"][1]["verdict"]["reasons"][0] = text
+    write(study / "table.json", table)
+    read = Reader(page_of(study))
+    assert " ".join(text.split()) in read.text("study")
+    assert sum(tag == "script" for tag, _ in read.elements) == 2
+
+
+def test_nothing_is_fetched(tmp_path):
+    page = page_of(*write_pair(tmp_path), geometry=[write_geometry(tmp_path / "geometry")])
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page) and "url(" not in page and "@import" not in page
+    assert " style=" not in page  # the policy forbids it
+    assert page == page_of(tmp_path / "regular", tmp_path / "step", geometry=[tmp_path / "geometry"])
+
+
+def leaves(value, before=()):
+    yield before
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in parts:
+        yield from leaves(inner, (*before, key))
+
+
+def test_odd_values_cost_no_more_than_themselves(tmp_path):
+    """Old and foreign files: whatever stands where, there is a page."""
+    run, study, draw = write_run(tmp_path / "run"), write_study(tmp_path / "study"), random.Random(0)
+    write_evaluation(run, "rwu")
+    write_geometry(run / "geometry")
+    write_demo(tmp_path / "demo")
+    (tmp_path / "demo" / "regular" / "demo_result.json").rename(run / "demo_result.json")
+    names = ["run.json", "metrics.json", "data_report.json", "demo_result.json", "evaluation-test/metrics.json"]
+    files = [(run, run / name) for name in (*names, "geometry/numbers.json")]
+    files += [(study, study / name) for name in ("table.json", "state.json")]
+    for folder, file in files:
+        text = file.read_text()
+        for place in draw.sample(list(leaves(json.loads(text)))[1:], 8):
+            changed = copy.deepcopy(json.loads(text))
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = draw.choice([None, "x", -3, [], {}, [None], True, float("inf"), {"a": {}}])
+            file.write_text(json.dumps(changed))
+            assert page_of(folder).startswith("<!doctype html>"), place
+        file.write_text(text)

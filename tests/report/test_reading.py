@@ -1,0 +1,99 @@
+"""What a report finds in folders: runs, studies, demos, old and broken ones."""
+
+import pytest
+
+from stepjepa.errors import ConfigError
+from stepjepa.report.reading import read_folders
+from support.reports import log, write, write_demo, write_evaluation, write_geometry, write_run, write_study
+
+
+def test_a_run(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_evaluation(run, "rw")
+    write_evaluation(run, "r", "other")
+    (run / "evaluation-begun").mkdir()
+    (run / "evaluation-begun" / "predictions.partial").write_text("")
+    found = read_folders([run])
+    (read,) = found.runs
+    assert (read.label, read.unfinished, len(read.history)) == ("run", False, 6)
+    assert list(read.evaluations) == ["begun", "other", "test"]
+    assert [one.unfinished for one in read.evaluations.values()] == [True, False, False]
+    assert read.settings["max_steps"] == 50 and read.settings["lbd"] == 0.1  # what came of it is in run.json
+    assert found.reader.problems == [] and found.study is None and found.geometry == []
+
+
+def test_predictions_with_a_name_of_their_own(tmp_path):
+    run = write_run(tmp_path / "run")
+    folder = write_evaluation(run, "rw")
+    (folder / "predictions.jsonl").rename(run / "mine.jsonl")
+    (folder / "metrics.json").rename(run / "mine.metrics.json")
+    (read,) = read_folders([run]).runs
+    assert list(read.evaluations) == ["mine"] and read.evaluations["mine"].predictions == run / "mine.jsonl"
+
+
+def test_an_unfinished_run_is_read_from_its_newest_checkpoint(tmp_path):
+    for step in (90, 100):
+        write(tmp_path / "run" / f"checkpoint-{step}" / "trainer_state.json", {"log_history": log(steps=step // 10)})
+    (read,) = read_folders([tmp_path / "run"]).runs
+    assert read.unfinished and read.history[-1]["step"] == 100
+
+
+def test_runs_of_one_name_get_their_parents(tmp_path):
+    runs = [write_run(tmp_path / place / "model") for place in ("a", "b")]
+    assert [run.label for run in read_folders(runs).runs] == ["a/model", "b/model"]
+    with pytest.raises(ConfigError, match="is given twice"):
+        read_folders([runs[0], tmp_path / "b" / ".." / "a" / "model"])
+
+
+def test_a_demo(tmp_path):
+    found = read_folders([write_demo(tmp_path / "demo")])
+    assert [run.label for run in found.runs] == ["regular", "step_jepa"] and set(found.demo) == {"regular", "step_jepa"}
+    assert found.runs[1].demo["correct"] == [True, False, True, False]
+    (tmp_path / "demo" / "metrics.json").unlink()  # it has not ended
+    assert [run.label for run in read_folders([tmp_path / "demo"]).runs] == ["regular", "step_jepa"]
+
+
+def test_a_study(tmp_path):
+    study = read_folders([write_study(tmp_path / "study")]).study
+    assert [run.label for run in study.runs] == [f"{arm}/seed-{n}" for arm in ("regular", "step_jepa") for n in (1, 2)]
+    assert [bool(run.history) for run in study.runs] == [True, True, True, False]
+    assert (
+        list(study.stages["step_jepa/seed-1"]) == ["trained", "scored-test"] and study.stages["step_jepa/seed-2"] == {}
+    )
+    assert len(study.results) == 4 and study.figures == [tmp_path / "study" / "study.png"]
+
+
+def test_geometry_inside_and_beside(tmp_path):
+    run = write_run(tmp_path / "run")
+    inner, other = write_geometry(run / "geometry"), write_geometry(tmp_path / "other")
+    assert read_folders([run], [other]).geometry == [other, inner]
+    with pytest.raises(ConfigError, match="--geometry .*run: holds nothing that stepjepa analyze has written"):
+        read_folders([run], [run])
+
+
+def test_what_is_no_run(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    run, study = write_run(tmp_path / "run"), write_study(tmp_path / "study")
+    for names, words in (
+        (["empty"], "empty: is no folder of a run, a study or a demo"),
+        (["file"], "file: is a file; give the folder of a run"),
+        (["nothing"], "nothing: no such folder"),
+        (["run", "empty"], "empty: is no folder of a run"),
+        (["study", "run"], "study: is a study, which is reported alone"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_folders([tmp_path / name for name in names])
+    assert run.is_dir() and study.is_dir()
+
+
+def test_broken_files_are_told_and_left_out(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "data_report.json").write_text("[1, 2")
+    (run / "run.json").write_text("[1]")
+    (run / "resolved.yaml").write_text("a: [")
+    found = read_folders([run])
+    assert found.runs[0].data == found.runs[0].record == found.runs[0].options == {} and found.runs[0].history
+    assert [problem.split(": ")[0] for problem in found.reader.problems] == [
+        str(run / name) for name in ("run.json", "resolved.yaml", "data_report.json")
+    ]
