@@ -45,7 +45,18 @@ def workplace(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     names = {command.split()[1] for command in readme_commands()}
-    assert names == {"prepare", "generate", "check", "inspect", "train", "evaluate", "analyze", "study"}
+    assert names == {
+        "prepare",
+        "generate",
+        "check",
+        "inspect",
+        "train",
+        "evaluate",
+        "analyze",
+        "study",
+        "report",
+        "score",
+    }
 
 
 @pytest.mark.parametrize("command", readme_commands())
@@ -56,12 +67,19 @@ def test_command(command, workplace, capsys):
     short = {"train": ["--max_steps", "1"], "generate": ["--max_new_tokens", "3", "--attempts", "1"]}
     short["study"] = [] if "--list" in words else ["--dry_run"]
     short["evaluate"] = [] if "--analyze" in words else ["--max_new_tokens", "3"]
+    short["score"] = ["--max_new_tokens", "3"]
     words += short.get(words[0], [])
-    if words[0] in ("evaluate", "analyze"):
+    if words[0] in ("evaluate", "analyze", "report", "score"):
         for run in ("runs/regular", "runs/step"):
             shutil.copytree("model", run)
+            if words[0] == "report":
+                (Path(run) / "metrics.json").write_text('{"log_history": []}')
             if "--analyze" in words:
                 main(f"evaluate --model_name {run} --test_file test.jsonl --metric gsm8k --max_new_tokens 3".split())
+    if words[0] == "report":
+        main(
+            "analyze test.jsonl --models runs/regular runs/step --objective llm_jepa --output_dir runs/geometry".split()
+        )
     assert main(words) == 0, capsys.readouterr().err
     if words[0] == "train":
         output = words[words.index("--output_dir") + 1]

@@ -65,10 +65,12 @@ class Option:
 
     @property
     def boolean(self) -> bool:
+        """Whether it may be written without a value, and switched off by ``--no_name``."""
         return bool in union_members(self.hint)
 
     @property
     def expects(self) -> str:
+        """What its value must be, in the words of an error message."""
         return f"one of {', '.join(self.choices)}" if self.choices else describe(self.hint)
 
     def read(self, given: Any) -> Any:
@@ -80,6 +82,7 @@ class Option:
         return value
 
     def metavar(self) -> str:
+        """What stands behind the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
         return "{" + ",".join(self.choices) + "}" if self.choices else _metavar(self.hint)
 
     def help_text(self, aliases: list[str]) -> str:

@@ -60,7 +60,7 @@ def standalone_pairs(
         trunk: tokens of the trunk; the views' indices go on behind it.
 
     Returns:
-        The pairs, the tokens of their views, and where there are none, the reason.
+        The pairs, the tokens of their views (V,) int32, and where there are none, the reason.
     """
     pairs: list[Pair] = []
     pieces: list[np.ndarray] = []

@@ -54,7 +54,7 @@ class ExampleStore(Sequence):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ExampleStore:
-        """A store on arrays that `arrays` gave, also memory-mapped ones."""
+        """A store on what `arrays` gave, of the same shapes, also memory-mapped."""
         store = cls.__new__(cls)
         store._set(arrays)
         return store
@@ -74,7 +74,11 @@ class ExampleStore(Sequence):
         self.lengths = np.diff(self._id_edges)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that the store is made of, by the names in `ARRAYS`."""
+        """All that the store is made of, by the names in `ARRAYS`, E examples one after the other.
+
+        ``ids`` (T,) and ``views`` (V,) tokens, ``spans`` (S, 2), ``pairs`` (P, 6), all int32; ``..._edges`` (E + 1,) int64,
+        where each example begins in them.
+        """
         return {name: getattr(self, f"_{name}") for name in self.ARRAYS}
 
     def __len__(self) -> int:

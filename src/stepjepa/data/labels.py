@@ -1,12 +1,10 @@
 """Which tokens the LM loss is computed on.
 
-==============  ======================================================================================================
-``assistant``   every answer and the end-of-turn token behind it
-``all``         every token but the first, which nothing predicts
-``reference``   every token of system, user and assistant, but no end of turn and no padding: what the published LLM-JEPA
-                code trains on, whose collator puts the input ids in place of the answer-only labels and leaves the padding
-                token out, which is the end of turn. Kept for comparison: such a model is not taught to stop.
-==============  ======================================================================================================
+- ``assistant``: every answer and the end-of-turn token behind it.
+- ``all``: every token but the first, which nothing predicts.
+- ``reference``: every token of system, user and assistant, but no end of turn and no padding: what the published LLM-JEPA
+  code trains on, whose collator puts the input ids in place of the answer-only labels and leaves the padding token out,
+  which is the end of turn. Kept for comparison: such a model is not taught to stop.
 
 Shapes: T tokens.
 """

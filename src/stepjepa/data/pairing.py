@@ -19,7 +19,7 @@ Found = tuple[list[Pair], np.ndarray, str | None]  # pairs, tokens of the views 
 
 
 def stream_pairs(options: EncodeOptions, trunk: np.ndarray) -> Found:
-    """Pairs of a piece of plain text."""
+    """Pairs of a piece of plain text of (T,) tokens; see `split_pair`."""
     if options.objective != "split":
         return [], NO_VIEWS, None
     return split_pair(trunk, options.split_ratio, options.last_token)
@@ -55,10 +55,13 @@ def chat_pairs(
 def usable_pairs(
     options: EncodeOptions, found: Found, length: int, report: DataReport
 ) -> tuple[list[Pair], np.ndarray]:
-    """The pairs that fit into `max_length` and the model's positions, and the tokens of their views; counts the others.
+    """The pairs that fit into `max_length` and the model's positions; counts the others.
 
     Args:
         length: T, tokens of the trunk as far as they are kept.
+
+    Returns:
+        The pairs, and the tokens of their views, (V,) int32.
     """
     pairs, views, reason = found
     apart = length if len(views) else None

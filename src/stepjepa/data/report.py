@@ -113,7 +113,7 @@ class DataReport:
             self.end_of_turn = other.end_of_turn or self.end_of_turn
 
     def set_lengths(self, lengths: np.ndarray) -> None:
-        """Token-length percentiles of the kept rows; `lengths` is (rows,) int."""
+        """Token-length percentiles of the kept rows; `lengths` is (R,) int."""
         self.tokens = int(lengths.sum())
         if lengths.size:
             names = ("min", "p50", "p90", "p99", "max")

@@ -62,10 +62,11 @@ def split_pair(ids: np.ndarray, ratio: float, last_token: int | None) -> tuple[l
     tokens or more.
 
     Args:
+        ids: (T,) tokens.
         last_token: None, or a negative offset from the end of each part.
 
     Returns:
-        The pair, the tokens of its target, and where there is none, the reason.
+        The pair, the tokens of its target (V,), and where there is none, the reason.
     """
     length, cut = len(ids), max(2, int(len(ids) * ratio))
     rest = length - cut

@@ -109,7 +109,11 @@ def _slow_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode_apart(tokenizer: Any, text: str, cuts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """As `encode_texts` for one text, but no token reaches over any of the character positions `cuts`."""
+    """As `encode_texts` for one text, but no token reaches over any of the character positions `cuts`.
+
+    Returns:
+        Token ids and the last character of each, both (T,).
+    """
     edges = [0, *cuts, len(text)]
     pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
     ids = np.concatenate([ids for ids, _ in pieces])

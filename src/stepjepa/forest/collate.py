@@ -43,21 +43,21 @@ class ForestCollator:
 
     Called with a list of examples it returns
 
-    ================== ========= ==============================================================
-    input_ids          (R, T)    int64
-    position_ids       (R, T)    int64
-    example            (R, T)    int64, which example of the batch; -1 for padding
-    segment            (R, T)    int64, 0 = trunk
-    order              (R, T)    int64, index inside the segment
-    attach             (R, T)    int64, see `visibility.visible`
-    floor              (R, T)    int64, the same; only for `inline`
-    label_positions    (N,)      int64, indices into the flattened (R * T) states
-    label_ids          (N,)      int64, the token that each of these must predict
-    source_readouts    (P,)      int64, indices into the flattened states
-    target_readouts    (P,)      int64
-    read_positions     (M,)      int64, all of the above, each once
-    forests            (B, 2)    int64, start and end in the one row; only for attention by segments
-    ================== ========= ==============================================================
+        ================== ========= ==============================================================
+        input_ids          (R, T)    int64
+        position_ids       (R, T)    int64
+        example            (R, T)    int64, which example of the batch; -1 for padding
+        segment            (R, T)    int64, 0 = trunk
+        order              (R, T)    int64, index inside the segment
+        attach             (R, T)    int64, see `visibility.visible`
+        floor              (R, T)    int64, the same; only for `inline`
+        label_positions    (N,)      int64, indices into the flattened (R * T) states
+        label_ids          (N,)      int64, the token that each of these must predict
+        source_readouts    (P,)      int64, indices into the flattened states
+        target_readouts    (P,)      int64
+        read_positions     (M,)      int64, all of the above, each once
+        forests            (B, 2)    int64, start and end in the one row; only for attention by segments
+        ================== ========= ==============================================================
 
     Examples with `tube` (the semantic tube) add the fields of `combination_fields`.
     """
@@ -178,14 +178,14 @@ def targets_in_order(batch: Batch, counts: Sequence[int], shuffle: bool) -> Batc
 def combination_fields(examples: Sequence[Example], starts: Sequence[int], shuffle: bool = False) -> Batch:
     """The terms of the vectors that are combined from trunk states (`forest.tube`), for a batch; {} where there are none.
 
-    ======================== ===== =========================================================================
-    tube_source_positions    (M,)  int64, indices into the flattened states
-    tube_source_coefficients (M,)  float32
-    tube_source_pairs        (M,)  int64, the vector that the term adds to
-    tube_target_...                the same for the targets
-    tube_weights             (P,)  float32, weight of each pair
-    tube_target_order        (P,)  int64, only with `shuffle`: the target that each source gets
-    ======================== ===== =========================================================================
+        ======================== ===== =========================================================================
+        tube_source_positions    (M,)  int64, indices into the flattened states
+        tube_source_coefficients (M,)  float32
+        tube_source_pairs        (M,)  int64, the vector that the term adds to
+        tube_target_...                the same for the targets
+        tube_weights             (P,)  float32, weight of each pair
+        tube_target_order        (P,)  int64, only with `shuffle`: the target that each source gets
+        ======================== ===== =========================================================================
 
     Args:
         starts: where each example's trunk begins in the flattened states.
@@ -221,5 +221,5 @@ def sub_batch(batch: Batch, prefix: str) -> Batch:
 
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
-    """Integer arrays one after the other, int64."""
+    """Integer arrays (N,) of any lengths one after the other, int64."""
     return torch.from_numpy(np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64))

@@ -38,7 +38,7 @@ def dense_mask(batch: Mapping[str, torch.Tensor], window: int | None = None) -> 
 
 
 def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same mask to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
+    """The same mask (R, 1, T, T) to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
 
     No row is masked whole (padding sees itself), so the softmax never meets a row of minima.
     """

@@ -17,7 +17,10 @@ BLOCK_SIZE = 128
 
 
 def mask_mod(batch: Mapping[str, torch.Tensor], window: int | None = None) -> Callable:
-    """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``; arguments as `dense.dense_mask`."""
+    """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``; arguments as `dense.dense_mask`.
+
+    `batch` is a `ForestCollator`'s; row, head, q and k are scalar tensors.
+    """
     example, segment, order, attach = (batch[key] for key in ("example", "segment", "order", "attach"))
     position, floor = batch["position_ids"], batch.get("floor")
 

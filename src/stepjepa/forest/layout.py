@@ -116,7 +116,7 @@ def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
 
 
 def all_tokens(example: Example, predictor_ids: Sequence[int]) -> np.ndarray:
-    """The trunk and the views apart with their predictors filled in, as `Pair` counts them."""
+    """The trunk (T,) and the views apart (V,) with their predictors filled in, as `Pair` counts them: (T + V,) int32."""
     views = np.asarray(example.views, dtype=np.int32)
     if len(views) and predictor_ids:
         views = np.where(views < 0, np.asarray(predictor_ids, np.int32)[-1 - np.minimum(views, -1)], views)

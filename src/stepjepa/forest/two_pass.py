@@ -27,18 +27,18 @@ class TwoPassCollator:
     Positions of a target are those of the forest (`forest.layout`). `separate_targets` and `shuffle_targets` as in
     `ForestCollator`.
 
-    ===================== ========= =============================================================
-    input_ids             (B, T)    int64, one example a row
-    attention_mask        (B, T)    int64, 1 = token, 0 = padding
-    position_ids          (B, T)    int64
-    view_input_ids        (S, T')   int64, sources (trunk up to the source's end, then K predictors), then targets
-    view_attention_mask   (S, T')   int64
-    view_position_ids     (S, T')   int64
-    label_positions       (N,)      int64, indices into the flattened (B * T) states
-    label_ids             (N,)      int64
-    source_readouts       (P,)      int64, indices into the flattened (S * T') states
-    target_readouts       (P,)      int64, the same; with `separate_targets` into those of the rows ``target_*``
-    ===================== ========= =============================================================
+        ===================== ========= =============================================================
+        input_ids             (B, T)    int64, one example a row
+        attention_mask        (B, T)    int64, 1 = token, 0 = padding
+        position_ids          (B, T)    int64
+        view_input_ids        (S, T')   int64, sources (trunk up to the source's end, then K predictors), then targets
+        view_attention_mask   (S, T')   int64
+        view_position_ids     (S, T')   int64
+        label_positions       (N,)      int64, indices into the flattened (B * T) states
+        label_ids             (N,)      int64
+        source_readouts       (P,)      int64, indices into the flattened (S * T') states
+        target_readouts       (P,)      int64, the same; with `separate_targets` into those of the rows ``target_*``
+        ===================== ========= =============================================================
     """
 
     predictor_ids: tuple[int, ...]

@@ -29,7 +29,7 @@ def logits_cross_entropy(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> tor
 
 
 def scaled_logits(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
-    """What some models do to their logits: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2)."""
+    """What some models do to logits: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2). Any shape."""
     logits = logits * scale if scale != 1.0 else logits
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 

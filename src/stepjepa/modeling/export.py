@@ -40,7 +40,7 @@ def export_model(
         vocabulary: V; embedding rows behind it are predictor tokens and are left out.
         merge_lora: add the adapter to the weights; otherwise an adapter folder is written.
         keep_predictors: keep the predictor tokens, in the tokenizer too.
-        state_dict: full weights where the model in memory is sharded (FSDP).
+        state_dict: full weights, by name and of any shape, where the model in memory is sharded (FSDP).
 
     Raises:
         ConfigError: predictors are to be kept in an adapter.
@@ -96,7 +96,7 @@ def _write(
 
 
 def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """The causal LM's own weights, LoRA added where there is any, under the names of the bare model."""
+    """The causal LM's own weights (any shape), LoRA added where there is any, under the names of the bare model."""
     inner = causal_lm(model)
     if state_dict is not None and not hasattr(model, "get_base_model"):
         return {name: value for name, value in state_dict.items() if not is_head_weight(name)}
@@ -124,7 +124,11 @@ def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = No
 
 
 def skeleton(inner: Any, vocabulary: int, weights: dict[str, torch.Tensor]) -> Any:
-    """A bare model of the same class that holds `weights`, without a copy of them."""
+    """A bare model of the same class that holds `weights` (by name, any shape), without a copy of them.
+
+    Raises:
+        RuntimeError: a weight of the model is not among them.
+    """
     config = copy.deepcopy(inner.config)
     text = text_config(config)
     text.vocab_size = vocabulary

@@ -23,7 +23,7 @@ from stepjepa.forest.segments import segment_plan
 from stepjepa.forest.visibility import ISOLATED, TRUNK
 from stepjepa.modeling.cost import ModelCost
 
-__all__ = ["KINDS", "ModelCost", "batch_flops"]
+__all__ = ["KINDS", "ModelCost", "batch_flops", "batch_tokens"]
 
 # "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
 KINDS = ("trunk", "branch", "target", "head", "padding")
@@ -51,6 +51,13 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     sources = batch["tube_weights" if "tube_weights" in batch else "source_readouts"]
     flops["head"] += cost.heads(len(batch["label_positions"]), len(sources), cost.head_chunk)
     return flops
+
+
+def batch_tokens(batch: Batch) -> dict[str, int]:
+    """Positions of a batch by `KINDS` (as `batch_flops` has them, without ``head``), in all calls of the backbone."""
+    counts = sum(torch.bincount(rows.kinds, minlength=len(KINDS)) for rows in _passes(batch))
+    named = dict(zip(KINDS, torch.as_tensor(counts).tolist(), strict=True))
+    return {name: count for name, count in named.items() if name != "head"}
 
 
 class _Rows(NamedTuple):

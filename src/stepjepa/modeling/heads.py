@@ -68,7 +68,7 @@ def is_head_weight(name: str) -> bool:
 
 
 def save_tensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write tensors so that a reader finds the old file or the whole new one, never a part."""
+    """Write tensors of any shape so that a reader finds the old file or the whole new one, never a part."""
     temporary = path.with_name(f".{path.name}.tmp")
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     save_file(on_cpu, temporary, metadata={"format": "pt"})

@@ -145,6 +145,9 @@ def add_lora(model: Any, peft_config: Any, predictor_ids: list[int], seed: int =
 
     Args:
         seed: of the adapter's first weights; the global generators stay as they are.
+
+    Raises:
+        ConfigError: LoRA of a kind that cannot be exported, or on the embedding, or that PEFT refuses.
     """
     from peft import get_peft_model
 

@@ -27,7 +27,7 @@ def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch
     * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
 
     ``sdpa`` gets booleans (True = visible), ``eager`` an additive mask in `dtype`, ``flex_attention`` a block mask,
-    and a batch laid out for attention by segments its plan.
+    and a batch laid out for attention by segments its plan. A mask is (R, 1, T, T).
 
     Args:
         batch: as `ForestCollator` gives it, on the device of the model.

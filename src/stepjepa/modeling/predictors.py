@@ -55,7 +55,11 @@ def add_predictors(model: Any, count: int, seed: int) -> list[int]:
 
 
 def embedding_name(model: Any) -> str:
-    """Name of the input embedding module as PEFT addresses it (``embed_tokens``, ``wte``, ...)."""
+    """Name of the input embedding module as PEFT addresses it (``embed_tokens``, ``wte``, ...).
+
+    Raises:
+        ValueError: the model has none among its modules.
+    """
     embedding = model.get_input_embeddings()
     for name, module in model.named_modules():
         if module is embedding:

@@ -27,7 +27,7 @@ class PlanMask(torch.Tensor):
 
 
 def plan_mask(plan: SegmentPlan) -> torch.Tensor:
-    """The placeholder to pass as `attention_mask`."""
+    """The placeholder to pass as `attention_mask`: (1, 1, 1, 1), with the plan on it."""
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool).as_subclass(PlanMask)
     mask.plan = plan
     return mask
@@ -43,7 +43,11 @@ def attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer as transformers calls it: (R, H, T, D) in, (R, T, H, D) out."""
+    """Attention of one layer as transformers calls it: (R, H, T, D) in, (R, T, H, D) out.
+
+    Raises:
+        ValueError: the model asks for something that attention by segments does not know.
+    """
     if not isinstance(attention_mask, PlanMask):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

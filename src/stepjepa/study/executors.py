@@ -85,6 +85,7 @@ class Processes:
         self._environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
 
     def start(self, run: RunFolder, stages: Sequence[str]) -> Handle:
+        """See `Executor`; the run waits until one of the jobs is free."""
         return _FutureHandle(self._pool.submit(self._carry_out, str(run.path), list(stages)))
 
     def _carry_out(self, folder: str, stages: list[str]) -> None:
@@ -96,6 +97,7 @@ class Processes:
             self._devices.put(device)
 
     def stop(self) -> None:
+        """End the processes, and begin no more runs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         end_running()
         self._pool.shutdown(wait=True)
@@ -127,6 +129,11 @@ class Submitit:
         self._handles: list[_JobHandle] = []
 
     def start(self, run: RunFolder, stages: Sequence[str]) -> Handle:
+        """See `Executor`; a job that an earlier start has left in the queue is taken up again.
+
+        Raises:
+            StepJepaError: the job could not be submitted.
+        """
         job = self._still_running(run)
         if job is None:
             try:
@@ -149,6 +156,7 @@ class Submitit:
         return job if job.state.split(" ")[0] in _ALIVE and not job.done() else None
 
     def stop(self) -> None:
+        """Cancel the jobs of submitit's local executor; those of SLURM go on."""
         if self._cluster == "local":
             for handle in self._handles:
                 handle.cancel()

@@ -44,6 +44,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """What messages call it."""
         return f"{self.group} seed {self.seed}"
 
     @property
@@ -54,6 +55,7 @@ class Run:
 
     @property
     def control(self) -> str:
+        """The option `control` of the run: ``none``, ``shuffled`` or ``random``."""
         return self.variant if self.variant not in ("", SAME_FLOP) else "none"
 
     @property

@@ -81,14 +81,22 @@ def read_study(root: Node, name: str, mini: bool = False, settings: TrainSetting
 
 
 def check_keys(given: Mapping[str, Node], known: list[str], what: str) -> None:
-    """Refuse unknown keys; the message names the nearest known one."""
+    """Refuse unknown keys.
+
+    Raises:
+        ConfigError: there is one; the message names the nearest known one.
+    """
     for key, node in given.items():
         if key not in known:
             raise ConfigError(f"{node.where}: {what}: unknown key {key!r}; did you mean {nearest(key, known)!r}?")
 
 
 def check_name(name: str, where: str) -> None:
-    """Refuse names that no folder should have."""
+    """Refuse names that no folder should have.
+
+    Raises:
+        ConfigError: such a name.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{where}: the name {name!r}: use letters, digits and _ . , = - (it becomes a folder's name)")
 

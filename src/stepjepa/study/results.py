@@ -79,14 +79,17 @@ class RunFolder:
 
     @property
     def plan(self) -> Path:
+        """What the run is to do, written before it begins."""
         return self.path / "plan.json"
 
     @property
     def train_config(self) -> Path:
+        """The options of its ``stepjepa train --config``."""
         return self.path / "train.yaml"
 
     @property
     def model(self) -> Path:
+        """The output_dir of its training."""
         return self.path / "model"
 
     @property
@@ -95,9 +98,11 @@ class RunFolder:
         return self.path / "job.json"
 
     def record(self, stage: str) -> Path:
+        """The record of a stage: ``train``, or the split that is scored."""
         return self.path / ("trained.json" if stage == "train" else f"scored-{stage}.json")
 
     def log(self, stage: str) -> Path:
+        """What the stage's process has printed."""
         return self.path / (f"{stage}.log")
 
     def done(self, stage: str) -> dict[str, Any] | None:
@@ -111,6 +116,7 @@ class RunFolder:
 
     @property
     def has_weights(self) -> bool:
+        """Whether the trained model still lies there."""
         return any(self.model.glob("*.safetensors"))
 
     def clear_checkpoints(self) -> None:
@@ -153,6 +159,7 @@ class State:
         self.save()
 
     def choice(self, block: str, arm: str) -> dict[str, Any] | None:
+        """What `choose` has kept for an arm, None where nothing is chosen yet."""
         return self.choices.get(f"{block}/{arm}")
 
     def choose(self, block: str, arm: str, choice: Mapping[str, Any]) -> None:
@@ -167,4 +174,5 @@ class State:
             self.save()
 
     def save(self) -> None:
+        """Write the state, whole."""
         write_record(self.path, {"identity": self.identity, "choices": self.choices, "scored": self.scored})

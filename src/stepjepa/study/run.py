@@ -59,6 +59,7 @@ class Outcome:
 
     @property
     def failed(self) -> list[Item]:
+        """The runs that are not done: those that ended with an error and those that were not begun."""
         return [item for item in self.items if item.open or item.error is not None]
 
 

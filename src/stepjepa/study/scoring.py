@@ -23,7 +23,11 @@ Options = Mapping[str, Any]
 
 
 def run(argv: Sequence[str]) -> int:
-    """``FOLDER SPLIT ...``: score a run's model on these splits and leave a record of each. Exit status 0."""
+    """``FOLDER SPLIT ...``: score a run's model on these splits and leave a record of each. Exit status 0.
+
+    Raises:
+        DataError: the folder is none of a run's.
+    """
     folder = RunFolder(Path(argv[0]))
     plan = read_record(folder.plan)
     if plan is None:

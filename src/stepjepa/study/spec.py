@@ -95,6 +95,7 @@ class Block:
     evaluation: Evaluation
 
     def arm(self, name: str) -> Arm:
+        """The arm of that name; there must be one."""
         return next(arm for arm in self.arms if arm.name == name)
 
 

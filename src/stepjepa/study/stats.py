@@ -257,5 +257,10 @@ def _numbers(values: Sequence[float], name: str) -> np.ndarray:
 
 
 def check_share(name: str, value: float) -> None:
+    """Check that a value lies between 0 and 1, both excluded.
+
+    Raises:
+        ConfigError: it does not; the message calls it `name`.
+    """
     if not 0 < value < 1:
         raise ConfigError(f"{name} is {value}; it must be between 0 and 1")

@@ -34,6 +34,7 @@ class Node(NamedTuple):
 
     @property
     def is_mapping(self) -> bool:
+        """Whether `given` maps keys to nodes."""
         return isinstance(self.given, dict)
 
 

@@ -1,0 +1,160 @@
+"""The reference pages, written whenever the site is built: mkdocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml).
+
+Commands come from the parsers that parse them and print `--help`, the API from the docstrings (mkdocstrings reads the source
+and imports nothing). No page lies in the repository, so none can go stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from stepjepa.cli.main import COMMANDS
+from stepjepa.cli.options import MISSING, Option
+from stepjepa.cli.parser import StrictParser
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
+# Pages of the API: one a package, these first and in the order in which data moves. The commands have pages of their own.
+FIRST = ("data", "forest", "losses", "modeling", "training", "evaluation", "analysis", "inspect", "study")
+NOT_API = ("cli", "recipes")
+TOP = ("stepjepa.training.config", "stepjepa.training.trainer", "stepjepa.errors")
+
+
+def on_config(config: Any) -> Any:
+    """Put the pages into the navigation, under Reference."""
+    (reference,) = (item["Reference"] for item in config.nav if "Reference" in item)
+    reference += [
+        {"Python": [{_title(path): path} for path in api_pages()]},
+        {"Commands": [{_title(path): path} for path in command_pages()]},
+    ]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages to the site's files."""
+    from mkdocs.structure.files import File
+
+    for path, text in {**api_pages(), **command_pages()}.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def public_modules(package: str) -> list[str]:
+    """Dotted names of a package's modules, those with a leading underscore left out, in alphabetical order."""
+    files = sorted((SOURCE / package).rglob("*.py"))
+    parts = [file.relative_to(SOURCE).with_suffix("").parts for file in files]
+    return [".".join(("stepjepa", *part)) for part in parts if not any(name.startswith("_") for name in part)]
+
+
+def api_pages() -> dict[str, str]:
+    """Path -> Markdown of every page of the API, for mkdocstrings."""
+    packages = [*FIRST, *sorted({init.parent.name for init in SOURCE.glob("*/__init__.py")} - {*FIRST, *NOT_API})]
+    modules = {package: [name for name in public_modules(package) if name not in TOP] for package in packages}
+    modules = {"stepjepa": list(TOP), **modules}
+    pages = {}
+    for package, names in modules.items():
+        title = package if package == "stepjepa" else f"stepjepa.{package}"
+        lead = "" if package == "stepjepa" else importlib.import_module(title).__doc__ or ""
+        blocks = "\n\n".join(f"::: {name}" for name in names)
+        pages[f"reference/{package}.md"] = f"# {title}\n\n{lead.strip()}\n\n{blocks}\n"
+    return pages
+
+
+@cache
+def parsers() -> dict[str, StrictParser]:
+    """Every command's parser: the one that prints `stepjepa COMMAND --help`."""
+    found: dict[str, StrictParser] = {}
+    for command, (module, _) in COMMANDS.items():
+
+        def keep(parser: StrictParser, *_: Any, command: str = command, **__: Any) -> str:
+            found[command] = parser
+            return ""
+
+        quiet = contextlib.redirect_stdout(io.StringIO())
+        with mock.patch.object(StrictParser, "format_help", keep), contextlib.suppress(SystemExit), quiet:
+            importlib.import_module(module).run(["--help"])
+    return found
+
+
+def command_pages() -> dict[str, str]:
+    """Path -> Markdown of one page for every command."""
+    return {f"reference/commands/{name}.md": command_page(name, parser) for name, parser in parsers().items()}
+
+
+def command_page(command: str, parser: StrictParser) -> str:
+    """A command's description, example and options in their groups."""
+    lines = [f"# stepjepa {command}", "", _plain(parser.description or ""), ""]
+    lines += ["```", f"{parser.prog} [--config FILE] [--option value ...]", "```", ""]
+    lines += _example(parser.epilog or "")
+    lines += [
+        "`--some_flag` and `--some-flag` are the same. A true/false option is switched on by `--flag` alone and off by "
+        "`--no_flag`; `none` empties an option that may be empty. Every option may stand in the YAML file given with "
+        "`--config`, without the dashes; flags win over it.",
+        "",
+    ]
+    for title, options in groups(parser).items():
+        lines += [
+            f"## {'LoRA' if title == 'lora' else title[:1].upper() + title[1:]}",
+            "",
+            "| option | values | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [_row(option, parser.aliases) for option in options]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def groups(parser: StrictParser) -> dict[str, list[Option]]:
+    """The headings of a parser's help, each with its options; every option of the parser stands under one."""
+    found = {}
+    for group in parser._action_groups:
+        options = [parser.options[action.dest] for action in group._group_actions if action.dest in parser.options]
+        if options:
+            found[str(group.title)] = options
+    return found
+
+
+def _example(epilog: str) -> list[str]:
+    """What stands below a command's help: its command lines in a block, the rest in words."""
+    parts = [part.removeprefix("then ") for part in epilog.removeprefix("example: ").split("; ")]
+    commands = [part for part in parts if part.startswith("stepjepa ")]
+    words = [_plain(part) for part in parts if part and part not in commands]
+    return [*(["Example:", "", "```", *commands, "```", ""] if commands else []), *words, ""]
+
+
+def _row(option: Option, aliases: Mapping[str, Any]) -> str:
+    also = [f"`--{name}`" for name, target in aliases.items() if target == option.name]
+    also += [
+        f"`--{name}` for `{target[1]}`"
+        for name, target in aliases.items()
+        if isinstance(target, tuple) and target[0] == option.name
+    ]
+    meaning = _cell(option.help) + (f" Also {_cell(', '.join(also))}." if also else "")
+    default = "required" if option.default is MISSING and option.hint is not bool else _default(option.default)
+    values = option.metavar().strip("{}").replace(",", ", ")
+    return f"| `--{option.name}` | {_cell(values)} | {default} | {meaning} |"
+
+
+def _default(value: Any) -> str:
+    if value is MISSING or value is None or value in ("", [], {}):
+        return ""
+    return f"`{_cell(str(getattr(value, 'value', value)).encode('unicode_escape').decode())}`"
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """One line in which HTML finds nothing to read."""
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
+def _title(path: str) -> str:
+    return Path(path).stem

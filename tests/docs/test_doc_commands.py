@@ -1,0 +1,238 @@
+"""The commands on the pages are understood by the parsers they are for, and run shortened; code and YAML can be read.
+
+README.md, docs/inspect.md and docs/tutorial.md have tests of their own that run theirs (tests/cli/test_readme.py,
+test_inspect_docs.py, tests/docs/test_tutorial.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+
+from stepjepa.cli.main import COMMANDS, main
+from stepjepa.cli.parser import StrictParser
+from support.rows import step_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN_ELSEWHERE = {"README.md", "docs/inspect.md", "docs/tutorial.md"}
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page, of these languages only if any is named."""
+    found = re.findall(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [block for _, language, block in found if not languages or language in languages]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, what stands behind `stepjepa`) of every command line in a block, continued lines joined."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "", "bash", "sh", "shell", "console", "text"):
+            for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+                match = re.match(
+                    r"(?:\$ )?(?:(?:srun|torchrun|accelerate launch|python)\b.* -m )?stepjepa (.+)", line.strip()
+                )
+                if match:
+                    found.append((str(page.relative_to(ROOT)), match[1]))
+    return found
+
+
+def words_of(command: str) -> list[str]:
+    return [word for word in shlex.split(command, comments=True) if word != "..."]
+
+
+class Parsed(Exception):
+    """Stops a command behind its parser."""
+
+
+def test_there_are_commands():
+    pages = [page for page, _ in commands()]
+    assert len(pages) > 50 and len(set(pages)) > 9
+    assert any(command.startswith("train --config") for _, command in commands())  # from a line that begins with srun
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_it_is_understood(page, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = words_of(command)
+    if "--config" in words:
+        Path(words[words.index("--config") + 1]).write_text("seed: 1\n")
+    parse = StrictParser.parse
+
+    def parse_only(parser, argv=None):
+        parse(parser, argv)
+        raise Parsed
+
+    assert words[0] in COMMANDS
+    with mock.patch.object(StrictParser, "parse", parse_only), pytest.raises(Parsed):
+        importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
+
+
+@pytest.mark.parametrize("wrong", ["train --lamda 1", "train --objective both", "check data.jsonl --shows 1"])
+def test_a_wrong_command_would_be_seen(wrong, capsys):
+    assert main(wrong.split()) == 2 and "error" in capsys.readouterr().err
+
+
+def test_flags_in_the_text_exist(reference):
+    known = {"help", "help_all", "version", "config"}
+    for parser in reference.parsers().values():
+        known |= {*parser.options, *parser.aliases}
+    from transformers import TrainingArguments
+
+    known |= set(TrainingArguments.__dataclass_fields__)
+    # torchrun's, TensorBoard's, those of benchmarks and examples, and the published evaluation's
+    foreign = set("nproc_per_node nnodes logdir profile threads clock template notes startswith".split())
+    unknown = {}
+    for page in PAGES:
+        text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        spans = [
+            span
+            for span in re.findall(r"`([^`\n]+)`", text)
+            if not re.match(r"(python|pip|make|git|sbatch|torchrun|accel)", span)
+        ]
+        flags = {flag.replace("-", "_") for span in spans for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", span)}
+        missing = {
+            f for f in flags if f not in known | foreign and f.removeprefix("no_") not in known and not f.endswith("_")
+        }
+        if missing:
+            unknown[page.name] = sorted(missing)
+    assert not unknown
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Files and models of the names that the pages use."""
+    from stepjepa.modeling.load import load_model, load_tokenizer
+
+    folder = tmp_path_factory.mktemp("made")
+    rows = step_rows(12)
+    raw = [
+        {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}.\nSo {n + 1}.\n#### {n + 1}"} for n in range(12)
+    ]
+    (folder / "shards").mkdir()
+    for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("gsm8k_train", "test", "solved.unsolved"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw))
+    import pandas
+
+    solved = [
+        {
+            "problem": f"What is {n} + 1?",
+            "solution": f"First we add the number 1 to {n}.\n\nThe answer is then \\boxed{{{n + 1}}}.",
+        }
+        for n in range(12)
+    ]
+    pandas.DataFrame(solved).to_parquet(folder / "MATH.parquet")
+    responses = [{"question": row["problem"], "response": row["solution"]} for row in solved]
+    (folder / "solved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in responses))
+    (folder / "run.yaml").write_text("train_file: data.jsonl\nobjective: step_jepa\nmodel_name: tiny\n")
+    (study,) = [block for block in blocks(ROOT / "docs" / "study.md", "yaml") if block.startswith("title:")]
+    (folder / "study.yaml").write_text(f"{study}mini: {{base: {{max_steps: 2}}}}\n")
+    tokenizer = load_tokenizer("tiny", (message["content"] for row in rows for message in row["messages"]))
+    load_model("tiny", tokenizer, seed=1).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+# What stays unrun here, and where it is run.
+PARSED_ONLY = {
+    "--backend": "needs a server: tests/evaluation/teachers",
+    "--from_states": "needs another command's files: tests/cli/test_analyze.py",
+    "--runs": "needs trained runs: tests/cli/test_analyze.py",
+    "report": "needs trained runs: its own tests",
+    "score": "its own tests",
+    "demo": "minutes: tests/cli/test_demo.py",
+}
+SHORT = {
+    "train": ["--max_steps", "1"],
+    "evaluate": ["--max_new_tokens", "3", "--batch_size", "4"],
+    "generate": ["--max_new_tokens", "3", "--attempts", "1"],
+    "study": ["--dry_run"],
+}
+RUN = [(p, c) for p, c in commands() if p not in RUN_ELSEWHERE and not PARSED_ONLY.keys() & set(words_of(c))]
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The command with few steps and tokens, and a model that lies here in place of a large one or one of the Hub."""
+    if "--model_name" in words:
+        at = words.index("--model_name") + 1
+        words[at] = "tiny" if words[at] in ("tiny", "mini") else words[at] if Path(words[at]).exists() else "model"
+    words = [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+    if words[0] == "evaluate" and "--analyze" in words:
+        return words
+    return words + [w for w in SHORT.get(words[0], []) if not (w == "--dry_run" and (w in words or "--list" in words))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "command"), RUN)
+def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
+    if "tensorboard" in command:
+        pytest.importorskip("tensorboard", reason="needs the package tensorboard")
+    folder = tmp_path / "place"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    words = words_of(command)
+    for word in words:  # the models and predictions that earlier commands of the page leave
+        run = re.match(r"runs/\w+(?:/checkpoint-\d+)?", word)
+        if run and words[0] in ("evaluate", "analyze") and not Path(run[0]).exists():
+            shutil.copytree("model", run[0])
+            if "--analyze" in words:
+                main(f"evaluate {run[0]} test.jsonl --metric gsm8k --max_new_tokens 3".split())
+    if words[0] == "prepare" or words[0] == "generate":
+        with contextlib.suppress(FileNotFoundError):
+            Path(words[words.index("--output_file") + 1]).unlink()
+        for made_too in ("train.valid.jsonl", "solved.unsolved.jsonl"):
+            if made_too not in words:
+                Path(made_too).unlink()
+    assert main(shortened(words)) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_names_what_exists(page):
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepjepa"):
+                module = importlib.import_module(node.module)
+                assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], block
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=lambda page: page.name)
+def test_yaml_can_be_read(page):
+    assert all(isinstance(yaml.safe_load(block), dict | list) for block in blocks(page, "yaml"))
+
+
+def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
+    from stepjepa.study.recipes import recipe_files
+
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    files, aliases = recipe_files(), reference.parsers()["train"].aliases
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
+    tables = [row for row in rows if "`--" in row[-3]]
+    assert len(tables) > 20
+    used = set()
+    for row in tables:
+        named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", row[-2]))
+        assert named <= {*files, "evidence_"}, row[0]
+        flags = {flag for flag in re.findall(r"--(\w+)", row[-3])}
+        names = {aliases[flag] if isinstance(aliases.get(flag), str) else flag for flag in flags}
+        for name in named & set(files) if "`controls" not in row[-2] and "`equal" not in row[-2] else ():
+            recipe = Path(files[name]).read_text(encoding="utf-8")
+            assert any(re.search(rf"\b{option}: ", recipe) for option in names), f"{row[0]}: {name} has none of {names}"
+        used |= named
+    assert used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx", "llm_jepa_table3"}

@@ -1,0 +1,130 @@
+"""No dead link: every relative link of the pages leads to a file and a heading, and the navigation holds every page."""
+
+from __future__ import annotations
+
+import ast
+import re
+import unicodedata
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/*.md")])
+
+
+def without_code(text: str) -> str:
+    text = re.sub(r"^( *)(```+|~~~+).*?^\1\2 *$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "`", text, flags=re.DOTALL)
+
+
+def links(text: str) -> list[str]:
+    """Targets of the links and pictures of a Markdown text, those in code left out."""
+    text = without_code(text)
+    named = re.findall(r"^ *\[[^\]]+\]: *(\S+)", text, re.MULTILINE)
+    inline = re.findall(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)", text)
+    return [*inline, *named, *re.findall(r"<(?:a|img)\b[^>]*?(?:href|src)=\"([^\"]+)\"", text)]
+
+
+def slug(heading: str) -> str:
+    """The anchor that Python-Markdown gives a heading; GitHub gives the same to headings of words and digits."""
+    plain = unicodedata.normalize("NFKD", re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading))
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain.encode("ascii", "ignore").decode()).strip().lower())
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^( *)(```+).*?^\1\2 *$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, re.MULTILINE):
+        named = re.search(r"\{ *#([\w-]+) *\}", heading)
+        name, count = named[1] if named else slug(heading), 0
+        while (name if not count else f"{name}_{count}") in found:
+            count += 1
+        found.add(name if not count else f"{name}_{count}")
+    return found | set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
+
+
+def defined(module: str, name: str) -> bool:
+    """Whether a module of the library defines a (dotted) name."""
+    body = ast.parse((ROOT / "src" / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        body = next((node.body for node in body if getattr(node, "name", None) == part), None)
+        if body is None:
+            return False
+    return True
+
+
+def in_reference(path: str, anchor: str, reference) -> str | None:
+    """What is wrong with a link to a page that is written when the site is built."""
+    pages = reference.api_pages()
+    if path in pages:
+        modules = re.findall(r"^::: (\S+)$", pages[path], re.MULTILINE)
+        known = [module for module in modules if anchor.startswith(module + ".")]
+        right = not anchor or anchor in modules or any(defined(m, anchor[len(m) + 1 :]) for m in known)
+        return None if right else f"{path} has no {anchor}"
+    page = reference.command_pages().get(path)
+    if page is None:
+        return f"no page {path}"
+    headings = {slug(heading) for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
+    return None if not anchor or anchor in headings else f"{path} has no heading {anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page, reference):
+    dead = []
+    for link in links(page.read_text(encoding="utf-8")):
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            if parts.scheme not in ("https", "mailto") or not (parts.netloc or parts.path):
+                dead.append(link)
+            continue
+        target = (page.parent / parts.path).resolve() if parts.path else page
+        inside = str(target.relative_to(DOCS)) if target.is_relative_to(DOCS) else ""
+        if inside.startswith("reference/"):
+            wrong = in_reference(inside, parts.fragment, reference)
+            dead += [wrong] if wrong else []
+        elif not target.exists():
+            dead.append(f"{link}: no such file")
+        elif parts.fragment and (target.suffix != ".md" or parts.fragment not in anchors(target)):
+            dead.append(f"{link}: no such heading")
+        elif page.is_relative_to(DOCS) and not inside:
+            dead.append(f"{link}: leaves docs/, so the site does not have it; name the file without a link")
+    assert not dead, dead
+
+
+def test_the_navigation_holds_every_page():
+    def paths(nav):
+        for item in nav:
+            for value in item.values():
+                yield from paths(value) if isinstance(value, list) else [value]
+
+    named = list(paths(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert len(named) == len(set(named))
+    assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_every_picture_is_used():
+    used = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    pictures = [
+        file
+        for folder in ("assets", "images")
+        for file in (DOCS / folder).rglob("*")
+        if file.suffix in (".png", ".svg")
+    ]
+    assert pictures and not [file.name for file in pictures if file.name not in used]
+
+
+def test_dead_links_are_found():
+    text = '# A `b_c` (d)\n[x](y.md#z) `[no](a)` ![p](p.png "t")\n```\n[no](b)\n```\n[r]: r.md\n<img src="i.png">'
+    assert links(text) == ["y.md#z", "p.png", "r.md", "i.png"]
+    assert (
+        slug("A `b_c` (d), 2 + 2") == "a-b_c-d-2-2"
+        and slug("Question and answer (`llm_jepa`)") == "question-and-answer-llm_jepa"
+    )
+    assert defined("stepjepa.losses.cosine", "cosine_loss") and not defined("stepjepa.losses.cosine", "cosines")
+    assert "the-forest" in anchors(DOCS / "method.md") and "nowhere" not in anchors(DOCS / "method.md")

@@ -1,0 +1,130 @@
+"""The reference pages hold what the parsers and the source hold, and the site asks nothing of other servers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stepjepa.cli.main import COMMANDS
+from stepjepa.cli.options import MISSING
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def options_of(page):
+    """Flag -> (values, default, meaning) of a command's page."""
+    rows = re.findall(r"^\| `--(\w+)` \| (.*?) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
+    return {flag: rest for flag, *rest in rows}
+
+
+def test_every_option_of_every_command_stands_on_its_page(reference):
+    pages = reference.command_pages()
+    assert set(pages) == {f"reference/commands/{name}.md" for name in COMMANDS}
+    for command, parser in reference.parsers().items():
+        found = options_of(pages[f"reference/commands/{command}.md"])
+        assert set(found) == set(parser.options), command
+        for name, option in parser.options.items():
+            values, default, meaning = found[name]
+            assert (
+                meaning
+                and meaning != "."
+                and " ".join(option.help.split())[:10].replace("<", "&lt;").replace("|", "\\|") in meaning
+            )
+            if option.default not in (MISSING, None, "", [], {}):
+                assert default.startswith("`") and default != "``", (command, name)
+            assert values
+
+
+def test_a_page_in_full_words(reference):
+    page = reference.command_pages()["reference/commands/check.md"]
+    assert page.startswith("# stepjepa check\n\nRead a data file")
+    assert (
+        "\nExample:\n\n```\nstepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl\n```\n"
+        in page
+    )
+    found = options_of(page)
+    assert found["seed"] == ["INT", "`42`", "Seed of the rows that are drawn as a sample. Also `--finetune_seed`."]
+    assert found["objective"][:2] == ["regular, llm_jepa, step_jepa, split, semantic_tube", "`llm_jepa`"]
+    assert found["objective"][2].endswith("Also `--step_jepa` for `step_jepa`, `--regular` for `regular`.")
+    assert found["json"][:2] == ["true\\|false", "`False`"] and "## Views\n" in page
+
+
+def test_the_published_spellings_stand_with_train(reference):
+    page = reference.command_pages()["reference/commands/train.md"]
+    found = options_of(page)
+    assert "`--lambda`" in found["lbd"][2] and "`--jepa_l2` for `l2`" in found["jepa_loss"][2]
+    assert "`--num_epochs`" in found["num_train_epochs"][2] and "learning_rate" in found
+
+
+def test_a_new_option_appears_by_itself(reference):
+    from dataclasses import make_dataclass
+
+    from stepjepa.cli.parser import StrictParser
+    from stepjepa.data.fields import option
+
+    options = make_dataclass("New", [("shiny", str, option("a\tb", "Say <x|y>.", "new things"))])
+    page = reference.command_page(
+        "shine", StrictParser(options, prog="stepjepa shine", epilog="example: stepjepa shine")
+    )
+    assert "## New things\n" in page and "| `--shiny` | TEXT | `a\\tb` | Say &lt;x\\|y>. |" in page
+
+
+def test_every_public_module_is_on_one_page(reference):
+    pages = reference.api_pages()
+    shown = [name for page in pages.values() for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    assert len(shown) == len(set(shown))
+    files = {file.relative_to(ROOT / "src") for file in (ROOT / "src" / "stepjepa").rglob("*.py")}
+    modules = {".".join(file.with_suffix("").parts) for file in files}
+    hidden = {name for name in modules if name.startswith("stepjepa.cli") or re.search(r"\._|\b__", name)}
+    assert set(shown) == modules - hidden
+    assert "::: stepjepa.training.trainer" in pages["reference/stepjepa.md"]
+    for name in shown:
+        ast.parse((ROOT / "src" / Path(*name.split("."))).with_suffix(".py").read_text(encoding="utf-8"))
+
+
+def test_entries_of_several_names_are_taken_apart():
+    pytest.importorskip("griffe", reason="needs the extra docs")
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("griffe_names", ROOT / "docs" / "griffe_names.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rest = "    c: one, d: two.\n\nRaises:\n    A, B: wrong.\n"
+    before = f"Do.\n\nArgs:\n    a, b: both of\n        them.\n{rest}"
+    after = f"Do.\n\nArgs:\n    a: both of\n        them.\n    b: both of\n        them.\n{rest}"
+    assert module.split_names(before) == after
+
+
+def test_the_site_asks_nothing_of_other_servers():
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert settings["theme"]["font"] is False
+    assert not {"extra_javascript", "extra"} & set(settings)
+    for style in settings["extra_css"]:
+        assert "url(" not in (ROOT / "docs" / style).read_text(encoding="utf-8")
+    assert "pymdownx.arithmatex" not in str(settings["markdown_extensions"])  # it needs a script for the formulas
+    pages = [file.read_text(encoding="utf-8") for file in (ROOT / "docs").rglob("*.md")]
+    assert not [page for page in pages if re.search(r"<script|^```mermaid|!\[[^\]]*\]\(https?:", page, re.MULTILINE)]
+
+
+def test_mkdocs_gets_the_pages(reference):
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.plugins import PluginCollection
+    from mkdocs.structure.files import Files
+
+    config = MkDocsConfig()
+    config.nav = [{"Home": "index.md"}, {"Reference": [{"Design decisions": "decisions.md"}]}]
+    config.plugins = PluginCollection()
+    config.plugins._current_plugin = None
+    config.docs_dir, config.site_dir, config.use_directory_urls = "docs", "site", False
+    _, python, commands = reference.on_config(config).nav[1]["Reference"]
+    files = reference.on_files(Files([]), config)
+    named = [path for section in (python["Python"], commands["Commands"]) for item in section for path in item.values()]
+    assert sorted(named) == sorted(files.src_uris) and "reference/losses.md" in named
+    page = files.src_uris["reference/commands/train.md"]
+    assert page.content_string == reference.command_pages()["reference/commands/train.md"]
+    assert {"train": "reference/commands/train.md"} in commands["Commands"]

@@ -1,0 +1,176 @@
+"""examples/annotate_paper.py on PDFs that are drawn here, with the paper's headings as short phrases."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.figure import Figure
+
+pypdf = pytest.importorskip("pypdf", reason="needs the package pypdf")
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "annotate_paper.py"
+V2 = [
+    ["arXiv:2509.14252v2 [cs.CL]", "ABSTRACT", "In text: the LLM-JEPA objective is said early, and Table 2 is named."],
+    ["2 Two Views", "2.2  THE  LLM-JEPA", "OBJECTIVE", "The Predictor."],
+    ["Table 12: four families", "Table 2: from random init"],
+    ["5 Conclusion"],
+]
+
+
+@pytest.fixture(scope="module")
+def script():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("annotate_paper", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def draw(path, pages):
+    """A PDF of 6 x 8 inches with the lines of each page one inch apart, the first one seven inches above the edge."""
+    with PdfPages(path) as pdf:
+        for lines in pages:
+            figure = Figure(figsize=(6, 8))
+            for i, line in enumerate(lines):
+                figure.text(0.05, (7 - i) / 8, line, fontsize=10)
+            pdf.savefig(figure)
+    return path
+
+
+@pytest.fixture
+def paper(tmp_path):
+    return draw(tmp_path / "paper.pdf", V2)
+
+
+def notes_of(path):
+    """Title -> (page from 1, rectangle, text, appearance) of the annotations of a PDF."""
+    found = {}
+    for number, page in enumerate(pypdf.PdfReader(path).pages, 1):
+        for item in page.get("/Annots", []):
+            item = item.get_object()
+            look = item["/AP"]["/N"].get_object().get_data().decode("cp1252")
+            found[item["/T"]] = (number, [float(x) for x in item["/Rect"]], item["/Contents"], look)
+    return found
+
+
+def test_notes_stand_beside_their_places(script, paper, tmp_path, capsys):
+    before = paper.read_bytes()
+    assert script.main([str(paper), str(tmp_path / "out.pdf")]) == 0
+    assert paper.read_bytes() == before
+    notes = notes_of(tmp_path / "out.pdf")
+    assert {title: note[0] for title, note in notes.items()} == {
+        "Abstract": 1,
+        "Two views": 2,
+        "LLM-JEPA loss, Equation 2": 2,  # the numbered heading over two lines, not the words in the text of page 1
+        "Predictor": 2,
+        "From random weights, Table 2": 3,  # the caption, not the mention
+        "Model families, Table 12": 3,
+        "Conclusion and limits": 4,
+    }
+    for title, inches in {
+        "Abstract": 6,
+        "Two views": 7,
+        "From random weights, Table 2": 6,
+        "Conclusion and limits": 7,
+    }.items():
+        left, bottom, right, top = notes[title][1]
+        assert 6 * 72 < left < right < 6 * 72 + script.MARGIN and 0 < bottom < top < 8 * 72
+        assert 72 * inches <= top <= 72 * inches + 20 or title.startswith("From"), title
+    ordered = sorted((note[1] for note in notes.values() if note[0] == 2), key=lambda box: -box[3])
+    assert all(upper[1] > lower[3] for upper, lower in zip(ordered, ordered[1:], strict=False))  # no overlap
+    said = capsys.readouterr().out
+    assert re.search(r"page  2   Predictor\n", said) and "no place  LoRA, Table 8: Table 8:" in said
+    assert said.endswith(f"7 of {len(script.read_notes(script.NOTES))} notes in {tmp_path / 'out.pdf'}\n")
+    original, annotated = pypdf.PdfReader(paper), pypdf.PdfReader(tmp_path / "out.pdf")
+    for old, new in zip(original.pages, annotated.pages, strict=True):
+        assert old.extract_text() == new.extract_text() and old.mediabox.height == new.mediabox.height
+        assert new.mediabox.width == old.mediabox.width + script.MARGIN
+
+
+def test_what_is_drawn_is_the_note(script, paper, tmp_path):
+    script.main([str(paper), str(tmp_path / "out.pdf")])
+    _, (left, bottom, right, top), text, look = notes_of(tmp_path / "out.pdf")["LLM-JEPA loss, Equation 2"]
+    lines = [re.sub(r"\\([()\\])", r"\1", line) for line in re.findall(r"\((.*?)\) Tj", look)]
+    assert lines == text.splitlines()
+    flat = " ".join(line.strip() for line in lines)
+    assert "Formula. L = gamma LM + lambda d(Pred(Enc(text)), Enc(code))." in flat
+    assert "Library. total_loss; --lbd, --gamma" in flat and "](" not in flat and "`" not in flat
+    assert top - bottom >= len(lines) * script.SIZE and max(map(len, lines)) <= script.COLUMNS
+
+
+def test_version_1_takes_pages_in_place_of_numbers(script, tmp_path, capsys):
+    pages = [["arXiv:2509.14252v1", "Abstract"], ["Table 2: another table"], ["x"], ["y"]]
+    paper = draw(tmp_path / "v1.pdf", pages)
+    script.main([str(paper), str(tmp_path / "out.pdf")])
+    notes = notes_of(tmp_path / "out.pdf")
+    assert notes["From random weights, Table 2"][0] == 4 and notes["Two views"][0] == 2
+    assert "LoRA, Table 8" not in notes  # page 8 does not exist
+    assert "This is version 1" in capsys.readouterr().out
+
+
+def test_every_note_is_whole(script):
+    notes = script.read_notes(script.NOTES)
+    assert len(notes) == len({note.title for note in notes}) == 23
+    for note in notes:
+        starts = [line.split(".")[0] for line in note.lines if re.match(r"(Claim|Formula|Library|Measured)\.", line)]
+        assert starts == ["Claim", "Formula", "Library", "Measured"], note.title
+        "".join(note.lines).encode("cp1252")  # else a letter would be drawn as ?
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("missing", "there is no such file"),
+        ("text", "cannot be read as a PDF"),
+        ("cut", "cannot be read as a PDF"),
+        ("locked", "locked with a password"),
+        ("other", "holds none of the places"),
+        ("exists", "add --overwrite"),
+        ("itself", "or the paper itself"),
+        ("folder", "is a folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(script, paper, tmp_path, capsys, kind, said):
+    out, more = tmp_path / "out.pdf", []
+    if kind == "missing":
+        paper = tmp_path / "none.pdf"
+    elif kind == "text":
+        paper.write_text("not a PDF\n")
+    elif kind == "cut":
+        paper.write_bytes(paper.read_bytes()[:200])
+    elif kind == "locked":
+        writer, locked = pypdf.PdfWriter(clone_from=pypdf.PdfReader(paper)), io.BytesIO()
+        writer.encrypt("secret", algorithm="RC4-128")
+        writer.write(locked)
+        paper.write_bytes(locked.getvalue())
+    elif kind == "other":
+        draw(paper, [["A cookery book"]])
+    elif kind == "exists":
+        out.write_text("mine")
+    elif kind == "itself":
+        out, more = paper, ["--overwrite"]
+    elif kind == "folder":
+        out.mkdir()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(SystemExit) as stopped:
+        script.main([str(paper), str(out), *more])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count("\n") == 1 and said in error
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_overwrite_and_own_notes(script, paper, tmp_path):
+    (tmp_path / "notes.md").write_text("# Mine\n\n## One\n<!-- find: conclusion -->\n- **So.** See [this](x.md).\n")
+    out = tmp_path / "out.pdf"
+    out.write_text("old")
+    command = [sys.executable, SCRIPT, paper, out, "--notes", tmp_path / "notes.md", "--overwrite"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert notes_of(out)["One"][2] == "One\nSo. See this."
