@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from stepjepa.cli.study import StudyOptions, read
+from stepjepa.study.recipes import recipe_files
 from stepjepa.study.report import write_report
 from stepjepa.study.results import RunFolder
 from stepjepa.study.run import run_study
@@ -202,7 +203,7 @@ def test_shuffled_targets_train_another_model(results):
     assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-def test_a_recipe_s_mini(in_this_process, tmp_path, capsys):
+def test_a_mini_that_chooses(in_this_process, tmp_path, capsys):
     overrides = "base.max_steps=2 seeds=[1,2] evaluate.max_new_tokens=2 controls=[] equal_compute=false".split()
     options = StudyOptions(file="step_jepa_sweep", mini=True, output_dir=str(tmp_path / "out"), overrides=overrides)
     study = read(options)
@@ -216,3 +217,16 @@ def test_a_recipe_s_mini(in_this_process, tmp_path, capsys):
         and "before its test split was scored" in table
     )
     assert not list((tmp_path / "out").rglob("*.safetensors"))  # the recipe keeps no models
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(recipe_files()))
+def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
+    """All of its arms and what is run beside them, for one step on a few problems."""
+    monkeypatch.chdir(tmp_path)
+    overrides = "base.max_steps=1 seeds=[1] evaluate.max_new_tokens=2".split()
+    overrides += [f"data.builtin.{rows}" for rows in ("train_rows=24", "select_rows=2", "test_rows=2")]
+    outcome = run_study(read(StudyOptions(file=name, mini=True, overrides=overrides)), lambda line: None)
+    assert not outcome.failed and not [item.run.name for item in outcome.items if item.open]
+    write_report(outcome)
+    assert (tmp_path / "runs" / f"{name}-mini" / "table.md").is_file()
