@@ -147,3 +147,24 @@ def test_the_head_is_float32_under_autocast():
     head, states = PredictorHead("linear", 16, 0), torch.randn(5, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(head(states), states)
+
+
+def test_a_loss_that_is_no_number_is_said_at_the_end(train):
+    flags = ["--step_jepa", "--max_steps", "4", "--logging_steps", "1", "--max_grad_norm", "0"]
+    assert "warning: the loss" not in train(*flags)
+    said = train(*flags, "--learning_rate", "1e30", output="broken")
+    first = next(line for line in said.splitlines() if "lm nan" in line).split()[1].removesuffix("/4")
+    assert f"warning: the loss is no finite number from step {first} on" in said, said
+
+
+def test_the_last_step_is_evaluated_once(train, tmp_path):
+    """And what is written is what another evaluation would give."""
+    data = str(tmp_path / "rows.jsonl")
+    flags = ["--step_jepa", "--eval_file", data]
+    train(*flags, "--eval_strategy", "steps", "--eval_steps", "1", output="each")
+    train(*flags, output="end")
+    each, end = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("each", "end"))
+    assert [sum("eval_loss" in entry for entry in one["log_history"]) for one in (each, end)] == [2, 1]
+    for name in ("eval_loss", "eval_lm_loss", "eval_jepa_loss"):
+        assert each["metrics"][name] == end["metrics"][name]
+    assert "step" not in each["metrics"]

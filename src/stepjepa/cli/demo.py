@@ -5,19 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepjepa.cli.parser import StrictParser
+from stepjepa.study.demo_options import DemoOptions
 
 if TYPE_CHECKING:
-    from stepjepa.study.demo import ArmResult, DemoOptions
+    from stepjepa.study.demo import ArmResult
 
 
 def run(argv: list[str]) -> int:
     """Parse, run, print the table. Exit status 0."""
+    parser = StrictParser(
+        DemoOptions,
+        prog="stepjepa demo",
+        description="Train a small model with and without the JEPA objective on built-in data, and compare.",
+        epilog="example: stepjepa demo --output_dir runs/demo --seed 1",
+    )
+    (options,) = parser.parse(argv)
+
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.study.demo import DemoOptions, run_demo, run_one_arm
+    from stepjepa.study.demo import run_demo, run_one_arm
 
-    parser = StrictParser(DemoOptions, prog="stepjepa demo", description=__doc__)
-    (options,) = parser.parse(argv)
     disable_progress_bar()
     if options.arm is not None:
         run_one_arm(options)

@@ -2,19 +2,21 @@
 
 `HfArgumentParser` finds the options: it walks the dataclasses and resolves their type hints. Everything that
 decides what a value means is done here and in `stepjepa.cli.values`, because argparse takes abbreviations,
-exits the process, and lets YAML values through unchecked. Importing this module loads no torch.
+exits the process, and lets YAML values through unchecked. Importing this module loads neither torch nor the rest of
+transformers, which takes longer than a help text may.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Union
-
-from transformers.hf_argparser import HfArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
 
 from stepjepa.cli.options import MISSING, Option
 from stepjepa.cli.values import BadValue, convert, nearest
@@ -24,6 +26,28 @@ from stepjepa.errors import ConfigError
 __all__ = ["Alias", "StrictParser", "dump_yaml"]
 
 Alias = Union[str, "tuple[str, str]", Callable[[str], "dict[str, Any]"]]
+
+
+def _hf_argument_parser() -> Any:
+    """`transformers.HfArgumentParser`: the module's own file, run under its own name, without the package around it.
+
+    What imports transformers later finds the module in `sys.modules`, and the same class in it. Should the file ever need
+    its package, the import system brings that in.
+    """
+    name = "transformers.hf_argparser"
+    package = importlib.util.find_spec("transformers")
+    file = Path(package.origin).with_name("hf_argparser.py") if package and package.origin else None
+    if file and file.is_file() and not {name, "transformers"} & sys.modules.keys():
+        spec: Any = importlib.util.spec_from_file_location(name, file)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return importlib.import_module(name).HfArgumentParser
+
+
+if TYPE_CHECKING:
+    from transformers.hf_argparser import HfArgumentParser
+else:
+    HfArgumentParser = _hf_argument_parser()
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _BARE = object()  # stands for the value of a flag that was written without one

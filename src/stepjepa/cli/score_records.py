@@ -25,7 +25,12 @@ def solution_records(
     drawn: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """The numbers of every solution, by the definitions of docs/score.md."""
+    """The numbers of every solution, by the definitions of docs/score.md.
+
+    Args:
+        groups_P: int, (P,): the question that each of the P pairs belongs to.
+        drawn: targets that every prediction is compared with, drawn by `seed`.
+    """
     own = shuffled = np.zeros(0)
     if len(groups_P):
 

@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli import inspect_row
 from stepjepa.cli.parser import StrictParser, dump_yaml
-from stepjepa.cli.spellings import COMMON_TRAINER_FLAGS, PUBLISHED, notes
+from stepjepa.cli.spellings import PUBLISHED, notes
+from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     parser, (options, config) = parse(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.training.announce import say
+    from stepjepa.training.announce import conclusion, say
     from stepjepa.training.run import leave_process_group, run_training
 
     logging.basicConfig(format="%(message)s")
@@ -52,16 +52,9 @@ def run(argv: list[str]) -> int:
     scorer = answer_scorer(options, config)
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
     trainer, metrics = run_training(options, config, save_options, scratch_lr, scorer)
+    conclusion(trainer, options, metrics)
     del trainer  # the wrapped model must go before the process group
     leave_process_group()
-    say("")
-    names = ["lm_loss", "jepa_loss", "cosine_similarity", "eval_lm_loss", "eval_jepa_loss"]
-    names += [f"eval_{name}" for name in [*(options.eval_metrics or ()), "did_not_stop"]]
-    for name in names:
-        if name in metrics:
-            say(f"{name:<17} {metrics[name]:.4f}")
-    say(f"model and records: {config.output_dir}")
-    say(f"load it with AutoModelForCausalLM.from_pretrained({config.output_dir!r})")
     return 0
 
 
@@ -115,6 +108,8 @@ def answer_scorer(options: RunOptions, config: Any) -> Any:
 
 def inspect_arguments(options: RunOptions, config: Any) -> list[str]:
     """The command line of ``stepjepa inspect`` that shows the first row of a run."""
+    from stepjepa.cli import inspect_row
+
     file = (options.train_file or [""])[0]
     words = [file, "--model_name", options.model_name, "--seed", str(getattr(config, "seed", 42))]
     for field in dataclasses.fields(JEPAOptions):
@@ -127,6 +122,7 @@ def inspect_arguments(options: RunOptions, config: Any) -> list[str]:
 
 def show_first_row(options: RunOptions, config: Any) -> None:
     """Draw the first row, once over all processes; a row that cannot be drawn is a note."""
+    from stepjepa.cli import inspect_row
     from stepjepa.training.announce import is_main_process, say
 
     if is_main_process():
@@ -138,9 +134,12 @@ def show_first_row(options: RunOptions, config: Any) -> None:
 
 def help_text() -> str:
     """The method's options and the Trainer's common ones, without loading torch."""
-    parser = StrictParser((RunOptions, JEPAOptions), prog="stepjepa train", description=_DESCRIPTION, epilog=_EXAMPLE)
-    lines = ["", "common options of transformers.TrainingArguments (--help_all shows all of them):"]
-    lines += [f"  --{name:<30} {text}" for name, text in COMMON_TRAINER_FLAGS.items()]
-    return parser.format_help(
-        groups=["run", "method", "loss", "views", "semantic tube", "data", "lora", "output"]
-    ) + "\n".join(lines)
+    parser = StrictParser(
+        (RunOptions, JEPAOptions, CommonTrainerOptions),
+        aliases=PUBLISHED,
+        prog="stepjepa train",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+    )
+    groups = ["options", "run", "method", "loss", "views", "semantic tube", "data", "lora", "output", GROUP]
+    return parser.format_help(groups).rstrip()

@@ -24,47 +24,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.analysis.plots import plot_curves
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import ExampleStore
-from stepjepa.data.fields import check_at_least
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.modeling.export import write_json
+from stepjepa.study.demo_options import ARMS, DemoOptions
 from stepjepa.training.announce import say
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import encode
 from stepjepa.training.meter import collapse_signs
-from stepjepa.training.options import RunOptions, option
+from stepjepa.training.options import RunOptions
 from stepjepa.training.run import check_output_dir, run_training
 from stepjepa.training.trainer import JEPATrainer
 
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
-ARMS = ("regular", "step_jepa")
 RESULT = "demo_result.json"
-_GROUP = "demo"
-
-
-@dataclass
-class DemoOptions:
-    """Options of ``stepjepa demo``. The defaults were chosen on `regular` alone (docs/demo.md)."""
-
-    output_dir: str = option("runs/demo", "Folder for both models, metrics.json and curves.png.", _GROUP)
-    overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", _GROUP)
-    seed: int = option(0, "Seed of the data, the initialisation and the order.", _GROUP)
-    train_rows: int = option(16_000, "Generated problems to train on, once each.", _GROUP)
-    test_rows: int = option(300, "Held-out problems to evaluate on.", _GROUP)
-    batch_size: int = option(8, "Examples an optimizer step.", _GROUP)
-    learning_rate: float = option(2e-3, "Peak learning rate of both arms.", _GROUP)
-    predictors: int = option(2, "K, predictor tokens of the step_jepa arm.", _GROUP)
-    lbd: float = option(0.1, "lambda of the step_jepa arm.", _GROUP)
-
-    arm: str | None = option(None, "Train and evaluate one arm only (the demo starts itself so).", _GROUP)
-
-    def __post_init__(self) -> None:
-        if self.arm is not None and self.arm not in ARMS:
-            raise ConfigError(f"arm is {self.arm!r}; known: {', '.join(ARMS)}")
-        check_at_least(self, {"train_rows": 1, "test_rows": 1, "batch_size": 1})
 
 
 @dataclass

@@ -44,7 +44,7 @@ class LossMeter:
     def add(
         self, parts: LossParts, output: ForestOutput, batch: dict[str, torch.Tensor], target_PD: torch.Tensor
     ) -> None:
-        """Count one micro-batch; `target_PD` are the targets that the loss compared with."""
+        """Count one micro-batch; `target_PD` (P, D) are the targets that the loss compared with."""
         source, target = output.source_states.detach(), target_PD.detach()  # type: ignore[union-attr]
         pairs, device = source.shape[0], source.device
         cosine = F.cosine_similarity(source.float(), target.float(), dim=-1).sum()

@@ -89,7 +89,8 @@ def loss_parts(
     """The sums of one micro-batch; the JEPA parts are 0 where the objective has none.
 
     Args:
-        target_PD: as `used_targets` gives it.
+        batch: a collator's.
+        target_PD: (P, D), as `used_targets` gives it.
         step: optimizer step.
     """
     lm, source = output.lm_loss_sum, output.source_states

@@ -149,13 +149,23 @@ def run_training(
     result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
-        metrics |= trainer.evaluate()
+        metrics |= last_evaluation(trainer) or trainer.evaluate()
     trainer.save_model()
     if trainer.args.should_save:
         if config.streaming:  # only now is known what was read
             write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
         write_json(output / "metrics.json", {"metrics": metrics, "log_history": trainer.state.log_history})
     return trainer, metrics
+
+
+def last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
+    """What the last step's evaluation came to; empty where there was none, or its weights are not those that are saved."""
+    if trainer.args.load_best_model_at_end:
+        return {}
+    last = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1:]
+    if not last or last[0]["step"] != trainer.state.global_step:
+        return {}
+    return {name: value for name, value in last[0].items() if name != "step"}
 
 
 def leave_process_group() -> None:

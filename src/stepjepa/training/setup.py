@@ -81,7 +81,11 @@ def set_up_model(
 
 
 def choose_forward(model: Any, options: JEPAOptions, vocabulary: int, device: str) -> str:
-    """``packed`` where the model takes the forest's mask, found out by a trial of a few tokens; else ``two_pass``."""
+    """``packed`` where the model takes the forest's mask, found out by a trial of a few tokens; else ``two_pass``.
+
+    Raises:
+        ConfigError: the form that the options ask for cannot serve the model.
+    """
     if options.forward == "two_pass":
         return "two_pass"
     inner: Any = causal_lm(model)

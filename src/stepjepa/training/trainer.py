@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import PrinterCallback, Trainer, TrainerState
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK, TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.errors import ConfigError
@@ -25,7 +25,7 @@ from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
 from stepjepa.modeling.load import auto_tokenizer, has_experts, load_model, max_positions
 from stepjepa.training.batches import EpochCallback, EpochSampler
-from stepjepa.training.callbacks import TargetEncoderCallback, display_callback
+from stepjepa.training.callbacks import TargetEncoderCallback
 from stepjepa.training.checkpoints import last_complete_checkpoint
 from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
@@ -35,6 +35,7 @@ from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_los
 from stepjepa.training.reading import ExampleReader
 from stepjepa.training.setup import make_collator, set_up_model
 from stepjepa.training.streaming import StreamedExamples, stream_loader
+from stepjepa.training.view import display_callback
 
 
 class JEPATrainer(Trainer):
@@ -55,7 +56,7 @@ class JEPATrainer(Trainer):
     Raises:
         ConfigError, DataError: options or data that cannot be used, before anything is trained.
 
-    Example:
+    Examples:
         >>> trainer = JEPATrainer(
         ...     "meta-llama/Llama-3.2-1B-Instruct",
         ...     JEPAConfig(output_dir="run", objective="step_jepa", predictors=2, lbd=0.1),
@@ -121,9 +122,10 @@ class JEPATrainer(Trainer):
         if args.uses_pairs and args.target_encoder == "ema":
             self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(model))))
         self.model_accepts_loss_kwargs = True
-        for shown in (ProgressCallback, PrinterCallback):
+        for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
-        self.add_callback(display_callback(bool(args.disable_tqdm), getattr(score_answers, "metrics", ())))
+        self._view = display_callback(bool(args.disable_tqdm), getattr(score_answers, "metrics", ()))
+        self.add_callback(self._view)
         self._meter = LossMeter()
         if score_answers is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise ConfigError("eval_metrics generates with whole weights on every process; use DDP")
@@ -185,7 +187,7 @@ class JEPATrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the whole optimizer step.
+        """``gamma * LM + lbd * JEPA`` of one micro-batch (a collator's), in the scale of the whole optimizer step: a scalar.
 
         Times the number of processes, because DDP and FSDP average the gradients.
         """
@@ -278,7 +280,12 @@ class JEPATrainer(Trainer):
         model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
         if not self.accelerator._models and model is self.model:
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluated(self, model, dataloader).items()}
+        self.callback_handler.eval_dataloader = dataloader
+        try:
+            values = evaluated(self, model, dataloader)
+        finally:
+            self._view.end_evaluation()
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
         return EvalLoopOutput(
             predictions=np.zeros(0), label_ids=None, metrics=metrics, num_samples=self.num_examples(dataloader)
         )
@@ -299,7 +306,10 @@ class JEPATrainer(Trainer):
             seen = state.global_step * self.args.gradient_accumulation_steps
             self.train_dataset.go_on(resume_from_checkpoint, seen)
         self._meter.since = time.perf_counter()
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._view.close()
 
     @property
     def _inner(self) -> Any:
