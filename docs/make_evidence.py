@@ -1,0 +1,172 @@
+"""The tables and figures of ``docs/evidence.md``, from the records of its studies.
+
+``python docs/make_evidence.py STUDY_DIR ...`` takes the records of finished studies into ``docs/evidence``;
+without folders the tables and figures are only written anew, from what lies there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stepjepa.analysis.plots import forest_figure
+from stepjepa.analysis.style import save_figure
+from stepjepa.study.compare import ComparedArm, Comparison
+from stepjepa.study.reading import read_study
+from stepjepa.study.recipes import open_study
+from stepjepa.study.report import study_tables
+from stepjepa.study.table import Table, p_text, scaled
+
+DOCS = Path(__file__).parent
+RECORDS = DOCS / "evidence"
+KEPT = ("arm", "control", "compute", "seed", "status", "steps", "flops", "train_seconds")
+TITLES = {
+    "examples": "from plain, equal examples",
+    "control": "from shuffled",
+    "random": "from random",
+    "compute": "from plain, equal compute",
+}
+UNITS = {"answer_nll": "loss of the answer, nats per token", "gsm8k": "accuracy", "exact": "exact match"}
+SIGNS = {
+    "jepa_loss": "JEPA loss",
+    "cosine_similarity": "cosine",
+    "effective_rank": "effective rank",
+    "target_std": "spread",
+}
+_PLACE = re.compile(r"(<!-- table (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def keep(folder: Path) -> Path:
+    """Take over a study's records: what the tables need of them."""
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    kept = [{key: row[key] for key in KEPT} | {"metrics": row["metrics"].get("test")} for row in rows]
+    for row in kept:
+        signs = _signs(folder / "runs" / _row(row) / f"seed-{row['seed']}" / "model" / "metrics.json")
+        row |= {"signs": signs} if signs else {}
+    path = RECORDS / f"{folder.name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    return path
+
+
+def _row(record: Mapping[str, Any]) -> str:
+    variant = "same_flop" if record["compute"] == "equal compute" else record["control"].replace("none", "")
+    return f"{record['arm']}+{variant}" if variant else record["arm"]
+
+
+def _signs(path: Path) -> dict[str, float]:
+    """What the last log entry of a training says of its pairs."""
+    log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+    last = [entry for entry in log if "jepa_loss" in entry][-1:]
+    return {name: last[0][name] for name in SIGNS if name in last[0]} if last else {}
+
+
+def records_of(name: str) -> list[dict[str, Any]]:
+    """The records that are kept of a study."""
+    return [json.loads(line) for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def signs_table(name: str) -> str:
+    """Means over the seeds of what the last log entries say, for the arms and their shuffled controls."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for record in records_of(name):
+        if record.get("signs") and record["control"] != "random" and record["compute"] == "equal examples":
+            found.setdefault(_row(record), []).append(record["signs"])
+    lines = [["arm", *SIGNS.values()]]
+    for row, signs in found.items():
+        means = {key: sum(one[key] for one in signs) / len(signs) for key in SIGNS}
+        lines.append([f"`{row}`", *(f"{means[key]:.{1 if key == 'effective_rank' else 3}f}" for key in SIGNS)])
+    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *rest]) + "\n"
+
+
+def tables(name: str) -> dict[str, Table]:
+    """Metric -> table of a study whose records are kept."""
+    path, tree = open_study(name)
+    study = read_study(tree, path)
+    lines = (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [
+        {**row, "block": "", "chosen": True, "metrics": {"test": row["metrics"]}} for row in map(json.loads, lines)
+    ]
+    return {metric: table for (_, metric), table in study_tables(study, records).items()}
+
+
+def markdown(table: Table) -> str:
+    """The table, narrower than a study's own: one row for the baseline and one for every arm."""
+    kinds = [kind for kind in TITLES if any(getattr(arm, kind) for arm in table.arms)]
+    percent = table.metric in ("exact", "prefix", "gsm8k")
+    lines = [["arm", "mean", "sd", *(TITLES[kind] for kind in kinds), "FLOPs", "verdict"]]
+    for arm in table.arms:
+        if arm.role in ("baseline", "arm"):
+            cells = [_difference(getattr(arm, kind), percent) for kind in kinds]
+            lines.append(
+                [f"`{arm.name}`", *_level(arm, percent), *cells, scaled(arm.flops), str(arm.verdict or arm.role)]
+            )
+    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *rest]) + "\n"
+
+
+def figure(name: str, table: Table) -> Path:
+    """The differences of the arms, with their intervals."""
+    shown = {arm.name for arm in table.arms if arm.role == "arm"}
+    rows = []
+    for arm in table.arms:
+        found: Mapping[str, Comparison | None] = {title: getattr(arm, kind) for kind, title in TITLES.items()}
+        made = {title: (c.result.mean, c.result.low, c.result.high) for title, c in found.items() if c}
+        if arm.name in shown:
+            rows.append((arm.name, {k: v for k, v in made.items() if v[0] is not None}))
+    drawn = forest_figure(
+        rows,  # type: ignore[arg-type]
+        UNITS.get(table.metric, table.metric),
+        title="Differences paired by seed",
+        higher_is_better=table.higher_is_better,
+    )
+    path = DOCS / "assets" / f"{name}.png"
+    save_figure(drawn, path)
+    return path
+
+
+def filled(text: str) -> str:
+    """The page with its tables written anew."""
+    known: dict[str, dict[str, Table]] = {}
+
+    def fill(match: re.Match[str]) -> str:
+        name, metric = match[2], match[3]
+        if metric == "signs":
+            return f"{match[1]}{signs_table(name)}{match[4]}"
+        known.setdefault(name, tables(name))
+        return f"{match[1]}{markdown(known[name][metric])}{match[4]}"
+
+    return _PLACE.sub(fill, text)
+
+
+def main(folders: Iterable[str]) -> None:
+    for folder in folders:
+        print(keep(Path(folder)))
+    page = DOCS / "evidence.md"
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in sorted(RECORDS.glob("*.jsonl")):
+        table = next(iter(tables(path.stem).values()))
+        print(figure(path.stem, table))
+
+
+def _level(arm: ComparedArm, percent: bool) -> list[str]:
+    values: list[Any] = [arm.summary.estimate, arm.summary.sd]
+    return ["-" if value is None else f"{100 * value:.1f}" if percent else f"{value:.4f}" for value in values]
+
+
+def _difference(found: Comparison | None, percent: bool) -> str:
+    if found is None or found.result.mean is None:
+        return ""
+    result = found.result
+    numbers = [result.mean, result.low, result.high]
+    shown = ["-" if n is None else f"{100 * n:+.1f}" if percent else f"{n:+.4f}" for n in numbers]
+    p = f", p {p_text(found.holm_p)}" if found.holm_p is not None else ""
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]{p}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

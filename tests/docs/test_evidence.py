@@ -1,0 +1,50 @@
+"""The tables of docs/evidence.md are those of the records beside it, and the records are those of the recipes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stepjepa.study.grid import all_runs
+from stepjepa.study.reading import read_study
+from stepjepa.study.recipes import open_study
+
+pytest.importorskip("scipy.stats")
+pytest.importorskip("statsmodels")
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "evidence.md").read_text(encoding="utf-8")
+STUDIES = sorted(path.stem for path in (DOCS / "evidence").glob("*.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def evidence() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_evidence", DOCS / "make_evidence.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_records(evidence):
+    assert PAGE.count("<!-- table ") >= len(STUDIES) > 0
+    assert evidence.filled(PAGE) == PAGE
+
+
+def test_every_study_has_its_tables():
+    assert all(f"<!-- table {name} " in PAGE for name in STUDIES)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_run_of_the_recipe_is_left_out(name):
+    lines = (DOCS / "evidence" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    found, tree = open_study(name)
+    wanted = Counter((run.arm, run.control, run.compute, run.seed) for run in all_runs(read_study(tree, found)))
+    assert Counter((r["arm"], r["control"], r["compute"], r["seed"]) for r in records) == wanted
+    assert all(r["status"] == "finished" and r["metrics"] for r in records)
