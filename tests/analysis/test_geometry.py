@@ -113,16 +113,24 @@ def test_rows_of_zeros_have_cosine_zero():
     assert math.isfinite(pair_numbers(source, target).d_prime)
 
 
-def test_shuffled_pairs_use_every_target_once_and_never_their_own():
+def test_shuffled_pairs_are_all_others():
+    rng = np.random.default_rng(5)
+    source, target = rng.normal(size=(2, 30, 4))
+    unit = [view / np.linalg.norm(view, axis=1, keepdims=True) for view in (source, target)]
+    every = (unit[0] @ unit[1].T)[~np.eye(30, dtype=bool)]
+    drawn = shuffled_cosines(source, target)
+    assert sorted(drawn) == pytest.approx(sorted(every))
+    assert drawn.mean() == pytest.approx(pair_numbers(source, target).shuffled_mean)
+
+
+def test_of_many_shuffled_pairs_some_are_drawn_each_target_as_often(monkeypatch):
     n = 30
-    assert not shuffled_cosines(np.eye(n), np.eye(n)).any()
-    weights = np.diag(np.arange(1.0, n + 1))
-    shuffled = shuffled_cosines(np.ones((n, n)), weights)  # each 1 / sqrt(n)
-    assert shuffled == pytest.approx(np.full(n, n**-0.5))
+    monkeypatch.setattr("stepjepa.analysis.geometry.MOST_SHUFFLED", 3 * n)
+    assert not shuffled_cosines(np.eye(n), np.eye(n)).any()  # never its own
     angles = np.linspace(0.1, 1.5, n)
     targets = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     drawn = shuffled_cosines(np.tile([1.0, 0.0], (n, 1)), targets, seed=3)
-    assert sorted(drawn) == pytest.approx(sorted(np.cos(angles)))
+    assert sorted(drawn) == pytest.approx(sorted(np.tile(np.cos(angles), 3)))
     assert np.array_equal(drawn, shuffled_cosines(np.tile([1.0, 0.0], (n, 1)), targets, seed=3))
     assert not np.array_equal(drawn, shuffled_cosines(np.tile([1.0, 0.0], (n, 1)), targets, seed=4))
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -174,3 +175,34 @@ def test_the_module_table_is_what_main_uses():
     assert main_module.COMMANDS is COMMANDS
     names = "train demo prepare check inspect generate evaluate score analyze study report"
     assert set(COMMANDS) == set(names.split())
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write to")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --train_file {data} --model_name tiny --output_dir /proc/x",
+        "demo --output_dir /proc/x",
+        "analyze {data} --models nothing --output_dir /proc/x",
+        "study builtin --mini --output_dir /proc/x",
+    ],
+)
+def test_a_folder_that_cannot_be_written_to_is_one_line(command, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "a", "answer": "b"}\n')
+    assert main(command.format(data=data).split()) == 2
+    message = capsys.readouterr().err.strip()
+    assert message.count("\n") == 0 and "--output_dir /proc/x: cannot be written (" in message, message
+
+
+@pytest.mark.parametrize(
+    "command", ["evaluate {name} {data} --metric gsm8k", "train --train_file {data} --model_name {name}"]
+)
+def test_a_local_model_that_is_not_there_is_not_looked_for_on_the_hub(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "step").mkdir(parents=True)
+    (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    argv = command.format(name="runs/stpe", data="data.jsonl").split()
+    assert main(argv) == 2
+    message = capsys.readouterr().err.strip()
+    assert "--model_name runs/stpe: no such folder; did you mean runs/step?" in message, message

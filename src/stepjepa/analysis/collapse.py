@@ -65,8 +65,9 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
 def _pair_signs(pairs: PairNumbers) -> list[CollapseSign]:
     signs = []
     if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
+        how = "farther apart than" if pairs.d_prime < -LOW_D_PRIME else "as close as"
         text = (
-            f"matched pairs are as close as shuffled ones: cosine {pairs.aligned_mean:.4f} against "
+            f"matched pairs are {how} shuffled ones: cosine {pairs.aligned_mean:.4f} against "
             f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
         )
         signs.append(CollapseSign("pairs_alike", "pairs", pairs.d_prime, LOW_D_PRIME, text))

@@ -19,6 +19,8 @@ from stepjepa.errors import DataError
 _BLOCK = 2**23
 # Two cosines closer than this are a tie; states come in float32, whose cosines agree to about 1e-7.
 TIE = 1e-7
+# Shuffled pairs that a picture is drawn from: all of them up to 500 rows.
+MOST_SHUFFLED = 500 * 499
 
 
 @dataclass(frozen=True)
@@ -114,15 +116,20 @@ def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Cosine of every source with the target of another pair, (N,), the same for the same seed.
+    """Cosines of sources with the targets of other pairs, (M,), the same for the same seed.
 
-    The pairs go round one random cycle, so each target is used once and none with its own source.
+    All N (N - 1) of them, where these are no more than `MOST_SHUFFLED`; else so many, for which the pairs go round one
+    random cycle by different distances, so that each source and each target is used equally often.
     """
     source_ND, target_ND = check_views(source, target)
-    cycle = np.random.default_rng(seed).permutation(len(source_ND))
-    partner = np.empty_like(cycle)
-    partner[cycle] = np.roll(cycle, 1)
-    return np.einsum("nd,nd->n", unit_rows(source_ND), unit_rows(target_ND[partner]))
+    unit_source_ND, unit_target_ND = unit_rows(source_ND), unit_rows(target_ND)
+    rng, n = np.random.default_rng(seed), len(source_ND)
+    cycle, partner = rng.permutation(n), np.empty(n, dtype=np.int64)
+    found = []
+    for distance in rng.permutation(np.arange(1, n))[: max(1, MOST_SHUFFLED // n)]:
+        partner[cycle] = np.roll(cycle, distance)
+        found.append(np.einsum("nd,nd->n", unit_source_ND, unit_target_ND[partner]))
+    return np.concatenate(found)
 
 
 def pairwise_cosine(states: np.ndarray) -> float:

@@ -19,7 +19,7 @@ from stepjepa.analysis.style import save_figure
 from stepjepa.analysis.summary import collapse_lines, tables
 from stepjepa.cli.check import folded, print_text
 from stepjepa.cli.progress import Bar
-from stepjepa.data.whole import write_whole
+from stepjepa.data.whole import check_writable, write_whole
 from stepjepa.errors import ConfigError, DataError
 
 ABOUT, NUMBERS, TABLE, CURVES = "analysis.json", "numbers.json", "numbers.csv", "curves"
@@ -101,6 +101,7 @@ def refuse_existing(folder: Path, options: Any) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+    check_writable(folder)
     if options.overwrite_output_dir or not folder.is_dir():
         return
     for entry in sorted(folder.iterdir()):

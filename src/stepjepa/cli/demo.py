@@ -73,5 +73,6 @@ def show(results: dict[str, ArmResult], options: DemoOptions) -> None:
         f"{100 * (difference + half):+.1f} over the problems.\n"
         "One seed does not say whether JEPA helps: seeds differ by more than this, equal examples are not equal compute, "
         "and a gain that shuffled targets give as well is not JEPA's. 'regular' is read at the last token of step 1.\n"
-        f"Written to {options.output_dir}: regular/ and step_jepa/ (models), metrics.json, curves.png"
+        f"Written to {options.output_dir}: regular/ and step_jepa/ (models), metrics.json, curves.png\n"
+        f"All of it on a page: stepjepa report {options.output_dir}"
     )

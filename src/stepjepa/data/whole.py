@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from stepjepa.errors import ConfigError
 
 
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
@@ -22,3 +25,20 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, option: str = "--output_dir") -> None:
+    """Find out whether files can be written to a folder that there is or will be, and leave nothing behind.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    place = folder.absolute()
+    while not place.is_dir() and place != place.parent:
+        if place.exists():
+            raise ConfigError(f"{option} {folder}: {place} is a file")
+        place = place.parent
+    try:
+        tempfile.TemporaryDirectory(prefix=".stepjepa-", dir=place).cleanup()
+    except OSError as error:
+        raise ConfigError(f"{option} {folder}: cannot be written ({error.strerror or error})") from None

@@ -16,7 +16,7 @@ from typing import Any
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
-from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.load import check_local, load_model, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
 
 _ADAPTER = "adapter_config.json"
@@ -80,6 +80,7 @@ def find_model(name: str) -> Place:
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
             raise ConfigError(f"--model_name {name}: no such folder")
+        check_local(name)
         return Place(name, None, None)
     if (folder / _ADAPTER).is_file():
         base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")

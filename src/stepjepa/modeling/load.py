@@ -35,10 +35,28 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
     if near and not os.path.isdir(name):
         # Asked for by a slip of the finger, a Hub that does not answer would take a minute to say so.
         raise ConfigError(f"--model_name {name}: no such folder or preset; did you mean {near[0]}?")
+    check_local(name)
     try:
         return auto_tokenizer(name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ConfigError(_not_loaded("tokenizer", name, error)) from None
+
+
+def check_local(name: str) -> None:
+    """Refuse ``folder/name`` where there is such a folder and nothing of that name in it: a slip, not a Hub id.
+
+    Raises:
+        ConfigError: it names what there is.
+    """
+    path = Path(os.path.expanduser(name))
+    if len(path.parts) < 2 or path.exists() or not path.parent.is_dir():
+        return
+    there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
+    near = difflib.get_close_matches(path.name, there, n=1, cutoff=0.5) or there[:1]
+    hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+    raise ConfigError(
+        f"--model_name {name}: no such folder{hint} (for a model of the Hub, start where there is no folder {path.parent})"
+    )
 
 
 def auto_tokenizer(name: str, **settings: Any) -> Any:

@@ -25,6 +25,7 @@ from stepjepa.analysis.plots import plot_curves
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.synthetic import generate_split
+from stepjepa.data.whole import check_writable
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.generate import generate_batch
@@ -35,7 +36,7 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import encode
 from stepjepa.training.meter import collapse_signs
 from stepjepa.training.options import RunOptions
-from stepjepa.training.run import check_output_dir, run_training
+from stepjepa.training.run import run_training
 from stepjepa.training.trainer import JEPATrainer
 
 # Long enough for the longest solution of the generator's default difficulty.
@@ -81,7 +82,12 @@ def run_demo(options: DemoOptions) -> dict[str, ArmResult]:
         ConfigError: the folder holds something.
     """
     output = Path(options.output_dir)
-    check_output_dir(output, options.overwrite_output_dir)
+    check_writable(output)
+    if output.is_dir() and any(output.iterdir()) and not options.overwrite_output_dir:
+        raise ConfigError(
+            f"--output_dir {output}: the folder is not empty; give another one, or start over with "
+            "--overwrite_output_dir (make demo ARGS=--overwrite_output_dir)"
+        )
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "the demo draws its curves with matplotlib; install it with: pip install 'stepjepa[analysis]'"

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepjepa.cli.yaml_file import write_yaml
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
-from stepjepa.data.whole import write_whole
+from stepjepa.data.whole import check_writable, write_whole
 from stepjepa.errors import ConfigError
 from stepjepa.study.grid import Run
 from stepjepa.study.reading_data import BUILTIN, ROWS
@@ -33,6 +33,7 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         if folder.exists():
             raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+        check_writable(folder)
         return
     # A study that was killed at once leaves built-in data and no state.
     others = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LOCK, _DATA))

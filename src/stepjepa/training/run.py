@@ -19,6 +19,7 @@ import stepjepa
 from stepjepa.data.chat import RowError
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.streams import is_stream
+from stepjepa.data.whole import check_writable
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import write_json
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
@@ -214,6 +215,7 @@ def check_output_dir(output: Path, overwrite: bool, resuming: bool = False, chec
     """
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output_dir {output}: is a file; give a folder")
+    check_writable(output)
     if not output.is_dir() or overwrite or checkpoint is not None:
         return
     entries = [entry for entry in output.iterdir() if not (resuming and _left_by_a_killed_run(entry))]

@@ -48,7 +48,8 @@ def steps_in_words(trainer: JEPATrainer) -> str:
     steps = planned_steps(args, size, processes)
     if args.same_flop and args.uses_pairs:
         steps = trainer.equal_compute.steps
-    return f"{steps:,} of {batch:,} examples{how}, {steps * batch / size:.3g} epochs"
+    epochs = f"{steps * batch / size:.3g}"
+    return f"{steps:,} of {batch:,} examples{how}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 
 def tokens_in_words(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:
