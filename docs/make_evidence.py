@@ -149,8 +149,8 @@ def main(folders: Iterable[str]) -> None:
     page = DOCS / "evidence.md"
     page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     for path in sorted(RECORDS.glob("*.jsonl")):
-        table = next(iter(tables(path.stem).values()))
-        print(figure(path.stem, table))
+        if f"assets/{path.stem}.png" in page.read_text(encoding="utf-8"):
+            print(figure(path.stem, next(iter(tables(path.stem).values()))))
 
 
 def _level(arm: ComparedArm, percent: bool) -> list[str]:

@@ -341,7 +341,7 @@ def test_killed_and_resumed_equals_uninterrupted(kind, answered, server, data, t
     assert main(words(server, data, out, *flags)) == 0
     seeds = {body["seed"] for body in server.bodies}
     assert not any(seed_of(42, row, attempt) in seeds for row, attempt in stored), "asked twice"
-    assert len(server.bodies) == total - len(stored)
+    assert len(seeds) == total - len(stored)  # a request of the killed process may still have come in
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     for name in ("{}.unsolved.jsonl", "{}.attempts.jsonl"):
         whole, mine = (tmp_path / name.format(stem) for stem in ("whole", "out"))
