@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from stepjepa.data.chat import RowError
 from stepjepa.data.report import REASONS
@@ -85,25 +85,44 @@ class Question:
         return self.chat[-1]["content"]
 
 
+@dataclass(kw_only=True)
+class Skipped:
+    """Rows that cannot be used: how many for each reason, and the first of them.
+
+    Attributes:
+        in_words: reason -> what `skipped_lines` calls it.
+    """
+
+    in_words: ClassVar[Mapping[str, str]] = REASONS
+    skipped: Counter[str] = field(default_factory=Counter)
+    first_skipped: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, reason: str, place: str, message: str) -> None:
+        """Count a row."""
+        self.skipped[reason] += 1
+        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
+
+    def skipped_lines(self) -> list[str]:
+        """What was skipped, in words."""
+        return [
+            f"skipped {count}: {self.in_words.get(reason, reason)} (first: {self.first_skipped[reason]})"
+            for reason, count in self.skipped.most_common()
+        ]
+
+
 @dataclass
-class QuestionSet:
+class QuestionSet(Skipped):
     """The questions of a file; every row that was read is in `questions` or counted in `skipped`.
 
     Attributes:
         own_system_prompts: rows that come with a system message.
     """
 
+    in_words = _REASONS
     source: str
     questions: list[Question] = field(default_factory=list)
     rows_read: int = 0
     own_system_prompts: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    first_skipped: dict[str, str] = field(default_factory=dict)
-
-    def skip(self, reason: str, place: str, message: str) -> None:
-        """Count a row that cannot be asked."""
-        self.skipped[reason] += 1
-        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
 
     def check(self) -> None:
         """Make sure that something can be asked.
@@ -116,13 +135,6 @@ class QuestionSet:
         if not self.questions:
             first = next(iter(self.first_skipped.values()))
             raise DataError(f"none of {self.rows_read} rows can be evaluated on; first: {first}")
-
-    def skipped_lines(self) -> list[str]:
-        """What was skipped, in words."""
-        return [
-            f"skipped {count}: {_REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})"
-            for reason, count in self.skipped.most_common()
-        ]
 
     def fingerprint(self) -> str:
         """Changes with any prompt, any column of a row, or the rows' order."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stepjepa.data.chat import RowError, check_messages
-from stepjepa.data.report import REASONS
 from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, row_to_messages
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics.base import Metric
-from stepjepa.evaluation.rows import Question, QuestionSet, SystemPrompt
+from stepjepa.evaluation.rows import Question, QuestionSet, Skipped, SystemPrompt
 from stepjepa.evaluation.store import Output
 from stepjepa.evaluation.work import Task, answer
 
@@ -51,7 +49,7 @@ class Solution:
 
 
 @dataclass
-class SolutionSet:
+class SolutionSet(Skipped):
     """The solutions of a file; every row is in `solutions` or counted in `skipped`.
 
     Attributes:
@@ -62,15 +60,6 @@ class SolutionSet:
     solutions: list[Solution] = field(default_factory=list)
     rows_read: int = 0
     generated: bool = False
-    skipped: Counter[str] = field(default_factory=Counter)
-    first_skipped: dict[str, str] = field(default_factory=dict)
-
-    def skipped_lines(self) -> list[str]:
-        """What was skipped, in words."""
-        return [
-            f"skipped {count}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})"
-            for reason, count in self.skipped.most_common()
-        ]
 
 
 def read_solutions(
@@ -95,8 +84,7 @@ def read_solutions(
             found.solutions.append(_solution(index, place, row, system, columns))
             found.generated = found.generated or _is_prediction(row)
         except RowError as error:
-            found.skipped[error.reason] += 1
-            found.first_skipped.setdefault(error.reason, f"{place}: {' '.join(str(error).split())}")
+            found.skip(error.reason, place, str(error))
     if not found.rows_read:
         raise DataError(f"{source.name}: the file or data set is empty; it needs at least one solution")
     if not found.solutions:

@@ -31,8 +31,8 @@ def page_html(data: Mapping[str, Any]) -> str:
     Args:
         data: from `page_data.page_data`.
     """
-    style, script = _colours() + _part("page.css"), "".join(map(_part, _SCRIPTS))
-    policy = _POLICY.format(style=_hash(style), script=_hash(script))
+    style, script = _colours() + base_style() + _part("page.css"), "".join(map(_part, _SCRIPTS))
+    policy = _POLICY.format(style=element_hash(style), script=element_hash(script))
     page = _part("page.html")
     # The data last: no text in it is taken for a place to fill.
     for name, text in (("policy", policy), ("style", style), ("script", script), ("data", script_json(data))):
@@ -62,6 +62,16 @@ def write_page(page: str, path: str | os.PathLike[str]) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
+def element_hash(text: str) -> str:
+    """The hash by which a Content-Security-Policy names a style or a script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def base_style() -> str:
+    """The CSS of every page: paper and ink in light and dark, and the switch between them."""
+    return _part("base.css")
+
+
 def _part(name: str) -> str:
     return (_PARTS / name).read_text(encoding="ascii")
 
@@ -75,8 +85,3 @@ def _colours() -> str:
         rules.append(f".k-{kind} {{ --k: light-dark({light}, {dark}); --on-k: {on}; }}")
     lines = f"--k-predictor: light-dark({COLOURS['predictor']}, {DARK_COLOURS['predictor']});"
     return "\n".join([f":root {{ {lines} }}", *rules, ""])
-
-
-def _hash(text: str) -> str:
-    """As browsers know the contents of an element."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

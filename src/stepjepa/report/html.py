@@ -7,8 +7,6 @@ and every script and style but its own.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import shlex
 from functools import cache
 from importlib.resources import files
@@ -18,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from stepjepa import __version__
-from stepjepa.inspect.html import script_json
+from stepjepa.inspect.html import base_style, element_hash, script_json
 from stepjepa.report import answers, runs, signs, studies
 from stepjepa.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, short
 from stepjepa.report.files import mapping, number
@@ -54,7 +52,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         "charts": {chart.key: chart.readout() for chart in drawn},
         "predictions": context.pop("predictions"),
     }
-    style, script = colour_rules() + _part("report.css"), _part("report.js")
+    style, script = colour_rules() + base_style() + _part("report.css"), _part("report.js")
     page = _template().render(
         **context,
         advice=signs.ADVICE,
@@ -62,7 +60,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         short=short,
         version=__version__,
         problems=found.reader.problems,
-        policy=_POLICY.format(style=_hash(style), script=_hash(script)),
+        policy=_POLICY.format(style=element_hash(style), script=element_hash(script)),
         style=Markup(style),
         script=Markup(script),
         data=Markup(script_json(data)),
@@ -202,8 +200,3 @@ def _template() -> jinja2.Template:
 
 def _part(name: str) -> str:
     return (_PARTS / name).read_text(encoding="ascii")
-
-
-def _hash(text: str) -> str:
-    """As browsers know the contents of an element."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
