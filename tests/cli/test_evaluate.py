@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import types
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,23 +17,7 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.evaluation.teachers import local
-from support.rows import step_rows
-
-SYSTEM = "Add up."
-TRAIN = step_rows(64)
-TEST = [
-    {**row, "ground_truth": row["messages"][1]["content"].rpartition("The answer is ")[2].rstrip(".")}
-    for row in step_rows(12, seed=1)
-]
-
-
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]]
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+from support.answers import SYSTEM, TEST, TRAIN, lines, write
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,7 @@ from stepjepa.report.chart import (
     ticks,
 )
 from stepjepa.report.palette import COLOURS, DARK_COLOURS, look
-
-# Machado, Oliveira and Fernandes (2009), table 1: deuteranomaly of severity 1, on linear sRGB.
-DEUTERANOPIA = np.array(
-    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-)
-TO_XYZ = np.array(
-    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
-)
+from support.colours import DEUTERANOPIA, lab, linear
 
 
 def test_points_are_finite_and_in_order():
@@ -91,17 +84,6 @@ def test_a_spike_in_a_long_log_is_not_lost():
     chart = make_chart("k", "K", [(0, "a", "training", points)])
     _, rows, steps = chart.table()
     assert chart.thinned and len(rows) == 24 and rows[0][0] == "0" and rows[-1][0] == "9999" and steps == len(thinned)
-
-
-def linear(colour):
-    values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-
-
-def lab(rgb):
-    scaled = TO_XYZ @ np.clip(rgb, 0, 1) / np.array([0.95047, 1, 1.08883])
-    x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 @pytest.mark.parametrize(("colours", "paper"), [(COLOURS, "#ffffff"), (DARK_COLOURS, "#1a1f28")], ids=["light", "dark"])

@@ -25,3 +25,13 @@ def settled(page):
 def hover(page, token):
     page.hover(f'[data-token="{token}"]')
     page.wait_for_function(f"state.current === {token}")
+
+
+def barriers(page):
+    """What axe-core, which the page has been given, finds serious: impact, rule, element, what to do."""
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        (rule["impact"], rule["id"], rule["nodes"][0]["target"], rule["nodes"][0]["failureSummary"])
+        for rule in found["violations"]
+        if rule["impact"] in ("serious", "critical")
+    ]
