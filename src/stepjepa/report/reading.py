@@ -120,8 +120,9 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
             if len(names) > 1:
                 raise ConfigError(f"{folder}: is a study, which is reported alone; give one study, or several runs")
             return Found([], _study(folder, reader), found_geometry, reader)
-        demo = demo or _demo(folder, reader)
-        runs = [] if is_run(folder) and not _demo(folder, reader) else _runs_in(folder)
+        measured = _demo(folder, reader)
+        demo = demo or measured
+        runs = [] if is_run(folder) and not measured else _runs_in(folder)
         if not runs and not is_run(folder):
             raise ConfigError(
                 f"{folder}: is no folder of a run, a study or a demo (none of {', '.join(_RUN_FILES)}, state.json in it)"
