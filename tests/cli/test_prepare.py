@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
+from stepjepa.data.prepare_options import SYSTEM_PROMPT
 from stepjepa.data.steps import make_splitter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,7 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "    dropped 1: broken JSON (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
         "quotes at character 2); one JSON object per line is expected; {)",
         "  Steps a row: 2 in 2",
+        f"  System prompt: {SYSTEM_PROMPT} (--system_prompt TEXT, or none)",
         "  out/train.jsonl: 2 rows",
     ]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", "train.report.json"}

@@ -71,7 +71,8 @@ def test_every_row_is_counted_once(tmp_path):
         "  Rows: 6 read, 2 kept, 4 dropped",
     ]
     assert lines[4] == f"    dropped 1: too few steps (--min_steps) (first: {file} line 4: 1 step found; q)"
-    assert lines[-2:] == ["  Steps a row: 2 in 2", f"  {tmp_path}/sub/out.jsonl: 2 rows"]
+    assert lines[-3] == "  Steps a row: 2 in 2" and lines[-2].startswith("  System prompt: Please solve")
+    assert lines[-1:] == [f"  {tmp_path}/sub/out.jsonl: 2 rows"]
     record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
     assert record["rows_dropped"] == report.rows_dropped and record["examples"] == report.examples
     assert record["job"]["options"]["min_steps"] == 2
@@ -270,3 +271,21 @@ def test_options_that_cannot_be_used(tmp_path, changes, words):
     with pytest.raises(ConfigError) as caught:
         prepare([gsm8k(1)], PrepareOptions(**{"output_file": str(tmp_path / "out.jsonl"), **changes}))
     assert words in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
+    long = "A sentence that is long enough."
+    rows = [{"question": f"q{i}", "answer": f"First.\n\n{long}\n\nThen.\n\n{long}"} for i in range(2)]
+    said = run(tmp_path, [*rows, {"question": "q", "answer": f"a\n\n{long}"}]).lines()
+    assert (
+        "  Too short for a step: 4 pieces in 2 rows, joined to a neighbour (--min_step_length 21; 1 keeps each as a step)"
+        in said
+    )
+    assert any("1 step found (2 with those below --min_step_length 21)" in line for line in said)
+    assert any("asks for \\boxed{}, and no answer has one" in line for line in said)
+    boxed = {"question": "b", "answer": f"{long}\n\n{long} \\boxed{{3}}"}
+    assert any("only 1 of 3 answers have one" in line for line in run(tmp_path, [*rows, boxed]).lines())
+    quiet = run(tmp_path, rows, min_step_length=1, system_prompt=None).lines()
+    assert not any("Too short" in line or "prompt" in line for line in quiet)
+    again = run(tmp_path, tmp_path / "raw.jsonl", resume=True, overwrite=False, min_step_length=1, system_prompt=None)
+    assert again.already_done and again.short_pieces == 0

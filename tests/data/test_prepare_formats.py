@@ -29,7 +29,7 @@ def prepared(row, **changes):
     options = PrepareOptions(**changes)
     form = recognise([row], options, "a file")
     example = read_example(row, form, options)
-    return example.question, example.answer, example.ground_truth, StepFinder(form.format, options)(example)
+    return example.question, example.answer, example.ground_truth, StepFinder(form.format, options)(example).steps
 
 
 def test_gsm8k():

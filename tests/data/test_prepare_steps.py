@@ -12,7 +12,7 @@ LONG = "A sentence that is long enough."
 
 
 def steps_of(response, format="teacher", final=None, **changes):
-    steps = StepFinder(format, PrepareOptions(**changes))(Example("q", "a", None, response, final))
+    steps, _ = StepFinder(format, PrepareOptions(**changes))(Example("q", "a", None, response, final))
     joined = "\n\n".join(steps)
     assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps
     return steps
@@ -81,6 +81,22 @@ def test_pieces_that_are_too_short(pieces, joined, dropped):
     assert fit_lengths(pieces, 21, drop=False) == joined
     assert fit_lengths(pieces, 21, drop=True) == dropped
     assert fit_lengths(pieces, 1, drop=True) == pieces
+
+
+def test_pieces_that_are_too_short_are_counted():
+    finder = StepFinder("teacher", PrepareOptions())
+    found = finder(Example("q", "a", None, f"Short.\n\n{LONG}\n\nToo.\n\n{LONG}", None))
+    assert found.short == 2 and len(found.steps) == 2 and finder.least == 21
+    assert StepFinder("teacher", PrepareOptions(drop_short=True))(Example("q", "a", None, "a\n\nb", None)) == ([], 2)
+    assert StepFinder("gsm8k", PrepareOptions())(Example("q", "a", None, "1+1=2\n2+1=3", "3")).short == 0
+
+
+def test_wide_characters_count_for_four_letters():
+    """Two short Chinese sentences are two steps; of Cyrillic, every letter is one."""
+    text = "\u5c0648\u9664\u4ee52\u5f9724\u3002\n\n\u518d\u52a0\u4e0a\u539f\u6765\u7684\u6570\u3002"
+    assert len(steps_of(text)) == 2
+    assert fit_lengths(["\u0448" * 20, "\u0448" * 21], 21, drop=True) == ["\u0448" * 21]
+    assert fit_lengths(["\u6570" * 5, "\u6570" * 6], 21, drop=True) == ["\u6570" * 6]
 
 
 def test_the_published_length():

@@ -44,7 +44,10 @@ def prepare(source: Any, options: PrepareOptions, rules: AnswerRules | None = No
         return outputs.finished
     converter = Converter(form, options, raw.text_lines, rules)
     try:
-        report = _write_rows(raw, converter, outputs, options, PrepareReport(raw.name, form.format, form.why))
+        report = PrepareReport(
+            raw.name, form.format, form.why, converter.least, options.drop_short, options.system_prompt
+        )
+        report = _write_rows(raw, converter, outputs, options, report)
         if not report.rows_kept:
             reasons = "; ".join(report.dropped())
             raise DataError(f"{raw.name}: none of {report.rows_read:,} rows can be kept; dropped {reasons}")
@@ -88,7 +91,7 @@ def _write_rows(
             else:
                 outputs.write(train_rows % valid_index, outcome.line)
                 train_rows += 1
-            report.keep(outcome.steps)
+            report.keep(outcome)
             if report.rows_kept == options.max_examples:
                 report.stopped_early = True
                 break

@@ -68,8 +68,8 @@ class PrepareOptions:
     )
     min_step_length: int | None = option(
         None,
-        f"Characters that a step has at least; shorter pieces join a neighbour. Default: {PUBLISHED_LENGTH} for teacher and "
-        "columns, 1 where the rows name their steps.",
+        f"Characters that a step has at least (a Chinese one counts as four); shorter pieces join a neighbour. Default: "
+        f"{PUBLISHED_LENGTH} for teacher and columns, 1 where the rows name their steps.",
         _STEPS,
     )
     drop_short: bool = option(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepjepa.data.prepare_rows import Dropped
+from stepjepa.data.prepare_rows import Dropped, Kept
 
 REASONS = {
     "truncated_line": "the file ends in the middle of the line",
@@ -43,10 +43,14 @@ class PrepareReport:
 
     Attributes:
         source, format, why: what was read, as which format, and how that was settled.
+        min_step_length, drop_short: what a step's length is at least, and whether a shorter piece is left out or joined.
+        system_prompt: what every chat begins with.
         rows_read, rows_kept: rows; blank lines are none.
         rows_dropped: reason -> rows.
         examples: reason -> the first such rows: ``place``, ``what`` is wrong, ``text`` it begins with.
         step_counts: steps -> kept rows.
+        short_pieces, rows_with_short: pieces that were too short to be steps, and kept rows that had some.
+        rows_boxed: kept rows with an answer in a box.
         files: output file -> rows in it.
         stopped_early: whether max_examples ended the reading.
         resumed_at: rows that were read before an interrupted run was gone on with; None where it was not.
@@ -56,21 +60,30 @@ class PrepareReport:
     source: str
     format: str
     why: str
+    min_step_length: int = 1
+    drop_short: bool = False
+    system_prompt: str | None = None
     rows_read: int = 0
     rows_kept: int = 0
     rows_dropped: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     step_counts: Counter[int] = field(default_factory=Counter)
+    short_pieces: int = 0
+    rows_with_short: int = 0
+    rows_boxed: int = 0
     files: dict[str, int] = field(default_factory=dict)
     stopped_early: bool = False
     resumed_at: int | None = None
     already_done: bool = False
 
-    def keep(self, steps: int) -> None:
+    def keep(self, row: Kept) -> None:
         """Count a row that is written."""
         self.rows_read += 1
         self.rows_kept += 1
-        self.step_counts[steps] += 1
+        self.step_counts[row.steps] += 1
+        self.short_pieces += row.short
+        self.rows_with_short += row.short > 0
+        self.rows_boxed += row.boxed
 
     def drop(self, row: Dropped, place: str) -> None:
         """Count a row that is left out."""
@@ -111,6 +124,7 @@ class PrepareReport:
             lines.append(f"  Gone on behind row {self.resumed_at:,} of an interrupted run")
         if self.rows_kept:
             lines.append("  Steps a row: " + self._steps())
+            lines += [f"  {line}" for line in (*self._short(), *self._prompt())]
         lines += [f"  {_one_line(name)}: {rows:,} row{'s' * (rows != 1)}" for name, rows in self.files.items()]
         if self.already_done:
             lines.append("  Nothing to do: an earlier run with these options wrote all of this")
@@ -125,6 +139,25 @@ class PrepareReport:
             where = f"{_one_line(first['place'])}: {_one_line(first['what'])}{shown}"
             words.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
         return words
+
+    def _short(self) -> Iterator[str]:
+        if self.short_pieces:
+            what = "left out or joined to a neighbour" if self.drop_short else "joined to a neighbour"
+            rows = f"{self.rows_with_short:,} row{'s' * (self.rows_with_short != 1)}"
+            yield (
+                f"Too short for a step: {self.short_pieces:,} pieces in {rows}, {what} (--min_step_length "
+                f"{self.min_step_length}; 1 keeps each as a step)"
+            )
+
+    def _prompt(self) -> Iterator[str]:
+        if not self.system_prompt:
+            return
+        yield f"System prompt: {_one_line(self.system_prompt)} (--system_prompt TEXT, or none)"
+        if "\\boxed" in self.system_prompt and 2 * self.rows_boxed < self.rows_kept:
+            found = (
+                f"only {self.rows_boxed:,} of {self.rows_kept:,} answers have" if self.rows_boxed else "no answer has"
+            )
+            yield f"  warning: it asks for \\boxed{{}}, and {found} one; --final_answer and --system_prompt settle that"
 
     def _steps(self) -> str:
         counts: Counter[int] = Counter()

@@ -28,6 +28,8 @@ class Kept(NamedTuple):
         line: what is written, with its line end.
         key: a hash of the question, `KEY_BITS` bits.
         steps: how many it has.
+        short: pieces that were too short to be steps.
+        boxed: whether an answer stands in a box.
         question: how it begins.
     """
 
@@ -35,6 +37,8 @@ class Kept(NamedTuple):
     line: bytes
     key: int
     steps: int
+    short: int
+    boxed: bool
     question: str
 
 
@@ -65,11 +69,15 @@ class Converter:
         form: the rows' format and columns.
         text_lines: whether the lines of bytes are text; JSON else.
         rules: how final answers are found and compared; without them only ``####`` lines and a ground-truth column count.
+
+    Attributes:
+        least: how long a step is at least.
     """
 
     def __init__(self, form: Form, options: PrepareOptions, text_lines: bool, rules: AnswerRules | None):
         self._form, self._options, self._text_lines, self._rules = form, options, text_lines, rules
         self._steps_of = StepFinder(form.format, options)
+        self.least = self._steps_of.least
 
     def __call__(self, rows: Sequence[RawRow]) -> list[Kept | Dropped]:
         """One outcome a row, in order; blank lines have none."""
@@ -91,9 +99,10 @@ class Converter:
     def _prepared(self, number: int, row: Any) -> Kept:
         options = self._options
         example = read_example(row, self._form, options)
-        steps = self._steps_of(example)
+        steps, short = self._steps_of(example)
         if len(steps) < options.min_steps:
-            raise RowError("too_few_steps", f"{len(steps)} step{'s' * (len(steps) != 1)} found")
+            more = "" if not short else f" ({len(steps) + short} with those below --min_step_length {self.least})"
+            raise RowError("too_few_steps", f"{len(steps)} step{'s' * (len(steps) != 1)} found{more}")
         if options.max_steps is not None and len(steps) > options.max_steps:
             raise RowError("too_many_steps", f"{len(steps)} steps found")
         content = "\n\n".join(steps)
@@ -117,7 +126,7 @@ class Converter:
             raise RowError(
                 "broken_text", f"a text holds {half} without its other half, which is no character"
             ) from None
-        return Kept(number, line, key, len(steps), example.question[:SHOWN_BYTES])
+        return Kept(number, line, key, len(steps), short, "\\boxed" in content, example.question[:SHOWN_BYTES])
 
     def _checked_truth(self, example: Example, content: str) -> str | None:
         """The ground truth; where it is asked for, checked against the response."""

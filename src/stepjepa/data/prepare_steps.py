@@ -7,7 +7,9 @@ chat are exactly these steps.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from stepjepa.data.chat import RowError
 from stepjepa.data.prepare_formats import Example
@@ -17,6 +19,14 @@ from stepjepa.data.steps import StepSplitter, make_splitter
 
 _THINK_MARK = re.compile(r"</?think(?:ing)?>|\[/?THINK\]")
 _JOIN = "\n\n"
+_WIDE = 4  # letters that a character of Chinese, Japanese or Korean counts for
+
+
+class FoundSteps(NamedTuple):
+    """Steps, and how many of the pieces that the splitter found are none because they were too short."""
+
+    steps: list[str]
+    short: int
 
 
 class StepFinder:
@@ -24,6 +34,9 @@ class StepFinder:
 
     Args:
         format: a format of `PrepareOptions` other than ``auto``.
+
+    Attributes:
+        least: what `length` of a step is at least.
     """
 
     def __init__(self, format: str, options: PrepareOptions):
@@ -33,13 +46,12 @@ class StepFinder:
             style = "lines" if named else "auto"
         self._splitter = make_splitter(style, options.step_separator)
         self._blank_lines = make_splitter("separator")
-        self._least = options.min_step_length
-        if self._least is None:
-            self._least = 1 if named else PUBLISHED_LENGTH
+        least = options.min_step_length
+        self.least = (1 if named else PUBLISHED_LENGTH) if least is None else least
         self._drop_short, self._keep_thinking = options.drop_short, options.keep_thinking
         self._boxed = options.final_answer == "boxed"
 
-    def __call__(self, example: Example) -> list[str]:
+    def __call__(self, example: Example) -> FoundSteps:
         """The steps, the final answer at the end of the last one.
 
         Raises:
@@ -52,12 +64,14 @@ class StepFinder:
         else:
             pieces = example.pieces
         pieces = [self._one_paragraph(piece) for piece in pieces if piece.strip()]
-        pieces = fit_lengths(pieces, self._least or 0, self._drop_short)
+        found = len(pieces)
+        pieces = fit_lengths(pieces, self.least, self._drop_short)
+        short = found - len(pieces)
         if example.final is not None:
             final = f"\\boxed{{{example.final}}}" if self._boxed else f"#### {example.final}"
             pieces = [*pieces[:-1], f"{pieces[-1]}\n{final}"] if pieces else [final]
         # A code fence that never closes, for one, makes one step of all behind it.
-        return [step.strip() for step in _cut(_JOIN.join(pieces), self._blank_lines)]
+        return FoundSteps([step.strip() for step in _cut(_JOIN.join(pieces), self._blank_lines)], short)
 
     def _one_paragraph(self, piece: str) -> str:
         piece = piece.strip()
@@ -93,8 +107,15 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     return parts
 
 
+def length(piece: str) -> int:
+    """Characters; a wide one (Chinese, Japanese, Korean) says about as much as four letters, and counts as four."""
+    if piece.isascii():
+        return len(piece)
+    return sum(_WIDE if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in piece)
+
+
 def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
-    """Pieces of `least` characters or more.
+    """Pieces of a `length` of `least` or more.
 
     A shorter one joins the piece behind it if it is a heading or the first, else the one before it. With `drop` it is left
     out, unless it holds the final answer.
@@ -104,7 +125,7 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
     for piece in pieces:
         if lead:
             piece, lead = f"{lead}\n{piece}", ""
-        if len(piece) >= least:
+        if length(piece) >= least:
             fitting.append(piece)
         elif drop and not _has_answer(piece):
             continue
