@@ -8,7 +8,6 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from stepjepa.cli.main import main
-from stepjepa.study.demo import paired_difference
 
 
 def test_demo(tmp_path, capsys):
@@ -16,7 +15,16 @@ def test_demo(tmp_path, capsys):
     argv = ["demo", "--output_dir", str(out), "--train_rows", "48", "--test_rows", "6"]
     assert main(argv) == 0
     printed = capsys.readouterr().out
-    for words in ("accuracy", "LM loss", "JEPA loss", "cosine", "examples/s", "effective rank", "does not say whether"):
+    for words in (
+        "accuracy",
+        "LM loss",
+        "JEPA loss",
+        "cosine",
+        "examples/s",
+        "effective rank",
+        "step_jepa - regular: +0.0 points (",
+        "does not say whether",
+    ):
         assert words in printed
     record = json.loads((out / "metrics.json").read_text())
     assert set(record) == {"options", "regular", "step_jepa"}
@@ -32,10 +40,3 @@ def test_demo(tmp_path, capsys):
     assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert main(argv) == 2
     assert "not empty" in capsys.readouterr().err
-
-
-def test_paired_difference_by_hand():
-    """Two of four problems change, one each way and one more: mean 1/4, variance 11/12 - ..., normal interval."""
-    mean, half = paired_difference([True, False, False, False], [False, True, True, False])
-    assert mean == pytest.approx(0.25)
-    assert half == pytest.approx(1.96 * (((1.25**2 + 2 * 0.75**2 + 0.25**2) / 3) ** 0.5) / 2)

@@ -373,7 +373,7 @@ def test_analysis(evaluate, tmp_path, capsys):
     assert "12 answers" in said and "accuracy by gsm8k" in said and "tokens a response" in said
     assert main(["evaluate", "--analyze", *files, "--max_new_tokens", "3"]) == 0
     said = capsys.readouterr().out
-    assert "A - B" in said and "McNemar" in said and "note     --max_new_tokens has no effect" in said
+    assert "B - A" in said and "McNemar" in said and "note     --max_new_tokens has no effect" in said
     assert main(["evaluate", "--analyze", *files, "--metric", "exact", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["both"] + record["only_a"] + record["only_b"] + record["neither"] == 12

@@ -109,14 +109,14 @@ def test_two_files(file):
     b = file(predictions([True] * 4 + [False] * 9 + [True] + [False] * 6), "b.json")
     found = compare(a, b, show=2)
     assert (found.both, found.only_a, found.only_b, found.neither) == (4, 9, 1, 6)
-    assert found.difference.value == pytest.approx(0.4) and found.p == pytest.approx(22 / 1024)
+    assert found.difference.value == pytest.approx(-0.4) and found.p == pytest.approx(22 / 1024)
     assert [pair[0].index for pair in found.examples["only_a"]] == [4, 5]
     text = "\n".join(comparison_lines(found))
-    assert "A - B  +40.0 points (" in text and "p = 0.0215" in text
+    assert "B - A  -40.0 points (" in text and "p = 0.0215" in text
     assert "A right         4        9" in text and "A wrong         1        6" in text
     record = json.loads(json.dumps(comparison_record(found)))
     assert record["only_b"] == 1 and record["examples"]["only_b"][0]["b"]["index"] == 13
-    assert record["difference"]["low"] < 0.4 < record["difference"]["high"]
+    assert record["difference"]["low"] < -0.4 < record["difference"]["high"]
 
 
 def test_the_metric_to_go_by(file):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_difference, share, t_quantile
+from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share, t_quantile
 
 
 def test_wilson_by_hand():
@@ -49,13 +49,19 @@ def test_t_quantiles_agree_with_scipy():
     ("table", "difference", "low", "high"),
     [
         # Newcombe (1998), method 10; Fagerland, Lydersen and Laake (2017), chapter 8, two examples.
-        ((36, 12, 2, 0), 0.2, 0.0569, 0.3404),
-        ((1, 1, 7, 12), -0.2857, -0.5069, -0.0256),
-        ((59, 6, 16, 80), -0.0621, -0.1186, -0.0046),
+        ((36, 2, 12, 0), 0.2, 0.0569, 0.3404),
+        ((1, 7, 1, 12), -0.2857, -0.5069, -0.0256),
+        ((59, 16, 6, 80), -0.0621, -0.1186, -0.0046),
     ],
 )
 def test_published_intervals_of_paired_differences(table, difference, low, high):
     assert paired_difference(*table) == pytest.approx((difference, low, high), abs=5e-5)
+
+
+def test_paired_counts():
+    assert paired_counts([True, True, False, False, False], [True, False, True, True, False]) == (1, 1, 2, 1)
+    with pytest.raises(ValueError):
+        paired_counts([True], [])
 
 
 def test_paired_differences_stay_in_range():

@@ -128,7 +128,7 @@ def test_accuracy_and_pairs(tmp_path):
     assert rows[2][2:5] == ["step", "40.0 %", "[10.0, 90.0]"]
     assert rows[3][3:7] == ["1.2500", "", "", "nats a token; mean of 5 rows 1.5000 [1.0000, 2.0000]"]
     (paired,) = read.rows("Paired differences")[1:]
-    assert paired[:4] == ["test, gsm8k", "regular", "step", "+20.0 points"]
+    assert paired[:4] == ["test, gsm8k", "regular", "step", "-20.0 points"]
     assert paired[5:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
 
 
@@ -199,7 +199,7 @@ def test_a_study(tmp_path):
     assert "step_jepa: chose lbd=0.1. Validation means: lbd=0.1: 0.5, lbd=1: 0.4. Chosen 2026-01-02" in text
     assert "n=2 seeds in common with regular" in text
     assert "3 trainings: 1 min 30 s and 6 T FLOPs in all" in read.text("cost")
-    assert "stepjepa evaluate" in read.text("predictions") and "accuracy" not in read.sections
+    assert "no weights are there to answer with" in read.text("predictions") and "accuracy" not in read.sections
     assert "step_jepa (1 of 1 runs) collapse" in read.text("signs")
     assert {row[0]: row[1:] for row in read.rows("Settings")}["objective differs"] == ["regular", "step_jepa"]
 
@@ -243,9 +243,19 @@ def test_what_is_missing_is_said_with_its_command(tmp_path):
     read = Reader(page_of(run))
     assert "No data report of a run (data_report.json). stepjepa train writes it" in read.text("run")
     assert "no log of a training" in read.text("losses")
-    assert f"No evaluation of a run yet: stepjepa evaluate '{run}' TEST_FILE --metric gsm8k" in read.text("accuracy")
+    assert "No evaluation of a run yet: it has not ended; the same stepjepa train goes on." in read.text("accuracy")
     assert "No predictions" in read.text("predictions")
+    assert "and no weights are there" in read.text("geometry")
+    (run / "model.safetensors").touch()
+    read = Reader(page_of(run))
+    assert f"No evaluation of a run yet: stepjepa evaluate '{run}' TEST_FILE --metric exact" in read.text("accuracy")
     assert f"No geometry yet: stepjepa analyze TEST_FILE --models '{run}'" in read.text("geometry")
+    file = tmp_path / "held out.jsonl"
+    file.write_text('{"question": "q", "answer": "so #### 3"}\n')
+    write(run / "run.json", {"settings": {"objective": "regular", "eval_file": str(file)}})
+    read = Reader(page_of(run))
+    assert f"stepjepa evaluate '{run}' '{file}' --metric gsm8k" in read.text("accuracy")
+    assert f"stepjepa analyze '{file}' --models '{run}'" in read.text("geometry")
 
 
 @pytest.mark.parametrize("text", HOSTILE)

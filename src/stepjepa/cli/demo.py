@@ -40,7 +40,8 @@ def show(results: dict[str, ArmResult], options: DemoOptions) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from stepjepa.study.demo import paired_difference
+    from stepjepa.evaluation.analyze_words import percent
+    from stepjepa.evaluation.intervals import paired_counts, paired_difference
 
     console = Console()
     if not console.is_terminal:
@@ -67,10 +68,9 @@ def show(results: dict[str, ArmResult], options: DemoOptions) -> None:
         geometry = (f"{r.cosine:.4f}", f"{r.shuffled_cosine:.4f}", f"{r.target_std:.3f}", f"{r.effective_rank:.1f}")
         signs.add_row(arm, *geometry, f"{100 * r.stopped:.1f} %")
     console.print(signs)
-    difference, half = paired_difference(results["regular"].correct, results["step_jepa"].correct)
+    found = paired_difference(*paired_counts(results["regular"].correct, results["step_jepa"].correct))
     console.print(
-        f"step_jepa - regular: {100 * difference:+.1f} points, 95 % interval {100 * (difference - half):+.1f} to "
-        f"{100 * (difference + half):+.1f} over the problems.\n"
+        f"step_jepa - regular: {percent(found, '+').replace(' %', ' points', 1)}, 95 % interval over the problems.\n"
         "One seed does not say whether JEPA helps: seeds differ by more than this, equal examples are not equal compute, "
         "and a gain that shuffled targets give as well is not JEPA's. 'regular' is read at the last token of step 1.\n"
         f"Written to {options.output_dir}: regular/ and step_jepa/ (models), metrics.json, curves.png\n"

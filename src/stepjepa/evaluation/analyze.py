@@ -61,7 +61,7 @@ class Comparison:
     """Two models on the same questions.
 
     Attributes:
-        difference: accuracy of a less that of b, with its interval.
+        difference: accuracy of b less that of a, with its interval: a is the baseline.
         p: of McNemar's exact test.
         both, only_a, only_b, neither: of the two are right.
         examples: ``only_a`` and ``only_b`` -> the first questions, with both predictions.

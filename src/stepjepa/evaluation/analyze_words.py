@@ -62,7 +62,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     yield f"A  {found.a.file}: {percent(found.a.accuracy)}"
     yield f"B  {found.b.file}: {percent(found.b.accuracy)}"
     difference = percent(found.difference, "+").replace(" %", " points", 1)
-    yield f"A - B  {difference}, 95 % intervals in brackets; McNemar's exact test p = {found.p:.3g}"
+    yield f"B - A  {difference}, 95 % intervals in brackets; McNemar's exact test p = {found.p:.3g}"
     yield ""
     rows = (("", "B right", "B wrong"), ("A right", found.both, found.only_a), ("A wrong", found.only_b, found.neither))
     for row, left, right in rows:

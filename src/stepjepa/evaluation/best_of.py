@@ -12,7 +12,7 @@ from typing import Any
 
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.answers import answers_match
-from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_difference, share
+from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
 
 # signal -> how it is told, and whether a high value is the better one
 SIGNALS = {
@@ -171,12 +171,11 @@ def _worth(one: Candidate, signal: str) -> float:
     return value if SIGNALS[signal][1] else -value
 
 
-def _paired(one: Sequence[bool], other: Sequence[bool]) -> dict[str, Any]:
-    pairs = list(zip(one, other, strict=True))
-    both, only_one, only_other = (pairs.count(kind) for kind in ((True, True), (True, False), (False, True)))
-    found = _ends(paired_difference(both, only_one, only_other, pairs.count((False, False))))
+def _paired(one: Sequence[bool], baseline: Sequence[bool]) -> dict[str, Any]:
+    counts = paired_counts(baseline, one)
+    found = _ends(paired_difference(*counts))
     try:
-        return {**found, "p": mcnemar_p(only_one, only_other)}
+        return {**found, "p": mcnemar_p(*counts[1:3])}
     except ConfigError:  # SciPy is not there; the interval says the same
         return found
 

@@ -55,9 +55,20 @@ def t_quantile(df: int) -> float:
     return float(mpmath.findroot(beyond, (_Z - 0.1, 13.0 if df == 1 else 4.4), solver="anderson"))
 
 
+def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, int]:
+    """How many questions both models, only a, only b, or neither answered right.
+
+    Raises:
+        ValueError: the two are not of one length.
+    """
+    pairs = list(zip(a, b, strict=True))
+    both, only_a, only_b = (pairs.count(kind) for kind in ((True, True), (True, False), (False, True)))
+    return both, only_a, only_b, len(pairs) - both - only_a - only_b
+
+
 def paired_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:
-    """Accuracy of a less that of b on the same questions, with the interval of Newcombe's method 10 (Statistics in Medicine
-    17, 2635-2650, 1998): the two Wilson intervals, put together with the correlation of the answers.
+    """Accuracy of b less that of a, the baseline, on the same questions, with the interval of Newcombe's method 10
+    (Statistics in Medicine 17, 2635-2650, 1998): the two Wilson intervals, put together with the correlation of the answers.
 
     Args:
         both, only_a, only_b, neither: questions that both models, one of them, or none answered right.
@@ -73,9 +84,9 @@ def paired_difference(both: int, only_a: int, only_b: int, neither: int) -> Inte
     if agreement > 0:
         agreement = max(agreement - n / 2, 0.0)  # the correction for continuity
     phi = agreement / math.sqrt(margins) if margins else 0.0
-    below = math.sqrt(max(below_a**2 - 2 * phi * below_a * above_b + above_b**2, 0.0))
-    above = math.sqrt(max(above_a**2 - 2 * phi * above_a * below_b + below_b**2, 0.0))
-    difference = (only_a - only_b) / n
+    below = math.sqrt(max(below_b**2 - 2 * phi * below_b * above_a + above_a**2, 0.0))
+    above = math.sqrt(max(above_b**2 - 2 * phi * above_b * below_a + below_a**2, 0.0))
+    difference = (only_b - only_a) / n
     return Interval(difference, max(-1.0, difference - below), min(1.0, difference + above))
 
 

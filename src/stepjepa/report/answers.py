@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from stepjepa.errors import StepJepaError
 from stepjepa.evaluation.analyze import compare
 from stepjepa.evaluation.analyze_words import percent
-from stepjepa.evaluation.intervals import Interval, mcnemar_p, paired_difference, share
+from stepjepa.evaluation.intervals import Interval, mcnemar_p, paired_counts, paired_difference, share
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.report.files import Reader, entries, mapping, number
 from stepjepa.report.reading import Run
@@ -88,8 +88,7 @@ def paired_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for a, b in _pairs([run for run in runs if _verdicts(run)]):
         if len(_verdicts(a)) == len(_verdicts(b)):
-            found = Counter(zip(_verdicts(a), _verdicts(b), strict=True))
-            counts = [found[pattern] for pattern in ((True, True), (True, False), (False, True), (False, False))]
+            counts = paired_counts(_verdicts(a), _verdicts(b))
             rows.append(
                 {**DEMO, "a": a.label, "b": b.label, **_paired(paired_difference(*counts), counts, _p(*counts[1:3]))}
             )

@@ -7,7 +7,6 @@ and every script and style but its own.
 
 from __future__ import annotations
 
-import shlex
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -17,7 +16,7 @@ from markupsafe import Markup
 
 from stepjepa import __version__
 from stepjepa.inspect.html import base_style, element_hash, script_json
-from stepjepa.report import answers, runs, signs, studies
+from stepjepa.report import answers, commands, runs, signs, studies
 from stepjepa.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, short
 from stepjepa.report.files import mapping, number
 from stepjepa.report.geometry import Album, geometry_record
@@ -45,7 +44,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         pictures = (album.picture(path, _figure_title(path.stem)) for path in found.study.figures)
         context["study_figures"] = [one for one in pictures if one is not None]
     context["geometry"] = [geometry_record(folder, album) for folder in found.geometry]
-    context["geometry_missing"] = _geometry_command(found)
+    context["geometry_missing"] = commands.measure_geometry(found)
     drawn: list[Chart] = [*context["losses"], *context["sign_charts"]]
     data = {
         "frame": _FRAME,
@@ -84,13 +83,13 @@ def _runs(found: Found, most: int) -> dict[str, Any]:
         "unfinished": [run.label for run in read if run.unfinished and run.history],
         "losses": runs.charts(histories, runs.loss_quantities(read)),
         "losses_note": "",
-        "losses_missing": [_train(run) for run in read if not run.history],
+        "losses_missing": [commands.train_again(run) for run in read if not run.history],
         "signs": [(label, one) for label, one in logged if one],
         "no_signs": [label for label, one in logged if one is None],
         "sign_charts": runs.charts(histories, runs.SIGNS),
         "demo_signs": _demo_signs(read),
         "accuracy": answers.accuracy_rows(read),
-        "accuracy_missing": [_evaluate(run) for run in read if not run.evaluations],
+        "accuracy_missing": [commands.evaluate_it(run, found) for run in read if not run.evaluations],
         "unfinished_evaluations": [
             f"{run.label}: {one.name}" for run in read for one in run.evaluations.values() if one.unfinished
         ],
@@ -108,7 +107,6 @@ def _study(study: StudyFolder) -> dict[str, Any]:
     counts, missing = studies.run_states(study)
     tables = studies.study_tables(study)
     first = next((run for run in study.runs if run.data), None)
-    model = shlex.quote(str(study.runs[0].path)) if study.runs else "MODEL"
     return {
         "kind": "study",
         "title": str(study.table.get("title") or study.path.resolve().name),
@@ -133,7 +131,7 @@ def _study(study: StudyFolder) -> dict[str, Any]:
         "paired": [],
         "predictions": [],
         "has_predictions": False,
-        "predictions_command": f"stepjepa evaluate {model} TEST_FILE --metric gsm8k",
+        "predictions_missing": commands.answers_of_study(study),
         "study": {
             "tables": tables,
             "choices": studies.choices(study),
@@ -169,21 +167,6 @@ def _demo_signs(read: list[Run]) -> list[tuple[str, list[str]]]:
         for run in read
         if run.demo
     ]
-
-
-def _train(run: Run) -> str:
-    files = "metrics.json, or a checkpoint's trainer_state.json"
-    return f"{run.label}: no log of a training ({files}). stepjepa train writes it."
-
-
-def _evaluate(run: Run) -> str:
-    return f"No evaluation of {run.label} yet: stepjepa evaluate {shlex.quote(str(run.path))} TEST_FILE --metric gsm8k"
-
-
-def _geometry_command(found: Found) -> str:
-    models = [run.path for run in (found.study.runs if found.study else found.runs)][:2]
-    words = " ".join(shlex.quote(str(path)) for path in models) or "RUN"
-    return f"stepjepa analyze TEST_FILE --models {words} --output_dir GEOMETRY, then stepjepa report ... --geometry GEOMETRY"
 
 
 @cache

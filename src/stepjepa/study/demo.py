@@ -250,10 +250,3 @@ def held_out(
 def batches(store: ExampleStore, size: int) -> list[list[Any]]:
     """The examples of a store in batches."""
     return [[store[i] for i in range(start, min(start + size, len(store)))] for start in range(0, len(store), size)]
-
-
-def paired_difference(first: list[bool], second: list[bool]) -> tuple[float, float]:
-    """Difference of two accuracies on the same problems and the half width of its 95 % interval (normal, paired)."""
-    differences = torch.tensor([float(b) - float(a) for a, b in zip(first, second, strict=True)], dtype=torch.float64)
-    spread = differences.std().item() if len(differences) > 1 else float("nan")
-    return differences.mean().item(), 1.96 * spread / math.sqrt(len(differences))
