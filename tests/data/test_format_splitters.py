@@ -47,7 +47,9 @@ def test_answers_that_are_best_split_one_by_one():
     report = check_format(rows(BLANK, BLANK, BLANK, LINES, NUMBERED, "one"))
     assert (report.rows_with_steps, report.auto_rows, report.by_answer) == (3, 2, 5)
     (line,) = [line for line in report.lines() if "stepjepa prepare" in line]
-    assert line.startswith("  With the splitter that serves each answer, 5 of 6 rows have two or more steps")
+    assert line.startswith(
+        "  2 rows with steps in another style (first: row 3). With the splitter that serves each answer, 5 of 6"
+    )
     assert check_format(rows(LINES, LINES)).by_answer is None  # lines find as many
     assert check_format(rows(BLANK, BLANK)).by_answer is None
     report = check_format(rows(*[BLANK] * 100, LINES))

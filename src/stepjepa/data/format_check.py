@@ -218,7 +218,9 @@ class _Counter:
         report.pairs_all += sum(max(count - 1, 0) for count in steps)
         finding = [name for name, other in self.others.items() if _finds_steps(other, answers)]
         if max(steps) < 2:
-            report.auto_rows += _finds_steps(self.auto, answers)
+            if _finds_steps(self.auto, answers):
+                report.auto_rows += 1
+                report.first_auto = report.first_auto or self.rows.place(number)
             if not finding and "sentence" in report.other_splitters and _finds_steps(self.sentences, answers):
                 finding = ["sentence"]
         for name in finding:

@@ -59,7 +59,8 @@ class FormatReport:
         pairs_first, pairs_all: pairs that ``step_pairs`` first and all would make.
         other_splitters: splitter -> usable chats in which it finds two or more steps; sentences are looked for only where
             no other one finds any.
-        auto_rows: usable chats without steps in which a splitter that decides for each answer by itself finds two or more.
+        auto_rows: usable chats without steps in which a splitter that decides for each answer by itself finds two or more;
+            `first_auto` is the place of the first.
         text_rows, id_rows: usable rows of text, and of token ids.
         characters, ids: how much they hold.
         signs, repeats, leak: what `warnings` warns of; `leak` is None without an evaluation file.
@@ -83,6 +84,7 @@ class FormatReport:
     pairs_all: int = 0
     other_splitters: dict[str, int] = field(default_factory=dict)
     auto_rows: int = 0
+    first_auto: str = ""
     text_rows: int = 0
     id_rows: int = 0
     characters: int = 0
@@ -212,8 +214,10 @@ class FormatReport:
         lines += ["", f"Verdict: {self.verdict}"]
         if self.by_answer is not None:
             lines.append(
-                f"  With the splitter that serves each answer, {self.by_answer:,} of {self.chats:,} rows have two or more "
-                f"steps: stepjepa prepare takes it, and writes the steps with blank lines between them"
+                f"  {counted(self.auto_rows, 'row')} with steps in another style (first: "
+                f"{short_place(self.first_auto, self.source)}). With the splitter that serves each answer, "
+                f"{self.by_answer:,} of {self.chats:,} rows have two or more: stepjepa prepare takes it, and writes the "
+                "steps with blank lines between them"
             )
         if not self.plain_text:
             asked = f"{self.rows_with_question:,} of {self.chats:,} rows have a user message and an answer"

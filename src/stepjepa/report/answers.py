@@ -105,7 +105,7 @@ def paired_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
             except StepJepaError as error:
                 rows.append({**about, "metric": "", "why_not": str(error)})
                 continue
-            counts = [made.both, made.only_a, made.only_b, made.neither]
+            counts = (made.both, made.only_a, made.only_b, made.neither)
             rows.append({**about, "metric": made.a.metric, **_paired(made.difference, counts, f"{made.p:.3g}")})
     return rows
 

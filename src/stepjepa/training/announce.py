@@ -104,7 +104,8 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
             f"warning: the loss is no finite number from step {broken} on (of those in the log), so the model is of no "
             "use; try a lower --learning_rate or --lbd, and see docs/troubleshooting.md"
         )
-    metric = " ".join(run.eval_metrics or [suggested_metric(run.eval_file or (run.train_file or [None])[0])])
+    looked_at = run.eval_file or next(iter(run.train_file or ()), None)
+    metric = " ".join(run.eval_metrics or [suggested_metric(looked_at)])
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
     say(f"{'load':<{LABELS}}AutoModelForCausalLM.from_pretrained({output!r})")
     say(f"{'next':<{LABELS}}stepjepa evaluate --model_name {shlex.quote(output)} --test_file {test} --metric {metric}")
