@@ -6,6 +6,8 @@ import datasets
 import pytest
 
 from stepjepa.data.chat import RowError
+from stepjepa.data.format_check import check_format
+from stepjepa.data.report import DataReport, listed_files
 from stepjepa.data.sources import RowSource, row_to_messages
 from stepjepa.errors import DataError
 
@@ -188,6 +190,20 @@ def test_parquet_and_folders(cache):
     for content in (b"", whole[:-20], whole[len(whole) // 2 :], b"PAR1" + bytes(40)):
         message = error_of(write(cache / "b.parquet", content))
         assert message.startswith(f"{cache}/b.parquet: cannot be read behind row 0 (")
+
+
+def test_the_files_of_a_folder_are_named(cache):
+    """`datasets` tells splits by the files' names, and takes what stands beside them."""
+    (cache / "many").mkdir()
+    for name in ("train.jsonl", "more_train.jsonl", "test.jsonl"):
+        write(cache / "many" / name, json.dumps({"messages": MESSAGES}) + "\n")
+    rows = RowSource(cache / "many")
+    assert rows.files == ["more_train.jsonl", "train.jsonl"] and len(list(rows)) == 2
+    assert RowSource(cache / "many", "test").files == ["test.jsonl"]
+    assert RowSource(cache / "many" / "train.jsonl").files == [] == RowSource([{"messages": MESSAGES}]).files
+    assert "  Files: more_train.jsonl, train.jsonl" in check_format(rows).lines()
+    assert listed_files([*"abcdefgh", "x\n"]) == "a, b, c, d, e, f and 3 more"
+    assert "  files: 'x\\n'" in DataReport("many", files=["x\n"]).lines()
 
 
 def test_csv(cache):

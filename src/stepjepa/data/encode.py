@@ -49,7 +49,7 @@ def encode_dataset(
     """
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     encoder = make_encoder(rows, tokenizer, renderer, options)
-    report, stores, digest = DataReport(rows.name), [], hashlib.sha256()
+    report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     for _, encoded in mapped(encoder, _chunks(rows), processes, "dataset_num_proc"):
         report.add(encoded.report)
         stores.append(encoded.store)

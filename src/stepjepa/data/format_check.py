@@ -164,7 +164,7 @@ class _Counter:
         shown = getattr(self.chosen, "separator", separator if splitter == "regex" else "\n")
         self.sentences = make_splitter("sentence")
         counted = dict.fromkeys([*self.others, *(["sentence"] if self.chosen != self.sentences else [])], 0)
-        self.report = FormatReport(rows.name, splitter, shown, other_splitters=counted)
+        self.report = FormatReport(rows.name, splitter, shown, rows.files, other_splitters=counted)
         self.plain_cut = shown if splitter in ("separator", "lines") else "\n\n"
 
     def count(self, number: int, row: Any, sample: bool) -> RowSample | None:

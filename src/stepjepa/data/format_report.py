@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stepjepa.data.report import REASONS
+from stepjepa.data.report import REASONS, listed_files
 from stepjepa.data.signs import Leak, Repeats, Signs
 
 SHOWN_CHARACTERS = 400
@@ -46,6 +46,7 @@ class FormatReport:
 
     Attributes:
         source: file or data set.
+        files: of a folder, those that are read.
         splitter, separator: how steps were looked for.
         plain_text: whether the first row, and with it the data set, is plain text and no chat.
         rows_read, rows_usable: rows.
@@ -70,6 +71,7 @@ class FormatReport:
     source: str
     splitter: str
     separator: str
+    files: list[str] = field(default_factory=list)
     plain_text: bool = False
     rows_read: int = 0
     rows_usable: int = 0
@@ -192,6 +194,8 @@ class FormatReport:
             f"Format check: {printable(self.source)}",
             f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped",
         ]
+        if self.files:
+            lines.insert(1, f"  Files: {listed_files(self.files)}")
         for reason, words in zip(dict(self.rows_skipped.most_common()), self.skipped(), strict=True):
             lines.append(f"    skipped {words}")
             if self.skipped_texts.get(reason):

@@ -44,6 +44,7 @@ _SUMMED = (
     "without_system_prompt other_system_prompts"
 ).split()
 _SYSTEM_PROMPTS = 8  # kept, however many there are
+_SHOWN_FILES = 6
 
 
 @dataclass
@@ -52,6 +53,7 @@ class DataReport:
 
     Attributes:
         source: file or data set.
+        files: of a folder, those that are read.
         rows_read, rows_kept: rows.
         examples: what they became; more than rows where long texts are cut into blocks.
         rows_skipped: reason -> number of rows that are not trained on.
@@ -84,6 +86,7 @@ class DataReport:
     tokens: int = 0
     labelled_tokens: int = 0
     target_tokens: int = 0
+    files: list[str] = field(default_factory=list)
     token_length: dict[str, int] = field(default_factory=dict)
 
     def skip(self, reason: str, place: str, message: str) -> None:
@@ -127,26 +130,34 @@ class DataReport:
     def lines(self) -> list[str]:
         """The report in words, one fact a line."""
         skipped = sum(self.rows_skipped.values())
-        lines = [
-            f"{self.source}: {self.rows_read} rows read, {self.rows_kept} kept, {skipped} skipped, {self.pairs} pairs"
-        ]
+        rows = f"{self.rows_read:,} rows read, {self.rows_kept:,} kept, {skipped:,} skipped"
+        lines = [f"{self.source}: {rows}, {self.pairs:,} pairs"]
+        if self.files:
+            lines.append(f"  files: {listed_files(self.files)}")
         if self.examples > self.rows_kept:
-            lines.append(f"  {self.examples} examples: texts are cut into blocks of max_length")
+            lines.append(f"  {self.examples:,} examples: texts are cut into blocks of max_length")
         for reason, count in self.rows_skipped.most_common():
-            lines.append(f"  skipped {count}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
+            lines.append(f"  skipped {count:,}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
         for reason, count in self.examples_without_pairs.most_common():
-            lines.append(f"  {count} without a pair (plain language modelling): {REASONS.get(reason, reason)}")
+            lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}")
         for reason, count in self.pairs_dropped.most_common():
-            lines.append(f"  {count} pairs dropped: {REASONS.get(reason, reason)}")
+            lines.append(f"  {count:,} pairs dropped: {REASONS.get(reason, reason)}")
         if self.answers_truncated:
-            lines.append(f"  {self.answers_truncated} answers cut at max_length")
+            lines.append(f"  {self.answers_truncated:,} answers cut at max_length")
         if self.system_folded:
             lines.append(
-                f"  {self.system_folded} system messages put into the user message (template has no system role)"
+                f"  {self.system_folded:,} system messages put into the user message (template has no system role)"
             )
         if self.token_length:
-            lengths = ", ".join(f"{name} {value}" for name, value in self.token_length.items())
-            lines.append(f"  tokens a row: {lengths}; {self.tokens} in all, {self.labelled_tokens} labelled")
+            lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
+            lines.append(f"  tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled")
             if self.end_of_turn:
                 lines.append(f"  end of turn: {self.end_of_turn}")
         return lines
+
+
+def listed_files(names: Sequence[str]) -> str:
+    """Names of files in one line, however many; what is not printable as escapes."""
+    shown = [name if name.isprintable() else repr(name) for name in names[:_SHOWN_FILES]]
+    more = len(names) - _SHOWN_FILES
+    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")

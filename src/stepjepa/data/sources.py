@@ -146,12 +146,17 @@ class RowSource:
         split: the split of a Hub data set or a `DatasetDict`.
         streaming: load a Hub data set as one that is read while it comes (`datasets.IterableDataset`).
 
+    Attributes:
+        name: as it was given.
+        files: where that is a folder, the names of those of its files that are read.
+
     Raises:
         DataError: nothing there, or nothing that can be read as rows.
     """
 
     def __init__(self, source: Any, split: str = "train", streaming: bool = False):
         self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+        self.files: list[str] = []
         self._file: Path | None = None
         self._rows: Iterable[Any] = ()
         if isinstance(source, (str, os.PathLike)):
@@ -160,7 +165,7 @@ class RowSource:
                 if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
                     self._file = path
                 else:
-                    self._rows = _load_dataset(path, str(source), split, streaming)
+                    self._rows, self.files = _load_dataset(path, str(source), split, streaming)
             except OSError as error:  # a name that no file can have, a folder that may not be looked into
                 raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
         elif isinstance(source, Mapping):
@@ -210,7 +215,8 @@ class RowSource:
         return ((number, row) for number, row in enumerate(rows, start) if number in part)
 
 
-def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
+def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> tuple[Iterable[Any], list[str]]:
+    """The rows, and which files of a folder they come from."""
     suffix = path.suffix.lower()
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
@@ -226,11 +232,14 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     try:
         if path.is_dir() and ((path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()):
             stored = datasets.load_from_disk(str(path))
-            return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
+            return (_pick_split(stored, name, split) if isinstance(stored, Mapping) else stored), []
         if path.is_dir():
-            return datasets.load_dataset(str(path), split=split, **how)
+            rows = datasets.load_dataset(str(path), split=split, **how)
+            # Which file belongs to which split `datasets` tells by the names; who named a folder should see it.
+            found = datasets.load_dataset_builder(str(path)).config.data_files or {}
+            return rows, sorted(os.path.relpath(str(file), path.resolve()) for file in found.get(split, ()))
         hub_name, _, configuration = name.partition(":")
-        return datasets.load_dataset(hub_name, configuration or None, split=split, **how)
+        return datasets.load_dataset(hub_name, configuration or None, split=split, **how), []
     except DataError:
         raise
     except Exception as error:

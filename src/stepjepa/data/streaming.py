@@ -169,7 +169,7 @@ class ExampleStream:
 
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
         self.rows, self.encoders, self.processes = rows, encoders, processes
-        self.reports = [DataReport(source.name) for source in rows.sources]
+        self.reports = [DataReport(source.name, files=source.files) for source in rows.sources]
 
     def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
         """`size` examples at a time, in the rows' order, with where they begin.

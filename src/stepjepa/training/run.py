@@ -24,7 +24,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import write_json
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.training.announce import announce, is_main_process, say
-from stepjepa.training.checkpoints import is_complete, last_complete_checkpoint
+from stepjepa.training.checkpoints import cut_short, is_complete, last_complete_checkpoint
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import pair_columns
 from stepjepa.training.evaluating import ScoreAnswers
@@ -196,6 +196,8 @@ def find_checkpoint(config: JEPAConfig, output: Path) -> Path | None:
     wanted = str(config.resume_from_checkpoint)
     if wanted.lower() == "true":
         found = last_complete_checkpoint(output)
+        for entry in cut_short(output, found):
+            say(f"{entry}: not whole, as a kill while it was written leaves it; passed over")
         if found is None:
             say(f"{output}: no whole checkpoint to go on from; starting at step 0")
         return found

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import time
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerState
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK, TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
@@ -26,7 +27,7 @@ from stepjepa.modeling.forward import ForestOutput, causal_lm
 from stepjepa.modeling.load import auto_tokenizer, has_experts, load_model, max_positions
 from stepjepa.training.batches import EpochCallback, EpochSampler
 from stepjepa.training.callbacks import TargetEncoderCallback
-from stepjepa.training.checkpoints import last_complete_checkpoint
+from stepjepa.training.checkpoints import last_complete_checkpoint, missing_weights
 from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.evaluating import ScoreAnswers, evaluated
@@ -324,6 +325,10 @@ class JEPATrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         load_extras(self._inner, resume_from_checkpoint)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        missing = missing_weights(cast(nn.Module, self.model), list(load_result.missing_keys))
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
