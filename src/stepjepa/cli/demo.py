@@ -21,14 +21,8 @@ def run(argv: list[str]) -> int:
     )
     (options,) = parser.parse(argv)
 
-    from transformers.utils.logging import disable_progress_bar
+    from stepjepa.study.demo import run_demo
 
-    from stepjepa.study.demo import run_demo, run_one_arm
-
-    disable_progress_bar()
-    if options.arm is not None:
-        run_one_arm(options)
-        return 0
     results = run_demo(options)
     show(results, options)
     return 0

@@ -46,7 +46,7 @@ class RowOptions:
     attention_layers: list[int] | None = option(
         None, "Layers, from 1 on, whose attention the page holds. Default: as many as fit.", "inspect"
     )
-    overwrite: bool = option(False, "Replace existing files.", "inspect")
+    overwrite: bool = option(False, "Replace existing files.", "inspect", aliases=("overwrite_output_dir",))
 
 
 def _fields() -> list[tuple[str, Any, Any]]:

@@ -29,7 +29,7 @@ class ReportOptions:
         None, "Folders of stepjepa analyze, beside those that lie in the runs' folders.", _GROUP
     )
     output_file: str | None = option(None, "The page. Default: report.html in the first folder.", _GROUP)
-    overwrite: bool = option(False, "Replace an existing file.", _GROUP)
+    overwrite: bool = option(False, "Replace an existing file.", _GROUP, aliases=("overwrite_output_dir",))
     max_predictions: int = option(
         200, "Questions whose answers are put into the page, of each evaluation; counts are of all.", _GROUP
     )

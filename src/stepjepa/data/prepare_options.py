@@ -101,7 +101,12 @@ class PrepareOptions:
     )
     shards: int = option(1, "Write the training rows to so many files, OUT-00000-of-00004.jsonl and so on.", _OUTPUT)
     num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT)
-    overwrite: bool = option(False, "Replace output files that exist, once the new ones are complete.", _OUTPUT)
+    overwrite: bool = option(
+        False,
+        "Replace output files that exist, once the new ones are complete.",
+        _OUTPUT,
+        aliases=("overwrite_output_dir",),
+    )
     resume: bool = option(
         False, "Go on where a killed run stopped; nothing is done where the output is complete.", _OUTPUT
     )

@@ -1,6 +1,7 @@
 """A process of a study, which ends with the study that started it, also where that is killed.
 
-``python -m stepjepa.study.child train ...`` is ``python -m stepjepa train ...``; ``score FOLDER SPLIT ...`` scores a run.
+``python -m stepjepa.study.child train ...`` is ``python -m stepjepa train ...``; ``score FOLDER SPLIT ...`` scores a run;
+``demo ARM OPTIONS`` is an arm of the demo.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ def main(argv: list[str]) -> int:
         from stepjepa.study.scoring import run
 
         return run(argv[1:])
+    if argv[0] == "demo":
+        from stepjepa.study.demo import run_one_arm
+
+        return run_one_arm(*argv[1:])
     from stepjepa.cli.main import main as stepjepa
 
     return stepjepa(argv)

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.analysis.plots import plot_curves
 from stepjepa.data.chat import ChatRenderer
@@ -113,9 +114,7 @@ def run_arms(options: DemoOptions) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2))}
     processes = {}
     for arm in ARMS:
-        values = {name: getattr(options, name) for name in (f.name for f in fields(options)) if name != "arm"}
-        flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "stepjepa", "demo", "--arm", arm, *flags]
+        command = [sys.executable, "-m", "stepjepa.study.child", "demo", arm, json.dumps(asdict(options))]
         processes[arm] = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -148,14 +147,27 @@ def pass_on(arm: str, process: subprocess.Popen[str]) -> None:
         print(f"{arm:<{width}}  {line.rstrip()}", flush=True)
 
 
-def run_one_arm(options: DemoOptions) -> None:
-    """One arm on the data that the demo has written; leaves its result beside the model."""
+def run_one_arm(arm: str, written: str) -> int:
+    """One arm on the data that the demo has written; leaves its result beside the model.
+
+    Args:
+        written: the demo's options, as JSON.
+
+    Returns:
+        The exit status; an error that the user can mend is one line.
+    """
+    options = DemoOptions(**json.loads(written))
     output = Path(options.output_dir)
-    assert options.arm is not None
+    disable_progress_bar()
     with open(output / "test.jsonl", encoding="utf-8") as file:
         test = [json.loads(line) for line in file]
-    result = run_arm(options.arm, options, output, test)
-    write_json(output / options.arm / RESULT, asdict(result))
+    try:
+        result = run_arm(arm, options, output, test)
+    except StepJepaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    write_json(output / arm / RESULT, asdict(result))
+    return 0
 
 
 def read_result(path: Path) -> ArmResult:

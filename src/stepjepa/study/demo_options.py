@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepjepa.data.fields import check_at_least, option
-from stepjepa.errors import ConfigError
 
 ARMS = ("regular", "step_jepa")
 _GROUP = "demo"
@@ -25,9 +24,5 @@ class DemoOptions:
     predictors: int = option(2, "K, predictor tokens of the step_jepa arm.", _GROUP)
     lbd: float = option(0.1, "lambda of the step_jepa arm.", _GROUP)
 
-    arm: str | None = option(None, "Train and evaluate one arm only (the demo starts itself so).", _GROUP)
-
     def __post_init__(self) -> None:
-        if self.arm is not None and self.arm not in ARMS:
-            raise ConfigError(f"arm is {self.arm!r}; known: {', '.join(ARMS)}")
         check_at_least(self, {"train_rows": 1, "test_rows": 1, "batch_size": 1})

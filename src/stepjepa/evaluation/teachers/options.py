@@ -107,7 +107,7 @@ class TeacherOptions:
     output_file: str | None = option(None, "JSONL file for the solved questions.", _OUTPUT)
     response_field: str = option("response", "Name of the column that holds the response.", _OUTPUT)
     resume: bool = option(True, "Go on with an unfinished output of the same settings.", _OUTPUT)
-    overwrite: bool = option(False, "Replace an existing output.", _OUTPUT)
+    overwrite: bool = option(False, "Replace an existing output.", _OUTPUT, aliases=("overwrite_output_dir",))
     keep_attempts: bool = option(False, "Keep the file with every attempt, wrong ones included.", _OUTPUT)
 
     def check(self) -> None:
