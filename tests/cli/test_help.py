@@ -11,7 +11,8 @@ from enum import Enum
 import pytest
 
 from stepjepa.cli.main import COMMANDS, main
-from stepjepa.cli.trainer_options import CommonTrainerOptions
+from stepjepa.cli.parser import StrictParser
+from stepjepa.cli.trainer_options import CommonTrainerOptions, trainer_option_names
 from stepjepa.training.options import JEPAOptions, RunOptions
 
 
@@ -53,6 +54,31 @@ def test_every_option_of_train_is_shown_once(shown):
     ]
     assert sorted(re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)) == sorted([*names, "config"])
     assert "(also\n                        --batch_size; default: 8)" in text
+
+
+def test_the_names_of_the_trainer_are_all_of_them():
+    from transformers import TrainingArguments
+
+    assert trainer_option_names() == {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [("--trian_file", "--train_file"), ("--learning-rat", "--learning_rate"), ("--adam_epsilo", "--adam_epsilon")],
+)
+def test_a_misspelt_flag_is_refused_before_torch_is_loaded(flag, near):
+    words = ["train", "--no_lora", "--adam-beta2", "0.9", "--no_bf16", "--batch_size", "4", flag, "x"]
+    code = f"import sys; from stepjepa.cli.main import main; print(main({words!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["2", "False"]
+    assert done.stderr.strip() == f"stepjepa train: error: unknown flag {flag}; did you mean {near}?"
+
+
+def test_where_the_names_are_not_known_none_is_refused_early(monkeypatch):
+    parser = StrictParser((RunOptions,), prog="p")
+    parser.check_flags(["--adam_beta", "1"], frozenset)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert trainer_option_names() == frozenset()
 
 
 def test_the_shown_defaults_of_the_trainer_are_those_of_a_run():

@@ -121,6 +121,21 @@ class StrictParser(HfArgumentParser):
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
 
+    def check_flags(self, argv: Sequence[str], others: Callable[[], Collection[str]]) -> None:
+        """Refuse misspelt flags early: such as are neither this parser's nor among `others`, which is asked only where there
+        are any; where it knows no names, nothing is refused.
+
+        Raises:
+            ConfigError: a flag that nobody knows; the message names the nearest one.
+        """
+        spelt = {match[1]: _plain(match[1]) for word in argv if (match := _FLAG.fullmatch(word))}
+        own = {*self.options, *self.aliases, "config", "help", "help_all"}
+        strange = {spelling: name for spelling, name in spelt.items() if not {name, name.removeprefix("no_")} & own}
+        known = others() if strange else ()
+        for spelling, name in strange.items() if known else ():
+            if not {name, name.removeprefix("no_")} & {*known}:
+                raise ConfigError(f"unknown flag --{spelling}{self._hint(name, known)}")
+
     def format_help(self, groups: Sequence[str] | None = None, only: Collection[str] | None = None) -> str:
         """The help text. `groups` chooses headings and their order, `only` the fields; None means all."""
         formatter = self._get_formatter()
@@ -253,10 +268,10 @@ class StrictParser(HfArgumentParser):
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{spelling}: {error}") from None
 
-    def _hint(self, word: str) -> str:
+    def _hint(self, word: str, others: Collection[str] = ()) -> str:
         name = _plain(word)
         off = [f"no_{option.name}" for option in self.options.values() if option.boolean]
-        known = [*self.options, *self.aliases, "config", "help", *(off if name.startswith("no_") else ())]
+        known = [*self.options, *self.aliases, *sorted(others), "config", "help", *(off if name.startswith("no_") else ())]
         return f"; did you mean --{nearest(name, known)}?"
 
 

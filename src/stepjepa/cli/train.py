@@ -9,7 +9,7 @@ from typing import Any
 
 from stepjepa.cli.parser import StrictParser, dump_yaml
 from stepjepa.cli.spellings import PUBLISHED, notes
-from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions
+from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions, trainer_option_names
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
@@ -27,6 +27,7 @@ def run(argv: list[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(help_text())
         return 0
+    _shown_parser().check_flags(argv, trainer_option_names)
     parser, (options, config) = parse(argv)
     from transformers.utils.logging import disable_progress_bar
 
@@ -134,12 +135,16 @@ def show_first_row(options: RunOptions, config: Any) -> None:
 
 def help_text() -> str:
     """The method's options and the Trainer's common ones, without loading torch."""
-    parser = StrictParser(
+    parser = _shown_parser()
+    groups = ["options", "run", "method", "loss", "views", "semantic tube", "data", "lora", "output", GROUP]
+    return parser.format_help(groups).rstrip()
+
+
+def _shown_parser() -> StrictParser:
+    return StrictParser(
         (RunOptions, JEPAOptions, CommonTrainerOptions),
         aliases=PUBLISHED,
         prog="stepjepa train",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
     )
-    groups = ["options", "run", "method", "loss", "views", "semantic tube", "data", "lora", "output", GROUP]
-    return parser.format_help(groups).rstrip()

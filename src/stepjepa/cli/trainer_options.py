@@ -5,7 +5,10 @@ They are there to be shown: a run is parsed into `JEPAConfig`, and a test holds 
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from stepjepa.data.fields import option
@@ -42,3 +45,20 @@ class CommonTrainerOptions:
     )
     dataloader_num_workers: int = option(0, "Worker processes that lay out the batches.", GROUP)
     report_to: str = option("none", "Where logs go too: none, tensorboard, wandb, trackio.", GROUP)
+
+
+def trainer_option_names() -> frozenset[str]:
+    """The names of all options of `TrainingArguments`, read from its source: to import it takes seconds. Empty where
+    the source cannot be read."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        return frozenset()
+    try:
+        source = (Path(found.submodule_search_locations[0]) / "training_args.py").read_text(encoding="utf-8")
+        (made,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "TrainingArguments")
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    lines = made.body if isinstance(made, ast.ClassDef) else []
+    return frozenset(
+        line.target.id for line in lines if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    )
