@@ -82,8 +82,8 @@ def page_of(*folders, geometry=(), most=200):
 def test_what_was_run(tmp_path):
     read = Reader(page_of(*write_pair(tmp_path)))
     rows = {row[0]: row[1:] for row in read.rows("Settings")}
-    assert rows["objective differs"] == ["regular", "step_jepa"] and rows["predictors differs"] == ["", "2"]
-    assert rows["lbd"] == ["0.1", "0.1"] and rows["max_steps"] == ["50", "50"] and "output_dir" not in rows
+    assert rows["objective differs"] == ["regular", "step_jepa"] and rows["predictors"] == ["-", "2"]
+    assert rows["lbd"] == ["-", "0.1"] and rows["max_steps"] == ["50", "50"] and "output_dir" not in rows
     assert ["torch", "2.6.0", "2.6.0"] in read.rows("Versions")
     text = read.text("run")
     assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text

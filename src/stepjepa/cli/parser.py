@@ -271,7 +271,14 @@ class StrictParser(HfArgumentParser):
     def _hint(self, word: str, others: Collection[str] = ()) -> str:
         name = _plain(word)
         off = [f"no_{option.name}" for option in self.options.values() if option.boolean]
-        known = [*self.options, *self.aliases, *sorted(others), "config", "help", *(off if name.startswith("no_") else ())]
+        known = [
+            *self.options,
+            *self.aliases,
+            *sorted(others),
+            "config",
+            "help",
+            *(off if name.startswith("no_") else ()),
+        ]
         return f"; did you mean --{nearest(name, known)}?"
 
 

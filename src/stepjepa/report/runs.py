@@ -12,6 +12,7 @@ from stepjepa.report.chart import Chart, Point, history_points, make_chart
 from stepjepa.report.files import mapping, number
 from stepjepa.report.reading import Run
 from stepjepa.study.table import scaled
+from stepjepa.training.checks import not_read
 
 # Settings that are always shown; the others are folded, but for those that differ between runs.
 MAIN = (
@@ -19,6 +20,7 @@ MAIN = (
     "regularizer control step_splitter step_pairs jepa_ratio labels lora learning_rate lr_scheduler_type "
     "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps max_length seed"
 ).split()
+UNREAD = "-"
 # Places and names, which differ between all runs and say nothing.
 _PLACES = {"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "resume_from_checkpoint"}
 # What training logs, with the words for it; the first two are the losses.
@@ -32,15 +34,21 @@ _KNOWN = {key for key, _ in (*LOSSES, *SIGNS)} | {"loss", "num_pairs", "regulari
 
 
 def settings_table(settings: Sequence[dict[str, Any]]) -> dict[str, list[tuple[str, list[str], bool]]]:
-    """Settings by row: those to be shown (``main``) and the others (``rest``), each a name, a cell for each run, and whether
-    the cells differ."""
+    """Settings by row: those to be shown (``main``) and the others (``rest``), each a name, a cell for each run (`UNREAD`
+    where its objective does not read the option), and whether the cells differ."""
+    unread = [not_read(str(one["objective"])) if "objective" in one else frozenset() for one in settings]
     names = [*MAIN, *sorted({name for one in settings for name in one} - set(MAIN) - _PLACES)]
     shown: dict[str, list[tuple[str, list[str], bool]]] = {"main": [], "rest": []}
     for name in names:
-        cells = [plain(one[name]) if name in one else "" for one in settings]
-        differs = len(set(cells)) > 1
-        if any(cells):
-            shown["main" if differs or name in MAIN else "rest"].append((name, cells, differs))
+        cells = [
+            UNREAD if name in idle else plain(one[name]) if name in one else ""
+            for one, idle in zip(settings, unread, strict=True)
+        ]
+        differs = len({*cells} - {UNREAD}) > 1
+        read = [cell for cell in cells if cell != UNREAD]
+        if any(read):
+            place, row = ("main", cells) if differs or name in MAIN else ("rest", read)
+            shown[place].append((name, row, differs))
     return shown
 
 

@@ -56,6 +56,11 @@ _NEEDS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
 )
 
 
+def not_read(objective: str) -> frozenset[str]:
+    """The options that runs of an objective do not read, whatever they hold."""
+    return frozenset(name for names, readers in _READ_BY.items() if objective not in readers for name in names.split())
+
+
 def check_options(options: JEPAOptions) -> None:
     """See `JEPAOptions.check`."""
     _check_choices(options)
