@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.config import JEPAConfig
@@ -153,6 +154,18 @@ def test_takes_a_name_and_a_datasets_dataset(tmp_path, tokenizer):
     trainer = JEPATrainer(str(tmp_path / "base"), config, datasets.Dataset.from_list(step_rows(8)))
     trainer.train()
     assert trainer.data_reports["train"].pairs == 8
+
+
+def test_a_preset_is_made_with_a_tokenizer_of_the_data(tmp_path, tokenizer):
+    rows, config = step_rows(12), JEPAConfig(output_dir=str(tmp_path / "out"), objective="regular")
+    made = JEPATrainer("tiny", config, iter(rows))
+    assert len(made.train_dataset) == 12 and made.model.config.hidden_size == 96
+    assert made.processing_class.get_vocab() == load_tokenizer("tiny", texts_of([rows])).get_vocab()
+    with pytest.raises(ConfigError, match="give them as train_dataset, or processing_class"):
+        JEPATrainer("tiny", config)
+    assert JEPATrainer("tiny", config, processing_class=tokenizer).train_dataset is None
+    with pytest.raises(ConfigError, match="did you mean tiny"):
+        JEPATrainer("tinny", config, rows)
 
 
 def test_jepa_ratio_keeps_a_share_of_the_pairs(tmp_path, tokenizer):

@@ -19,6 +19,7 @@ from stepjepa.data.format_check import check_format
 from stepjepa.data.format_report import FormatReport
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.texts import texts_of
 from stepjepa.data.warnings import Caution, format_warnings, warning_lines
 from stepjepa.errors import ConfigError
 from stepjepa.training.checks import without_effect
@@ -144,9 +145,7 @@ def feed(
         method.step_splitter = report.splitter  # type: ignore[assignment]
     texts: Iterable[str] = ()
     if is_preset(options.model_name):
-        from stepjepa.training.run import contents  # takes long to load
-
-        texts = contents([rows], pair_columns(method))
+        texts = texts_of([rows], pair_columns(method))
     tokenizer = load_tokenizer(options.model_name, texts)
     renderer = make_renderer(tokenizer, method)
     settings = encode_options(method)

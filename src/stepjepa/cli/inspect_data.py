@@ -66,10 +66,10 @@ def tokenizer_for(source: Any, model_name: str) -> Any:
     Raises:
         ConfigError: it cannot be loaded.
     """
+    from stepjepa.data.texts import texts_of
     from stepjepa.modeling.load import load_tokenizer
-    from stepjepa.training.run import contents
 
-    return load_tokenizer(model_name, contents([source]))
+    return load_tokenizer(model_name, texts_of([source]))
 
 
 def row_spans(found: Found, example: Any, tokenizer: Any, renderer: Any, settings: Any) -> Any:

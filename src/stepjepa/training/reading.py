@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -15,10 +15,12 @@ from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.streaming import ExampleStream, RowStream
+from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
+from stepjepa.modeling.load import is_preset, load_tokenizer
 from stepjepa.training.batches import DrawnExamples, Mixture
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import encode, make_renderer, settings_for
+from stepjepa.training.encoding import encode, make_renderer, pair_columns, settings_for
 from stepjepa.training.streaming import StreamedExamples
 
 
@@ -26,6 +28,27 @@ class Sources(NamedTuple):
     """Several data sets that are trained on together."""
 
     sources: Sequence[RowSource]
+
+
+def tokenizer_for(name: str, train_dataset: Any, args: JEPAConfig) -> tuple[Any, Any]:
+    """The tokenizer that comes with a model; a preset's is trained on the training data.
+
+    Returns:
+        It, and the training data, as a list if they could be read but once.
+
+    Raises:
+        ConfigError: a preset without rows to train a tokenizer on, or a tokenizer that cannot be loaded.
+    """
+    if not is_preset(name):
+        return load_tokenizer(name), train_dataset
+    if train_dataset is None or isinstance(train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)):
+        raise ConfigError(
+            f"the tokenizer of {name} is trained on rows: give them as train_dataset, or processing_class"
+        )
+    if isinstance(train_dataset, Iterator):
+        train_dataset = list(train_dataset)
+    sources = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
+    return load_tokenizer(name, texts_of(sources, pair_columns(args))), train_dataset
 
 
 class JoinedStores(Sequence):

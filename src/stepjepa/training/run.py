@@ -6,9 +6,8 @@ import gc
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import torch
 import transformers
 
 import stepjepa
-from stepjepa.data.chat import RowError
-from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
-from stepjepa.data.streams import is_stream
+from stepjepa.data.sources import RowSource
+from stepjepa.data.texts import texts_of
 from stepjepa.data.whole import check_writable
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import write_json
@@ -32,8 +30,6 @@ from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.training.reading import Sources
 from stepjepa.training.trainer import JEPATrainer
 
-# Rows that a preset's tokenizer is trained on, at most.
-TOKENIZER_ROWS = 50_000
 # A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
 # else.
 _FREE_OPTIONS = set(
@@ -49,22 +45,6 @@ _OWN_FILES = set(
     "resolved.yaml run.json metrics.json data_report.json config.json generation_config.json model.safetensors "
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json jepa_head.safetensors".split()
 )
-
-
-def contents(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = TOKENIZER_ROWS) -> Iterator[str]:
-    """The texts of the first rows of some data sets (what `RowSource` takes), the same number of each, for a preset's
-    tokenizer."""
-    each = -(-limit // len(sources))
-    rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
-    for _, row in chain.from_iterable(islice(source, each) for source in rows):
-        if columns is None and is_stream(row) and isinstance(row.get("text"), str):
-            yield row["text"]
-            continue
-        try:
-            messages = row_to_messages(row, None, columns)
-        except RowError:
-            continue
-        yield from (message["content"] for message in messages)
 
 
 def run_training(
@@ -103,7 +83,7 @@ def run_training(
         )
     tokenizer_name = str(checkpoint) if checkpoint and is_preset(run.model_name) else run.model_name
     sources = [RowSource(name, run.dataset_split, config.streaming) for name in run.train_file]
-    texts = contents(sources, pair_columns(config))
+    texts = texts_of(sources, pair_columns(config))
     tokenizer = load_tokenizer(tokenizer_name, texts, run.trust_remote_code)
     from_scratch = is_preset(run.model_name) or run.pretrain
     if from_scratch and scratch_lr is not None:

@@ -9,46 +9,45 @@ from __future__ import annotations
 import os
 import time
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from transformers import PrinterCallback, Trainer, TrainerState
+from transformers import PrinterCallback, TrainerState
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK, TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import add_target_encoder
-from stepjepa.modeling.export import export_model
-from stepjepa.modeling.extras import load_extras, save_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
-from stepjepa.modeling.load import auto_tokenizer, has_experts, load_model, max_positions
+from stepjepa.modeling.load import has_experts, load_model, max_positions
 from stepjepa.training.batches import EpochCallback, EpochSampler
 from stepjepa.training.callbacks import TargetEncoderCallback
-from stepjepa.training.checkpoints import last_complete_checkpoint, missing_weights
+from stepjepa.training.checkpoints import last_complete_checkpoint
 from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.evaluating import ScoreAnswers, evaluated
 from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
-from stepjepa.training.reading import ExampleReader
+from stepjepa.training.reading import ExampleReader, tokenizer_for
+from stepjepa.training.saving import SavingTrainer
 from stepjepa.training.setup import make_collator, set_up_model
 from stepjepa.training.streaming import StreamedExamples, stream_loader
 from stepjepa.training.view import display_callback
 
 
-class JEPATrainer(Trainer):
+class JEPATrainer(SavingTrainer):
     """Trains a causal language model with a JEPA objective.
 
     Args:
-        model: a causal LM, or the Hub id or folder of one.
+        model: a causal LM, the Hub id or folder of one, or a preset (``tiny``, ``mini``), made anew.
         args: the configuration.
         train_dataset, eval_dataset: rows with ``messages``, ``question``/``answer`` or ``prompt``/``completion``: a
             `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`. `Sources` holds several data
             sets to train on.
-        processing_class: the tokenizer (fast, with a chat template); loaded with the model if `model` is a name.
+        processing_class: the tokenizer (fast, with a chat template); loaded with the model if `model` is a name, trained on
+            the training data if it is a preset.
         peft_config: a PEFT configuration; the predictor tokens are trained along with the adapter.
         score_answers: called at every evaluation with the model, the tokenizer, this process's number and how many there
             are, it gives sum and number of scores by name (`stepjepa.evaluation.while_training.AnswerScorer`); their means
@@ -87,7 +86,8 @@ class JEPATrainer(Trainer):
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
         if isinstance(model, (str, os.PathLike)):
-            processing_class = processing_class or auto_tokenizer(str(model))
+            if processing_class is None:
+                processing_class, train_dataset = tokenizer_for(str(model), train_dataset, args)
             model = load_model(str(model), processing_class, seed=args.seed)
         if processing_class is None:
             raise ConfigError("processing_class (the tokenizer) is missing")
@@ -312,56 +312,7 @@ class JEPATrainer(Trainer):
         finally:
             self._view.close()
 
-    @property
-    def _inner(self) -> Any:
-        """The causal LM, out of all wrappers."""
-        return causal_lm(self.accelerator.unwrap_model(self.model))
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         begin = time.perf_counter()
         super()._save_checkpoint(model, trial)
         self._meter.since += time.perf_counter() - begin
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        load_extras(self._inner, resume_from_checkpoint)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        missing = missing_weights(cast(nn.Module, self.model), list(load_result.missing_keys))
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        if self.state.best_model_checkpoint:
-            load_extras(self._inner, self.state.best_model_checkpoint)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        if isinstance(self.train_dataset, StreamedExamples):
-            self.train_dataset.save(output_dir, self.state.global_step * self.args.gradient_accumulation_steps)
-        # The trainer's state is written next and marks the checkpoint as whole: every process must be done by then.
-        self.accelerator.wait_for_everyone()
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the final model: the vocabulary and tokenizer as they came; checkpoints keep the predictor tokens.
-
-        LoRA is merged or written as an adapter as `merge_lora` says; undecided (None) writes an adapter.
-        """
-        if _internal_call:
-            super().save_model(output_dir, _internal_call=True)
-            if self.args.should_save:
-                save_extras(self._inner, str(output_dir or self.args.output_dir))
-            return
-        state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
-        if self.args.should_save:
-            export_model(
-                self.accelerator.unwrap_model(self.model),
-                self.processing_class,
-                str(output_dir or self.args.output_dir),
-                vocabulary=self.setup.vocabulary,
-                predictor_ids=self.setup.added_ids,
-                merge_lora=bool(self.args.merge_lora),
-                keep_predictors=self.args.keep_predictors,
-                state_dict=state_dict,
-            )
-        self.accelerator.wait_for_everyone()
