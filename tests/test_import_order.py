@@ -29,13 +29,14 @@ LOWER = {
 }
 ALLOWED = {part: {part, "errors"} | lower for part, lower in LOWER.items()}
 ALLOWED["errors"] = {"errors"}
-EVERYTHING = {*ALLOWED, "study", "cli"}
+EVERYTHING = {*ALLOWED, "study", "cli", "show"}
 ALLOWED["study"] = ALLOWED["cli"] = EVERYTHING
 ALLOWED["__init__"] = EVERYTHING  # re-exports, loaded when first used
+ALLOWED["show"] = EVERYTHING  # stepjepa inspect, from Python
 ALLOWED["__main__"] = {"cli"}
 
 # Names that the package itself gives, and where they live.
-EXPORTED = {"JEPAConfig": "training", "JEPATrainer": "training"}
+EXPORTED = {"JEPAConfig": "training", "JEPATrainer": "training", "RowView": "show", "show_row": "show"}
 
 
 def imported_modules(source: str, module: str) -> list[tuple[int, str]]:

@@ -1,6 +1,6 @@
 """Train language models with joint-embedding predictive objectives (JEPA).
 
-Importing the package loads no torch. The two names below are imported from their modules when first used.
+Importing the package loads no torch. The names below are imported from their modules when first used.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepjepa.show import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
 
 __version__ = "0.1.0"
 
-__all__ = ["JEPAConfig", "JEPATrainer", "__version__"]
+__all__ = ["JEPAConfig", "JEPATrainer", "RowView", "__version__", "show_row"]
 
 _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
+    "RowView": "stepjepa.show",
+    "show_row": "stepjepa.show",
 }
 
 

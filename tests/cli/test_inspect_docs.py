@@ -9,7 +9,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.inspect.glyphs import LETTERS
 from stepjepa.modeling.load import load_model, load_tokenizer
-from support.pages import read_page, stepped_example
+from support.pages import read_page
 from support.rows import step_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8")
@@ -44,8 +44,8 @@ def test_command(command, workplace, capsys):
 
 def test_python(workplace):
     (code,) = (block.removeprefix("python\n") for block in BLOCKS if block.startswith("python\n"))
-    exec(code, {"tokenizer": workplace, "example": stepped_example(20, 1)})
-    assert read_page(Path("row.html"))["title"] == "my row"
+    exec(code, {"tokenizer": workplace})
+    assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa, K = 2"
 
 
 def test_every_letter_is_explained():

@@ -63,8 +63,8 @@ def _heading(one: Shown, number: int, rows: int, several: int) -> str:
 def _write_page(
     options: Any, source: Any, found: Found, shown: Sequence[Shown], title: str, notes: Sequence[str]
 ) -> list[str]:
-    variants = [_variant(options, source, found, one) for one in shown]
-    notes = _of_all_forms(variants, notes)
+    variants = [variant_of(source, found, one, options.seed, options.rows_packed) for one in shown]
+    notes = of_all_forms(variants, notes)
     model = {"name": options.model_name, "notes": []} if wants_model(options) else None
     if model:
         predictors = max(variant.predictors or 0 for variant in variants)
@@ -82,7 +82,7 @@ def _write_page(
     return [*lines, f"written: {options.html} ({len(page) / 1e6:.2f} MB: {', '.join(forms)})"]
 
 
-def _of_all_forms(variants: Sequence[Variant], notes: Sequence[str]) -> list[str]:
+def of_all_forms(variants: Sequence[Variant], notes: Sequence[str]) -> list[str]:
     """Those of `notes` that are not about some forms alone; the forms keep only the others."""
     forms = [form for variant in variants for form in variant.rows.values()]
     general = [note for note in notes if len({note in form.notes for form in forms}) == 1]
@@ -91,14 +91,18 @@ def _of_all_forms(variants: Sequence[Variant], notes: Sequence[str]) -> list[str
     return general
 
 
-def _variant(options: Any, source: Any, found: Found, one: Shown) -> Variant:
-    """The forms of one K: that of the options, and those of the others that the options allow."""
+def variant_of(source: Any, found: Found, one: Shown, seed: int, count: int) -> Variant:
+    """The forms of one K: that of the options, and those of the others that the options allow.
+
+    Args:
+        seed, count: as for `show_rows`.
+    """
     asked = form_of(one.method)
     rows: dict[str, FormRows] = {}
     why_not: dict[str, str] = {}
     for form in FORMS:
         try:
-            other = one if form == asked else _in_form(options, source, found, one, form)
+            other = one if form == asked else _in_form(source, found, one, form, seed, count)
         except (ConfigError, DataError) as error:
             why_not[form] = str(error)
             continue
@@ -112,7 +116,7 @@ def _variant(options: Any, source: Any, found: Found, one: Shown) -> Variant:
     return Variant(one.method.predictors if paired else None, asked, rows, why_not)
 
 
-def _in_form(options: Any, source: Any, found: Found, one: Shown, form: str) -> Shown:
+def _in_form(source: Any, found: Found, one: Shown, form: str, seed: int, count: int) -> Shown:
     """The same examples under another ``--forward``.
 
     Raises:
@@ -123,7 +127,7 @@ def _in_form(options: Any, source: Any, found: Found, one: Shown, form: str) -> 
         raise ConfigError(f"objective {one.method.objective} makes no pair: every forward is the chat alone")
     method = replace(one.method, forward=form)  # type: ignore[arg-type]
     method.check()
-    return show_rows(source, found, one.tokenizer, method, options.seed, options.rows_packed)
+    return show_rows(source, found, one.tokenizer, method, seed, count)
 
 
 def _add_numbers(numbers: ModelNumbers, variants: Sequence[Variant], room: int) -> None:

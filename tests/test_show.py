@@ -1,0 +1,89 @@
+"""`stepjepa.show_row`: what ``stepjepa inspect`` shows, from Python."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+
+from stepjepa import show_row
+from stepjepa.cli.main import main
+from stepjepa.data.texts import texts_of
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.modeling.load import load_tokenizer
+from support.rows import step_rows
+
+STEP = {"objective": "step_jepa", "predictors": 2}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("show") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in step_rows(6)))
+    return path
+
+
+def test_it_says_and_writes_what_the_command_does(file, tmp_path, capsys):
+    command = ["inspect", str(file), "--row", "2", "--model_name", "tiny", "--step_jepa", "--predictors", "2"]
+    assert main(command) == 0
+    view = show_row(file, "tiny", 2, **STEP)
+    assert str(view) == capsys.readouterr().out.rstrip("\n")
+    assert main([*command, "--html", str(tmp_path / "command.html")]) == 0
+    view.save(tmp_path / "view.html")
+    assert (tmp_path / "view.html").read_bytes() == (tmp_path / "command.html").read_bytes()
+
+
+def test_rows_and_tokenizers_of_all_kinds(file):
+    rows = step_rows(6)
+    tokenizer = load_tokenizer("tiny", texts_of([rows]))
+    shown = [
+        show_row(data, by, 1, **STEP).records for data, by in ((file, "tiny"), (rows, tokenizer), (iter(rows), "tiny"))
+    ]
+    assert len({tuple(records[0].texts) for records in shown}) == 1 and len(shown[0][0].pairs) == 1
+    assert sum(len(record.pairs) for record in show_row(rows, tokenizer, rows_packed=3, **STEP).records) == 3
+
+
+def test_options_of_training_alone_change_nothing(file):
+    assert str(show_row(file, "tiny", **STEP)) == str(show_row(file, "tiny", lbd=0.1, jepa_loss="infonce", **STEP))
+
+
+def test_files(file, tmp_path):
+    pytest.importorskip("matplotlib")
+    view = show_row(file, "tiny", **STEP)
+    view.save(tmp_path / "row.png")
+    assert (tmp_path / "row.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ConfigError, match="exists"):
+        view.save(tmp_path / "row.png")
+    view.save(tmp_path / "row.png", overwrite=True)
+    with pytest.raises(ConfigError, match="must end in .png or .html"):
+        view.save(tmp_path / "row.gif")
+
+
+def test_a_notebook_shows_the_page_whole():
+    rows = [{"question": "</iframe><script>1</script>", "answer": 'One "first" thing.\n\nThen & now.'}]
+    view = show_row(rows, "tiny", **STEP)
+    shown = view._repr_html_()
+    (page,) = re.findall(r'<iframe srcdoc="([^"]*)"', shown)
+    assert html.unescape(page) == view.html() and shown.count("<") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"predictor": 2}, "unknown option 'predictor'; did you mean 'predictors'"),
+        ({"objective": "jepa"}, "objective is 'jepa'"),
+        ({"row": 99}, "the last one is --row 5"),
+        ({"rows_packed": 0}, "rows_packed is 0"),
+        ({"tokenizer": "tinny"}, "did you mean tiny"),
+    ],
+)
+def test_what_cannot_be_shown(file, options, message):
+    with pytest.raises(ConfigError, match=message):
+        show_row(file, **{"tokenizer": "tiny", **options})
+
+
+def test_rows_that_training_skips():
+    with pytest.raises(DataError, match="training skips this row"):
+        show_row([{"messages": []}, *step_rows(2)], "tiny")
