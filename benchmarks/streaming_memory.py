@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 
 from stepjepa.data.sources import RowSource
+from stepjepa.data.texts import texts_of
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.reading import ExampleReader
-from stepjepa.training.run import contents
 
 _MIB = 2**20
 _WORDS = "the number of apples in every basket grows by two and three more are given away before noon".split()
@@ -84,7 +84,7 @@ def read(file: Path, args: argparse.Namespace) -> None:
             output_dir=output, objective="step_jepa", streaming=True, max_steps=1, shuffle_buffer=args.shuffle_buffer,
             max_length=8192,
         )  # fmt: skip
-        tokenizer = load_tokenizer("tiny", contents([str(file)], limit=500))
+        tokenizer = load_tokenizer("tiny", texts_of([str(file)], limit=500))
         stream = ExampleReader(tokenizer, config, None).read_training(RowSource(file))
         examples = tokens = 0
         begin = time.perf_counter()

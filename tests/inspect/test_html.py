@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stepjepa.cli.main import main
+from stepjepa.data.texts import texts_of
 from stepjepa.forest.dense import dense_mask
 from stepjepa.inspect.html import LIMIT, page_html, script_json
 from stepjepa.inspect.lanes import lanes
@@ -21,7 +22,6 @@ from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run import contents
 from stepjepa.training.setup import ModelSetup, make_collator
 from support.pages import read_page, records, seen_matrix, stepped_example
 from support.rows import step_rows
@@ -69,7 +69,7 @@ def training_batch(file, form, count, options):
     """The first examples of a file as training collates them, in the order of the file."""
     method = JEPAOptions(**options, forward=form)
     method.check()
-    tokenizer = load_tokenizer("tiny", contents([file]))
+    tokenizer = load_tokenizer("tiny", texts_of([file]))
     store, _ = encode(file, tokenizer, method)
     drawn = DrawnExamples(store, method, 42, method.jepa_ratio)
     ids = list(range(len(tokenizer), len(tokenizer) + (method.predictors or 0)))

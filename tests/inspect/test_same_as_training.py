@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from stepjepa.cli.inspect_row import find_row, inspected
+from stepjepa.data.texts import texts_of
 from stepjepa.forest.dense import dense_mask
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run import contents
 from stepjepa.training.setup import ModelSetup, make_collator
 from support.rows import step_rows
 
@@ -71,7 +71,7 @@ def both(file, row, index, **options):
     shown.check()
     trained.check()
     record, _ = inspected(file, find_row(file, row), "tiny", shown, SEED)
-    tokenizer = load_tokenizer("tiny", contents([file]))
+    tokenizer = load_tokenizer("tiny", texts_of([file]))
     store, _ = encode(file, tokenizer, trained)
     assert shown == trained  # the splitter is settled alike
     example = DrawnExamples(store, trained, SEED, trained.jepa_ratio)[Draw(0, index)]

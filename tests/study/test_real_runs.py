@@ -144,9 +144,9 @@ def test_arms_are_paired_by_seed(results):
 
 def test_arms_begin_alike_in_weights_and_batches(results):
     from stepjepa.data.sources import RowSource
+    from stepjepa.data.texts import texts_of
     from stepjepa.modeling.load import load_model, load_tokenizer
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.run import contents
     from stepjepa.training.trainer import JEPATrainer
 
     folder, outcome, _ = results
@@ -156,7 +156,7 @@ def test_arms_begin_alike_in_weights_and_batches(results):
         if item.run.seed != 1 or item.run.variant == "same_flop":
             continue
         options = {k: v for k, v in item.run.settings.items() if k in JEPAConfig.__dataclass_fields__}
-        tokenizer = load_tokenizer("tiny", contents([RowSource(rows)]))
+        tokenizer = load_tokenizer("tiny", texts_of([RowSource(rows)]))
         model = load_model("tiny", tokenizer, seed=1)
         weights.append({name: value.clone() for name, value in model.state_dict().items()})
         config = JEPAConfig(output_dir=str(folder), **options)

@@ -10,6 +10,7 @@ from stepjepa.cli.values import nearest
 from stepjepa.data.synthetic import ArithmeticConfig
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
+from stepjepa.study.geometry import GEOMETRY, check_views
 from stepjepa.study.spec import Data, Evaluation, MetricSpec
 from stepjepa.study.tree import Node, listed, mapping, shown, typed
 
@@ -108,6 +109,12 @@ def _metric(name: str, options: dict[str, Any], where: str) -> MetricSpec:
         if options:
             raise ConfigError(f"{where}: metrics: {name} has no options")
         return MetricSpec(name, {}, higher)
+    if name in GEOMETRY:
+        try:
+            check_views(name, options)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: metrics: {error}") from None
+        return MetricSpec(name, options, GEOMETRY[name].higher_is_better)
     try:
         make_metric(name, **options).close()
     except ConfigError as error:

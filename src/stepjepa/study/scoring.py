@@ -15,6 +15,8 @@ from transformers.utils.logging import disable_progress_bar
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
 from stepjepa.evaluation.runner import evaluate
+from stepjepa.study.geometry import GEOMETRY, geometry_scores
+from stepjepa.study.plan import CHAT_OPTIONS
 from stepjepa.study.results import RunFolder, now, read_record, write_record
 from stepjepa.training.encoding import make_renderer, pair_columns
 from stepjepa.training.options import JEPAOptions
@@ -57,7 +59,8 @@ def score_run(
     Args:
         model_folder: what training wrote, a model or an adapter.
         file: what `RowSource` takes.
-        metrics: names, or name -> options of the metric. Those with options of their own are generated for by themselves.
+        metrics: names, or name -> options of the metric. Those with options of their own are generated for by themselves;
+            those of `geometry.GEOMETRY` are read from the states.
         max_examples: first rows that are scored; None for all.
         batch_size: of generation and of the forward passes.
         options: how rows become chats and chats tokens, as in training.
@@ -76,7 +79,8 @@ def score_run(
     make_renderer(tokenizer, options)  # gives the tokenizer the template of the run
     values: dict[str, float | None] = {}
     wanted = metrics if isinstance(metrics, Mapping) else dict.fromkeys(metrics, {})
-    for names, given in _groups(wanted):
+    answered = {name: given for name, given in wanted.items() if name not in GEOMETRY}
+    for names, given in _groups(answered):
         result = evaluate(
             model,
             tokenizer,
@@ -92,6 +96,10 @@ def score_run(
             max_length=options.max_length,
         )
         values |= {name: result.value(name) for name in names}
+    if len(answered) < len(wanted):
+        chat = {name: getattr(options, name) for name in CHAT_OPTIONS}
+        rows = file if isinstance(file, RowSource) else RowSource(file, "test")
+        values |= geometry_scores(model, tokenizer, rows, wanted, chat, max_examples, batch_size)
     return {name: value if _finite(value := values[name]) else None for name in wanted}
 
 

@@ -1,0 +1,108 @@
+"""Numbers of the states as metrics of a study."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from stepjepa.analysis.geometry import effective_rank, singular_values, unit_rows
+from stepjepa.data.texts import texts_of
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.study.geometry import GEOMETRY, groups
+from stepjepa.study.reading import read_study
+from stepjepa.study.scoring import score_run
+from stepjepa.study.tree import parse_tree
+from stepjepa.training.options import JEPAOptions
+from support.rows import step_rows
+
+STEPS = {"objective": "step_jepa", "step_splitter": "separator"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    rows = step_rows(24)
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = load_tokenizer("tiny", texts_of([rows]))
+    load_model("tiny", tokenizer, seed=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def by_hand(folder, rows):
+    """States of step 1's last token in its chat, and of step 2 alone; computed without the library's batches."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stepjepa.training.encoding import encode
+
+    net, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    options = JEPAOptions(predictors=0, **STEPS)
+    options.check()
+    store, _ = encode(rows, tokenizer, options)
+    source, target = [], []
+    for ids, pair in ((store[i].input_ids, pair) for i in range(len(store)) for pair in store[i].pairs):
+        ids = torch.as_tensor(ids)
+        for states, part in ((source, ids[: pair.source_end + 1]), (target, ids[pair.target_start : pair.target_end])):
+            with torch.no_grad():
+                states.append(net.model(part[None].long()).last_hidden_state[0, -1].numpy())
+    return np.stack(source), np.stack(target)
+
+
+def test_the_numbers_are_those_of_the_states(model):
+    wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
+    found = score_run(model, str(model / "test.jsonl"), wanted, max_new_tokens=2)
+    assert list(found) == list(wanted) and all(np.isfinite(value) for value in found.values())
+    source, target = by_hand(model, step_rows(24))
+    rank = effective_rank(singular_values(unit_rows(target)))
+    assert found["target_rank"] == pytest.approx(rank, rel=1e-4)
+    top = np.linalg.svd((source - target).astype(np.float64), compute_uv=False)[:100].mean()
+    assert found["difference_top_100"] == pytest.approx(top, rel=1e-4)
+    a, b = unit_rows(source), unit_rows(target)
+    cosines = a @ b.T
+    apart = cosines[~np.eye(len(a), dtype=bool)].mean()
+    assert found["cosine_gap"] == pytest.approx(np.diag(cosines).mean() - apart, abs=1e-5)
+
+
+def test_too_few_pairs_for_a_map_give_no_number(model):
+    views = {"objective": "llm_jepa", "views": "standalone"}
+    found = score_run(model, str(model / "test.jsonl"), {"map_r2": views, "retrieval_mrr": views}, max_examples=6)
+    assert found["map_r2"] is None and 0 < found["retrieval_mrr"] <= 1
+
+
+def test_the_same_views_are_read_once():
+    other = {"objective": "llm_jepa"}
+    assert list(groups({"a": STEPS, "b": other, "c": dict(STEPS)})) == [(["a", "c"], STEPS), (["b"], other)]
+
+
+def study_with(metrics):
+    text = "seeds: [1]\nbase: {model_name: tiny}\ndata: builtin\narms: {regular: {objective: regular}}\n"
+    text += f"metrics: {metrics}\n"
+    return read_study(parse_tree(text, "study.yaml"), "study")
+
+
+def test_directions_in_a_study():
+    study = study_with("[{map_fitted_error: {objective: llm_jepa}}, {target_rank: {objective: step_jepa}}]")
+    assert [(one.name, one.higher_is_better) for one in study.blocks[0].metrics] == [
+        ("map_fitted_error", False),
+        ("target_rank", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("target_rank", "needs the views that it compares"),
+        ("{target_rank: {objective: regular}}", "needs the views that it compares"),
+        ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown option 'step_spliter'; did you mean"),
+        ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown option 'predictors'"),
+        ("{target_rank: {objective: step_jepa, step_splitter: line}}", "target_rank: step_splitter is 'line'"),
+    ],
+)
+def test_options_that_cannot_be_used(metric, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        study_with(f"[answer_nll, {metric}]")
+    assert str(error.value).startswith("study.yaml:5: ")
