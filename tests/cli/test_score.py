@@ -198,6 +198,7 @@ def test_nothing_is_written_over(score, home, tmp_path):
     (tmp_path / "mine.jsonl").write_text("mine")
     for flags, said in (
         (["--output_file", "mine.jsonl"], "is there already"),
+        (["--output_file", "mine.jsonl/inner/out.jsonl"], "mine.jsonl is a file"),
         (["--output_file", tmp_path], "must end in .jsonl"),
     ):
         assert said in score(None, *flags, status=2)

@@ -25,6 +25,7 @@ from stepjepa.cli.score_records import chosen, result_lines, solution_records, s
 from stepjepa.data.chat_template import template_of
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.whole import check_writable
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.best_of import first_of_each
 from stepjepa.evaluation.metrics.base import Metric
@@ -77,6 +78,7 @@ class Outputs:
                 raise ConfigError(
                     f"{path} is there already; give another --output_file, or replace it with --overwrite_output_dir"
                 )
+        check_writable(self.energies.parent, "--output_file")
 
 
 def work(options: Any, notes: Sequence[str]) -> int:
