@@ -54,7 +54,7 @@ def test_files(file, tmp_path):
     view = show_row(file, "tiny", **STEP)
     view.save(tmp_path / "row.png")
     assert (tmp_path / "row.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ConfigError, match="exists"):
+    with pytest.raises(ConfigError, match="give overwrite=True"):
         view.save(tmp_path / "row.png")
     view.save(tmp_path / "row.png", overwrite=True)
     with pytest.raises(ConfigError, match="must end in .png or .html"):
@@ -74,7 +74,8 @@ def test_a_notebook_shows_the_page_whole():
     [
         ({"predictor": 2}, "unknown option 'predictor'; did you mean 'predictors'"),
         ({"objective": "jepa"}, "objective is 'jepa'"),
-        ({"row": 99}, "the last one is --row 5"),
+        ({"row": 99}, "the last one is row 5"),
+        ({"row": "1"}, "row is '1'; it must be a whole number from 0 on"),
         ({"rows_packed": 0}, "rows_packed is 0"),
         ({"tokenizer": "tinny"}, "did you mean tiny"),
     ],

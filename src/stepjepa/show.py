@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import os
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.cli.inspect_data import Found, find_row, tokenizer_for
-from stepjepa.cli.inspect_row import check_output, drawing, titled
+from stepjepa.cli.inspect_row import drawing, titled
 from stepjepa.cli.inspect_shown import Shown, form_of, show_rows
 from stepjepa.cli.values import nearest
 from stepjepa.errors import ConfigError
@@ -76,8 +77,13 @@ class RowView:
         Raises:
             ConfigError: another suffix, a file that exists, or one that cannot be written.
         """
-        kind = _SUFFIXES.get(Path(file).suffix.lower())
-        check_output(kind or "file", str(file), tuple(_SUFFIXES), overwrite)
+        path = Path(file)
+        kind = _SUFFIXES.get(path.suffix.lower())
+        if kind is None:
+            raise ConfigError(f"{file}: the file's name must end in {' or '.join(_SUFFIXES)}")
+        if path.is_dir() or (path.exists() and not overwrite):
+            what = "is a folder" if path.is_dir() else "exists; choose another name, or give overwrite=True"
+            raise ConfigError(f"{file}: {what}")
         if kind == "png":
             from stepjepa.inspect.figure import save_png
 
@@ -121,12 +127,15 @@ def show_row(
         if name not in JEPAOptions.__dataclass_fields__:
             known = list(JEPAOptions.__dataclass_fields__)
             raise ConfigError(f"show_row: unknown option {name!r}; did you mean {nearest(name, known)!r}?")
-    if rows_packed < 1:
-        raise ConfigError(f"rows_packed is {rows_packed}; at least one example is shown")
+    for name, value, least in (("row", row, 0), ("rows_packed", rows_packed, 1)):
+        if type(value) is not int or value < least:
+            raise ConfigError(f"show_row: {name} is {value!r}; it must be a whole number from {least} on")
     method = JEPAOptions(**options)
     method.check()
     source = list(data) if isinstance(data, Iterator) else data
     found = find_row(source, row)
     if isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = tokenizer_for(source, str(tokenizer))
+        tokenizer = tokenizer_for(source, str(tokenizer), method)
+    else:
+        tokenizer = copy.copy(tokenizer)  # the options may give it another template
     return RowView(source, found, show_rows(source, found, tokenizer, method, seed, rows_packed), seed, rows_packed)

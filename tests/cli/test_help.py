@@ -74,6 +74,13 @@ def test_a_misspelt_flag_is_refused_before_torch_is_loaded(flag, near):
     assert done.stderr.strip() == f"stepjepa train: error: unknown flag {flag}; did you mean {near}?"
 
 
+def test_a_value_that_looks_like_a_flag(capsys):
+    assert main(["train", "--train_file", "x", "--step_separator", "--foo"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("; for a value, write --step_separator=--foo")
+    assert main(["train", "--no_lora", "--foo"]) == 2
+    assert "for a value" not in capsys.readouterr().err
+
+
 def test_where_the_names_are_not_known_none_is_refused_early(monkeypatch):
     parser = StrictParser((RunOptions,), prog="p")
     parser.check_flags(["--adam_beta", "1"], frozenset)

@@ -169,7 +169,7 @@ def test_hostile_text(inspect):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--row", "4"], "has 4 rows, so the last one is --row 3"),
+        (["--row", "4"], "has 4 rows, counted from 0, so the last one is row 3"),
         (["--row", "-1"], "rows are counted from 0"),
         (["--row", "3"], "line 4: 'messages' is not a non-empty list"),
         (["--max_length", "5"], "line 1: the prompt has"),

@@ -208,10 +208,10 @@ def test_an_interrupted_run_of_another_kind(source, expected, tmp_path, monkeypa
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_at(patch, 30)
         prepare(source, options(tmp_path))
-    with pytest.raises(ConfigError, match="had other options or another source"):
+    with pytest.raises(ConfigError, match="had other options, another source or another version"):
         prepare(source, options(tmp_path, resume=True, min_steps=1))
     other = write_rows(tmp_path / "other.jsonl", 100)
-    with pytest.raises(ConfigError, match="had other options or another source"):
+    with pytest.raises(ConfigError, match="had other options, another source or another version"):
         prepare(other, options(tmp_path, resume=True))
     other.unlink()
     assert contents(tmp_path) == {} and hidden(tmp_path) != []

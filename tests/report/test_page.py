@@ -243,7 +243,10 @@ def test_what_is_missing_is_said_with_its_command(tmp_path):
     read = Reader(page_of(run))
     assert "No data report of a run (data_report.json). stepjepa train writes it" in read.text("run")
     assert "no log of a training" in read.text("losses")
-    assert "No evaluation of a run yet: it has not ended; the same stepjepa train goes on." in read.text("accuracy")
+    assert (
+        "No evaluation of a run yet: it has not ended; the same command with --resume_from_checkpoint true goes on."
+        in read.text("accuracy")
+    )
     assert "No predictions" in read.text("predictions")
     assert "and no weights are there" in read.text("geometry")
     (run / "model.safetensors").touch()
@@ -251,7 +254,7 @@ def test_what_is_missing_is_said_with_its_command(tmp_path):
     assert f"No evaluation of a run yet: stepjepa evaluate '{run}' TEST_FILE --metric exact" in read.text("accuracy")
     assert f"No geometry yet: stepjepa analyze TEST_FILE --models '{run}'" in read.text("geometry")
     file = tmp_path / "held out.jsonl"
-    file.write_text('{"question": "q", "answer": "so #### 3"}\n')
+    file.write_text('{"question": "q", "answer": "so\\n#### 3"}\n')
     write(run / "run.json", {"settings": {"objective": "regular", "eval_file": str(file)}})
     read = Reader(page_of(run))
     assert f"stepjepa evaluate '{run}' '{file}' --metric gsm8k" in read.text("accuracy")

@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.analysis.geometry import effective_rank, singular_values, unit_rows
+from stepjepa.analysis.linear import linear_map
 from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -16,16 +18,18 @@ from stepjepa.study.geometry import GEOMETRY, groups
 from stepjepa.study.reading import read_study
 from stepjepa.study.scoring import score_run
 from stepjepa.study.tree import parse_tree
+from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from support.rows import step_rows
 
+ROWS = 180  # more pairs to fit than the model has dimensions
 STEPS = {"objective": "step_jepa", "step_splitter": "separator"}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    rows = step_rows(24)
+    rows = step_rows(ROWS)
     (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer("tiny", texts_of([rows]))
     load_model("tiny", tokenizer, seed=1).save_pretrained(folder)
@@ -35,10 +39,6 @@ def model(tmp_path_factory):
 
 def by_hand(folder, rows):
     """States of step 1's last token in its chat, and of step 2 alone; computed without the library's batches."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stepjepa.training.encoding import encode
-
     net, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     options = JEPAOptions(predictors=0, **STEPS)
     options.check()
@@ -56,7 +56,7 @@ def test_the_numbers_are_those_of_the_states(model):
     wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
     found = score_run(model, str(model / "test.jsonl"), wanted, max_new_tokens=2)
     assert list(found) == list(wanted) and all(np.isfinite(value) for value in found.values())
-    source, target = by_hand(model, step_rows(24))
+    source, target = by_hand(model, step_rows(ROWS))
     rank = effective_rank(singular_values(unit_rows(target)))
     assert found["target_rank"] == pytest.approx(rank, rel=1e-4)
     top = np.linalg.svd((source - target).astype(np.float64), compute_uv=False)[:100].mean()
@@ -65,12 +65,39 @@ def test_the_numbers_are_those_of_the_states(model):
     cosines = a @ b.T
     apart = cosines[~np.eye(len(a), dtype=bool)].mean()
     assert found["cosine_gap"] == pytest.approx(np.diag(cosines).mean() - apart, abs=1e-5)
+    above = cosines - np.diag(cosines)[:, None]
+    nearer, equal = (above > 1e-6).sum(axis=1), (abs(above) <= 1e-6).sum(axis=1)  # equal ones share their ranks
+    ranks = [np.mean([1 / (n + k) for k in range(1, e + 1)]) for n, e in zip(nearer, equal, strict=True)]
+    assert found["retrieval_mrr"] == pytest.approx(np.mean(ranks), rel=1e-3)
+    held_out = linear_map(source, target)  # itself compared with NumPy; here: the views, the rows, the unit
+    assert held_out.train_rows > source.shape[1]
+    assert found["map_r2"] == pytest.approx(held_out.test_r2, abs=1e-3)
+    assert found["map_fitted_error"] == pytest.approx(held_out.train_error * held_out.train_rows**0.5, rel=1e-2)
 
 
 def test_too_few_pairs_for_a_map_give_no_number(model):
     views = {"objective": "llm_jepa", "views": "standalone"}
     found = score_run(model, str(model / "test.jsonl"), {"map_r2": views, "retrieval_mrr": views}, max_examples=6)
     assert found["map_r2"] is None and 0 < found["retrieval_mrr"] <= 1
+
+
+def test_a_map_through_every_row_has_no_fitted_error(model):
+    views = {"objective": "llm_jepa", "views": "standalone"}
+    found = score_run(model, str(model / "test.jsonl"), {"map_fitted_error": views, "map_r2": views}, max_examples=40)
+    assert found["map_fitted_error"] is None and found["map_r2"] is not None
+
+
+def test_a_model_that_has_diverged_has_no_numbers(model, tmp_path):
+    net = AutoModelForCausalLM.from_pretrained(model)
+    for weight in net.parameters():
+        weight.data.fill_(float("nan"))
+    net.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
+    rows = str(model / "test.jsonl")
+    assert score_run(tmp_path, rows, {"answer_nll": {}, "target_rank": STEPS}, max_examples=8) == {
+        "answer_nll": None,
+        "target_rank": None,
+    }
 
 
 def test_the_same_views_are_read_once():
@@ -85,11 +112,17 @@ def study_with(metrics):
 
 
 def test_directions_in_a_study():
-    study = study_with("[{map_fitted_error: {objective: llm_jepa}}, {target_rank: {objective: step_jepa}}]")
-    assert [(one.name, one.higher_is_better) for one in study.blocks[0].metrics] == [
+    study = study_with(
+        "[{map_fitted_error: {objective: llm_jepa}}, {target_rank: {objective: step_jepa, horizon: 2}}, "
+        "{map_r2: {objective: split, higher_is_better: false}}]"
+    )
+    metrics = study.blocks[0].metrics
+    assert [(one.name, one.higher_is_better) for one in metrics] == [
         ("map_fitted_error", False),
         ("target_rank", True),
+        ("map_r2", False),
     ]
+    assert metrics[1].options == {"objective": "step_jepa", "horizon": 2}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +132,12 @@ def test_directions_in_a_study():
         ("{target_rank: {objective: regular}}", "needs the views that it compares"),
         ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown option 'step_spliter'; did you mean"),
         ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown option 'predictors'"),
-        ("{target_rank: {objective: step_jepa, step_splitter: line}}", "target_rank: step_splitter is 'line'"),
+        ("{target_rank: {objective: step_jepa, step_splitter: line}}", "target_rank: step_splitter: expected one of"),
+        ("{target_rank: {objective: step_jepa, horizon: [a]}}", "target_rank: horizon: expected"),
+        ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
+        ("{map_r2: {objective: step_jepa, chat_template: none.jinja}}", "unknown option 'chat_template'"),
+        ("{map_r2: {objective: step_jepa, higher_is_better: maybe}}", "expected true or false, got 'maybe'"),
+        ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),
     ],
 )
 def test_options_that_cannot_be_used(metric, message):

@@ -35,6 +35,10 @@ from stepjepa.modeling.heads import HEAD_FILE, add_head, load_head, predictor_he
 from stepjepa.modeling.trim import decoder_layers
 
 
+class StatesNotFinite(DataError):
+    """States that are NaN or infinite: the model has diverged, or its dtype is too short."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of a data set, as one tokenizer and one method make them.
@@ -151,7 +155,7 @@ def collect_states(
 
     Raises:
         ConfigError: see `layers_of`; or states of different widths.
-        DataError: states that are not finite.
+        StatesNotFinite: some are.
     """
     chosen, collator = layers_of(model, layers), TwoPassCollator(tuple(predictor_ids), pad_token_id, True)
     found: dict[str, np.ndarray] = {}
@@ -178,7 +182,7 @@ def collect_states(
         for layer, states_ND in zip(chosen, states_LND, strict=True):
             if not np.isfinite(states_ND).all():
                 bad = int((~np.isfinite(states_ND).all(axis=1)).sum())
-                raise DataError(
+                raise StatesNotFinite(
                     f"{name}: the {side} states of layer {layer} are not finite in {bad} of {len(pairs)} pairs; its weights "
                     "are broken, or --dtype is too short for them"
                 )

@@ -46,7 +46,9 @@ def find_row(source: Any, number: int) -> Found:
         count += 1
     if not count:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
-    raise ConfigError(f"--row {number}: {rows.name} has {count:,} rows, so the last one is --row {count - 1}")
+    raise ConfigError(
+        f"row {number}: {rows.name} has {count:,} rows, counted from 0, so the last one is row {count - 1}"
+    )
 
 
 def following(source: Any, found: Found) -> Iterator[Found]:
@@ -60,16 +62,17 @@ def following(source: Any, found: Found) -> Iterator[Found]:
             yield Found(number, rows.place(label), row, found.first)
 
 
-def tokenizer_for(source: Any, model_name: str) -> Any:
-    """The tokenizer of a run; a preset's is trained on the file.
+def tokenizer_for(source: Any, model_name: str, method: JEPAOptions) -> Any:
+    """The tokenizer of a run; a preset's is trained on the file, whose columns `method` may name.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
     from stepjepa.data.texts import texts_of
     from stepjepa.modeling.load import load_tokenizer
+    from stepjepa.training.encoding import pair_columns
 
-    return load_tokenizer(model_name, texts_of([source]))
+    return load_tokenizer(model_name, texts_of([source], pair_columns(method)))
 
 
 def row_spans(found: Found, example: Any, tokenizer: Any, renderer: Any, settings: Any) -> Any:

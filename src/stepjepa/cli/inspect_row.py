@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int:
     for name, suffixes in (("png", (".png",)), ("html", (".html", ".htm"))):
         check_output(name, getattr(options, name), suffixes, options.overwrite)
     found = find_row(source, options.row)
-    tokenizer = tokenizer_for(source, options.model_name)
+    tokenizer = tokenizer_for(source, options.model_name, methods[0])
     shown = [show_rows(source, found, tokenizer, method, options.seed, options.rows_packed) for method in methods]
     notes = [
         *without_effect(methods[0], parser.explicit & set(_SHOWN)),

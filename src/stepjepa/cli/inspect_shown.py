@@ -166,7 +166,7 @@ def inspected(source: Any, found: Found, model_name: str, method: JEPAOptions, s
         ConfigError: the tokenizer or the template cannot be used.
         DataError: training would skip the row.
     """
-    shown = show_rows(source, found, tokenizer_for(source, model_name), method, seed)
+    shown = show_rows(source, found, tokenizer_for(source, model_name, method), method, seed)
     return shown.records()[0], shown.notes
 
 

@@ -134,7 +134,10 @@ class StrictParser(HfArgumentParser):
         known = others() if strange else ()
         for spelling, name in strange.items() if known else ():
             if not {name, name.removeprefix("no_")} & {*known}:
-                raise ConfigError(f"unknown flag --{spelling}{self._hint(name, known)}")
+                before = argv[next(i for i, word in enumerate(argv) if word.startswith(f"--{spelling}")) - 1]
+                waiting = self.options.get(_plain(before)) if before.startswith("--") else None
+                way = f"; for a value, write {before}=--{spelling}" if waiting and not waiting.boolean else ""
+                raise ConfigError(f"unknown flag --{spelling}{self._hint(name, known)}{way}")
 
     def format_help(self, groups: Sequence[str] | None = None, only: Collection[str] | None = None) -> str:
         """The help text. `groups` chooses headings and their order, `only` the fields; None means all."""

@@ -26,6 +26,10 @@ CHECKPOINT_SECONDS = 2.0
 _FREE = ("num_proc", "overwrite", "resume")
 
 
+# Counted up where the same options come to other rows or another report: what another version began is begun anew.
+_RULES = 2
+
+
 class WriteError(DataError):
     """The output cannot be written; what was written until then can be gone on with."""
 
@@ -58,7 +62,7 @@ class Outputs:
         self.saved: dict[str, Any] | None = None
         self.finished: PrepareReport | None = None
         settings = {key: value for key, value in vars(options).items() if key not in _FREE}
-        self._job = {"input": dict(identity), "options": settings}
+        self._job = {"rules": _RULES, "input": dict(identity), "options": settings}
         self._overwrite, self._resume = options.overwrite, options.resume
         self._journal = name.with_name(f".{name.name}.progress.json")
         self._partials = [target.with_name(f".{target.name}.partial") for target in self.targets]
@@ -163,8 +167,8 @@ class Outputs:
                 self.finished.already_done = True
         elif journal.get("job") != self._job:
             raise ConfigError(
-                f"resume: the interrupted run of {self.targets[0]} had other options or another source; give the same "
-                "ones, or start anew without --resume"
+                f"resume: the interrupted run of {self.targets[0]} had other options, another source or another "
+                "version of this library; give the same ones, or start anew without --resume"
             )
         elif journal.get("done"):
             self.finished = self._finish(journal)

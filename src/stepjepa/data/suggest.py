@@ -3,16 +3,18 @@ r"""What to measure, judged by the look of the data: the metric in the commands 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stepjepa.data.files import FILE_SUFFIXES, file_rows
+from stepjepa.data.sources import ANSWER_COLUMNS
 from stepjepa.errors import StepJepaError
 
 _ROWS = 20
-_MARKS = ("\\boxed", "####")
+_MARK = re.compile(r"\\boxed|^####[ \t]*\S+\s*\Z", re.MULTILINE)
 
 
 def suggested_metric(file: str | os.PathLike[str] | None) -> str:
@@ -27,15 +29,16 @@ def suggested_metric(file: str | os.PathLike[str] | None) -> str:
         rows = [_answer(row) for _, row in islice(file_rows(path), _ROWS)]
     except (StepJepaError, OSError):
         return "exact"
-    marked = sum(any(mark in answer for mark in _MARKS) for answer in rows)
+    marked = sum(bool(_MARK.search(answer)) for answer in rows)
     return "gsm8k" if 2 * marked > len(rows) else "exact"
 
 
 def _answer(row: Any) -> str:
-    """The last message's text; of a row without messages all its texts."""
+    """The last message's text; of a row without messages that of the column with the answer."""
     if not isinstance(row, Mapping):
         return ""
     messages = row.get("messages")
     if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
         return str(messages[-1].get("content"))
-    return " ".join(value for value in row.values() if isinstance(value, str))
+    found = next((row[name] for name in (*ANSWER_COLUMNS, "response") if name in row), "")
+    return found if isinstance(found, str) else ""

@@ -28,7 +28,11 @@ def evaluate_it(run: Run, found: Found) -> str:
     """For a run without an evaluation."""
     missing = f"No evaluation of {run.label} yet"
     if not has_weights(run):
-        why = "it has not ended; the same stepjepa train goes on" if run.unfinished else "its weights are not there"
+        why = (
+            "it has not ended; the same command with --resume_from_checkpoint true goes on"
+            if run.unfinished
+            else "its weights are not there"
+        )
         return f"{missing}: {why}."
     return f"{missing}: {_evaluate(run, _test_file([run], found))}"
 

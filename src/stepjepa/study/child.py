@@ -27,7 +27,10 @@ def main(argv: list[str]) -> int:
     if argv[0] == "demo":
         from stepjepa.study.demo import run_one_arm
 
-        return run_one_arm(*argv[1:])
+        try:
+            return run_one_arm(*argv[1:])
+        except KeyboardInterrupt:  # the demo says so
+            return 130
     from stepjepa.cli.main import main as stepjepa
 
     return stepjepa(argv)

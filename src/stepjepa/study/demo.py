@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,8 @@ def run_one_arm(arm: str, written: str) -> int:
     try:
         result = run_arm(arm, options, output, test)
     except StepJepaError as error:
+        if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
+            traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return 2
     write_json(output / arm / RESULT, asdict(result))

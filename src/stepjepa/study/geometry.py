@@ -6,10 +6,13 @@ tokens are no part of that; most models are exported without them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.cli.values import nearest
+from stepjepa.data.prepare_options import LISTED_STEPS
+from stepjepa.data.steps import make_splitter
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import JEPAOptions
 
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
     from stepjepa.analysis.numbers import GeometryNumbers
 
 Options = Mapping[str, Any]
+# Options of training that say what the views are. Chats and their tokens are as in training.
+VIEWS = (
+    "objective views reverse_pred step_pairs horizon multi_horizon step_splitter step_separator steps_column split_ratio "
+    "source_column target_column choice_column"
+).split()
 
 
 class GeometryMetric(NamedTuple):
@@ -35,7 +43,9 @@ class GeometryMetric(NamedTuple):
 
 def _frobenius(numbers: GeometryNumbers) -> float | None:
     found = numbers.linear_map
-    return None if found is None else found.train_error * found.train_rows**0.5
+    if found is None or found.train_rows <= numbers.width:  # the map goes through every row, whatever the states are
+        return None
+    return found.train_error * found.train_rows**0.5
 
 
 GEOMETRY = {
@@ -58,25 +68,35 @@ GEOMETRY = {
 }
 
 
-def check_views(name: str, given: Options) -> None:
-    """Check the options of a metric of `GEOMETRY`: those of training that say which views are compared.
+def read_views(name: str, given: Options) -> dict[str, Any]:
+    """The options of a metric of `GEOMETRY`, checked: those of training that say which views are compared.
 
     Raises:
         ConfigError: no objective with pairs of tokens, an unknown option, or a value that cannot be used.
     """
-    known = [one for one in JEPAOptions.__dataclass_fields__ if one != "predictors"]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{name}: unknown option {key!r}; did you mean {nearest(key, known)!r}?")
-    if given.get("objective") not in ("llm_jepa", "step_jepa", "split"):
+    from stepjepa.cli.parser import StrictParser
+
+    options = StrictParser((JEPAOptions,)).options
+    views: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in VIEWS:
+            raise ConfigError(f"{name}: unknown option {key!r}; did you mean {nearest(key, VIEWS)!r}?")
+        try:
+            views[key] = options[key].read(_written(value))
+        except ValueError as error:
+            raise ConfigError(f"{name}: {key}: {error}") from None
+    if views.get("objective") not in ("llm_jepa", "step_jepa", "split"):
         raise ConfigError(
             f"{name} needs the views that it compares, the same for all arms: {{{name}: {{objective: llm_jepa}}}} (or "
             "step_jepa, split)"
         )
     try:
-        _views({}, given)
+        method = _method({}, views)
+        if method.step_splitter != LISTED_STEPS:
+            make_splitter(method.step_splitter, method.step_separator)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
+    return views
 
 
 def geometry_scores(
@@ -99,7 +119,7 @@ def geometry_scores(
     Raises:
         ConfigError, DataError: as `analysis.collect.read_pairs` and `collect_states`.
     """
-    from stepjepa.analysis.collect import collect_states, read_pairs
+    from stepjepa.analysis.collect import StatesNotFinite, collect_states, read_pairs
     from stepjepa.analysis.numbers import measure_states
     from stepjepa.analysis.states import FINAL
     from stepjepa.modeling.forward import causal_lm
@@ -108,11 +128,15 @@ def geometry_scores(
 
     found: dict[str, float | None] = {}
     for names, given in groups({name: wanted[name] for name in wanted if name in GEOMETRY}):
-        method = _views(chat, given)
+        method = _method(chat, given)
         settings = settings_for(rows, method, max_positions(causal_lm(model)))
         pairs = read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings, max_examples)
         pad = tokenizer.pad_token_id or 0
-        states = collect_states(model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size)
+        try:
+            states = collect_states(model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size)
+        except StatesNotFinite:  # it has diverged, as its other metrics say too
+            found |= dict.fromkeys(names)
+            continue
         numbers = measure_states(*states.layer(FINAL), maps=any(name.startswith("map_") for name in names))
         found |= {name: GEOMETRY[name].read(numbers) for name in names}
     return found
@@ -128,7 +152,14 @@ def groups(metrics: Mapping[str, Options]) -> Iterator[tuple[list[str], Options]
         left = {name: other for name, other in left.items() if name not in names}
 
 
-def _views(chat: Options, given: Options) -> JEPAOptions:
-    method = JEPAOptions(**{**chat, **given, "predictors": 0})
+def _written(value: Any) -> Any:
+    """A value as a flag would have it."""
+    if isinstance(value, (list, tuple)):
+        return [_written(one) for one in value]
+    return value if isinstance(value, (str, dict)) else json.dumps(value).replace("null", "none")
+
+
+def _method(chat: Options, views: Options) -> JEPAOptions:
+    method = JEPAOptions(**{**chat, **views, "predictors": 0})
     method.check()
     return method

@@ -10,7 +10,7 @@ from stepjepa.cli.values import nearest
 from stepjepa.data.synthetic import ArithmeticConfig
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
-from stepjepa.study.geometry import GEOMETRY, check_views
+from stepjepa.study.geometry import GEOMETRY, read_views
 from stepjepa.study.spec import Data, Evaluation, MetricSpec
 from stepjepa.study.tree import Node, listed, mapping, shown, typed
 
@@ -104,23 +104,26 @@ def read_metrics(node: Node | None, data: Data) -> tuple[MetricSpec, ...]:
 
 
 def _metric(name: str, options: dict[str, Any], where: str) -> MetricSpec:
-    higher = options.pop("higher_is_better", name not in MODEL_METRICS)
+    usual = GEOMETRY[name].higher_is_better if name in GEOMETRY else name not in MODEL_METRICS
+    higher = options.pop("higher_is_better", usual)
+    if type(higher) is not bool:
+        raise ConfigError(f"{where}: metrics: higher_is_better of {name}: expected true or false, got {higher!r}")
     if name in MODEL_METRICS:
         if options:
             raise ConfigError(f"{where}: metrics: {name} has no options")
         return MetricSpec(name, {}, higher)
     if name in GEOMETRY:
         try:
-            check_views(name, options)
+            return MetricSpec(name, read_views(name, options), higher)
         except ConfigError as error:
             raise ConfigError(f"{where}: metrics: {error}") from None
-        return MetricSpec(name, options, GEOMETRY[name].higher_is_better)
+    near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
+    if name not in METRICS and ":" not in name and near in GEOMETRY:
+        raise ConfigError(f"{where}: metrics: unknown metric {name!r}; did you mean {near!r}?")
     try:
         make_metric(name, **options).close()
     except ConfigError as error:
         raise ConfigError(f"{where}: metrics: {error}") from None
-    if name not in METRICS and type(higher) is not bool:
-        raise ConfigError(f"{where}: metrics: higher_is_better of {name}: expected true or false, got {higher!r}")
     return MetricSpec(name, options, higher)
 
 
