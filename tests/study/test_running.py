@@ -217,15 +217,18 @@ def test_files_that_changed_are_found_out(carry_out, player, tmp_path):
 
 def test_the_code_s_digest_follows_what_decides_the_numbers(tmp_path, monkeypatch):
     source = tmp_path / "stepjepa"
-    for name in ("losses/l2.py", "analysis/plots.py", "cli/train.py", "study/scoring.py"):
+    files = [name for name in identity._SOURCE if name.endswith(".py")]
+    for name in ("losses/l2.py", "analysis/plots.py", *files):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("one\n")
     monkeypatch.setattr(identity.stepjepa, "__file__", str(source / "__init__.py"))
     first = identity.code_identity()["source"]
     (source / "analysis" / "plots.py").write_text("two\n")
     assert identity.code_identity()["source"] == first
-    (source / "losses" / "l2.py").write_text("two\n")
-    assert identity.code_identity()["source"] != first
+    for name in ("losses/l2.py", "cli/train.py", "study/geometry.py", "analysis/linear.py"):
+        before = identity.code_identity()["source"]
+        (source / name).write_text("two\n")
+        assert identity.code_identity()["source"] != before, name
 
 
 def test_a_folder_with_something_else_is_left_alone(carry_out, player, tmp_path):

@@ -17,8 +17,9 @@ from stepjepa.study.spec import Block, Study
 
 # What decides a run's numbers. Tables and figures are made anew from the records whenever a study is started.
 _SOURCE = (
-    "data forest losses modeling training evaluation analysis cli/train.py study/scoring.py study/geometry.py".split()
-)
+    "data forest losses modeling training evaluation cli/train.py study/scoring.py study/geometry.py "
+    "analysis/collect.py analysis/geometry.py analysis/linear.py analysis/numbers.py"
+).split()
 _PACKAGES = ("torch", "transformers", "peft")
 # Options that leave the numbers as they are.
 _FREE = set(
