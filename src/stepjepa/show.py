@@ -55,10 +55,10 @@ class RowView:
         Raises:
             ConfigError: matplotlib is not installed.
         """
+        from stepjepa.cli.inspect_files import heading
         from stepjepa.inspect.figure import row_figure
 
-        several = len(self.records) > 1
-        heads = [f"packed row {n} of {len(self.records)}" if several else "" for n in range(1, len(self.records) + 1)]
+        heads = [heading(self._shown, number, len(self.records), 1) for number in range(len(self.records))]
         return row_figure(list(zip(heads, self.records, strict=True)), self.title)
 
     def html(self) -> str:

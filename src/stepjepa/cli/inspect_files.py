@@ -42,7 +42,7 @@ def write_files(
     lines = [title, *notes]
     if options.png:
         rows = [
-            (_heading(one, number, len(records), len(shown)), record)
+            (heading(one, number, len(records), len(shown)), record)
             for one in shown
             for records in [one.records()]
             for number, record in enumerate(records)
@@ -54,7 +54,8 @@ def write_files(
     return lines
 
 
-def _heading(one: Shown, number: int, rows: int, several: int) -> str:
+def heading(one: Shown, number: int, rows: int, several: int) -> str:
+    """What stands over a row: its K where there are `several`, its number where there are other `rows`."""
     parts = [f"K = {one.method.predictors}"] if several > 1 else []
     parts += [f"packed row {number + 1} of {rows}"] if rows > 1 else []
     return ", ".join(parts)

@@ -85,15 +85,20 @@ def _dispatch(argv: list[str]) -> int:
     try:
         return importlib.import_module(COMMANDS[command][0]).run(rest)
     except StepJepaError as error:
-        if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
-            traceback.print_exc()
-        print(f"{_name(argv)}: error: {error}", file=sys.stderr)
-        return 2
+        return tell(error, _name(argv))
     except SystemExit as stop:  # argparse leaves this way after printing a help text
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
         print(stop.code, file=sys.stderr)
         return 1
+
+
+def tell(error: StepJepaError, name: str) -> int:
+    """Print an error that is being handled, as a line of the command `name`; exit status 2."""
+    if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
+        traceback.print_exc()
+    print(f"{name}: error: {error}", file=sys.stderr)
+    return 2
 
 
 def _help() -> str:

@@ -13,6 +13,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from stepjepa.errors import StepJepaError
+
 # Names a pipe whose only writer is the study: its end of file is the study's end.
 ENDS_WITH = "STEPJEPA_ENDS_WITH"
 
@@ -25,12 +27,16 @@ def main(argv: list[str]) -> int:
 
         return run(argv[1:])
     if argv[0] == "demo":
+        from stepjepa.cli.main import tell
         from stepjepa.study.demo import run_one_arm
 
         try:
-            return run_one_arm(*argv[1:])
+            run_one_arm(*argv[1:])
+        except StepJepaError as error:
+            return tell(error, "stepjepa demo")
         except KeyboardInterrupt:  # the demo says so
             return 130
+        return 0
     from stepjepa.cli.main import main as stepjepa
 
     return stepjepa(argv)

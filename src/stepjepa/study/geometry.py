@@ -6,7 +6,6 @@ tokens are no part of that; most models are exported without them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,6 +70,9 @@ GEOMETRY = {
 def read_views(name: str, given: Options) -> dict[str, Any]:
     """The options of a metric of `GEOMETRY`, checked: those of training that say which views are compared.
 
+    Args:
+        given: name -> value as it is written.
+
     Raises:
         ConfigError: no objective with pairs of tokens, an unknown option, or a value that cannot be used.
     """
@@ -82,7 +84,7 @@ def read_views(name: str, given: Options) -> dict[str, Any]:
         if key not in VIEWS:
             raise ConfigError(f"{name}: unknown option {key!r}; did you mean {nearest(key, VIEWS)!r}?")
         try:
-            views[key] = options[key].read(_written(value))
+            views[key] = options[key].read(value)
         except ValueError as error:
             raise ConfigError(f"{name}: {key}: {error}") from None
     if views.get("objective") not in ("llm_jepa", "step_jepa", "split"):
@@ -150,13 +152,6 @@ def groups(metrics: Mapping[str, Options]) -> Iterator[tuple[list[str], Options]
         names = [name for name, other in left.items() if dict(other) == dict(given)]
         yield names, given
         left = {name: other for name, other in left.items() if name not in names}
-
-
-def _written(value: Any) -> Any:
-    """A value as a flag would have it."""
-    if isinstance(value, (list, tuple)):
-        return [_written(one) for one in value]
-    return value if isinstance(value, (str, dict)) else json.dumps(value).replace("null", "none")
 
 
 def _method(chat: Options, views: Options) -> JEPAOptions:

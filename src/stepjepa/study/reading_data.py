@@ -12,7 +12,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
 from stepjepa.study.geometry import GEOMETRY, read_views
 from stepjepa.study.spec import Data, Evaluation, MetricSpec
-from stepjepa.study.tree import Node, listed, mapping, shown, typed
+from stepjepa.study.tree import Node, listed, mapping, shown, typed, written
 
 BUILTIN = "builtin"
 ROWS = {"train_rows": 4000, "select_rows": 200, "test_rows": 300, "seed": 0}
@@ -94,7 +94,10 @@ def read_metrics(node: Node | None, data: Data) -> tuple[MetricSpec, ...]:
         name = item.given
         if item.is_mapping and len(item.given) == 1:
             (name, child), *_ = item.given.items()
-            options = {key: typed(value) for key, value in mapping(child, f"metric {name}").items()}
+            options = {
+                key: (written if name in GEOMETRY and key != "higher_is_better" else typed)(value)
+                for key, value in mapping(child, f"metric {name}").items()
+            }
         if not isinstance(name, str):
             raise ConfigError(f"{item.where}: metrics: expected names such as [answer_nll, exact], got {shown(item)}")
         if name in [metric.name for metric in found]:
