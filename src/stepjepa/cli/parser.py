@@ -128,16 +128,17 @@ class StrictParser(HfArgumentParser):
         Raises:
             ConfigError: a flag that nobody knows; the message names the nearest one.
         """
-        spelt = {match[1]: _plain(match[1]) for word in argv if (match := _FLAG.fullmatch(word))}
-        own = {*self.options, *self.aliases, "config", "help", "help_all"}
-        strange = {spelling: name for spelling, name in spelt.items() if not {name, name.removeprefix("no_")} & own}
-        known = others() if strange else ()
-        for spelling, name in strange.items() if known else ():
-            if not {name, name.removeprefix("no_")} & {*known}:
-                before = argv[next(i for i, word in enumerate(argv) if word.startswith(f"--{spelling}")) - 1]
+        own, known = {*self.options, *self.aliases, "config", "help", "help_all"}, set[str]()
+        for before, word in zip(["", *argv], argv, strict=False):
+            match = _FLAG.fullmatch(word)
+            name = _plain(match[1]) if match else "help"
+            if {name, name.removeprefix("no_")} & own:
+                continue
+            known = known or {*others()}
+            if known and not {name, name.removeprefix("no_")} & known:
                 waiting = self.options.get(_plain(before)) if before.startswith("--") else None
-                way = f"; for a value, write {before}=--{spelling}" if waiting and not waiting.boolean else ""
-                raise ConfigError(f"unknown flag --{spelling}{self._hint(name, known)}{way}")
+                way = f"; for a value, write {before}={word}" if waiting and not waiting.boolean else ""
+                raise ConfigError(f"unknown flag {word.partition('=')[0]}{self._hint(name, known)}{way}")
 
     def format_help(self, groups: Sequence[str] | None = None, only: Collection[str] | None = None) -> str:
         """The help text. `groups` chooses headings and their order, `only` the fields; None means all."""

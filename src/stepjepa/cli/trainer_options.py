@@ -58,9 +58,8 @@ def trainer_option_names() -> frozenset[str]:
         (made,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "TrainingArguments")
     except (OSError, SyntaxError, ValueError):
         return frozenset()
-    lines = (
-        made.body if isinstance(made, ast.ClassDef) and not made.bases else []
-    )  # a base class would have options too
+    if not isinstance(made, ast.ClassDef) or made.bases:  # a base class would have options too
+        return frozenset()
     return frozenset(
-        line.target.id for line in lines if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        line.target.id for line in made.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     )

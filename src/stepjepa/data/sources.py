@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +149,6 @@ class RowSource:
 
     Attributes:
         name: as it was given.
-        files: where that is a folder, the names of those of its files that are read.
 
     Raises:
         DataError: nothing there, or nothing that can be read as rows.
@@ -156,8 +156,9 @@ class RowSource:
 
     def __init__(self, source: Any, split: str = "train", streaming: bool = False):
         self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
-        self.files: list[str] = []
         self._file: Path | None = None
+        self._folder: Path | None = None
+        self._split = split
         self._rows: Iterable[Any] = ()
         if isinstance(source, (str, os.PathLike)):
             path = Path(os.path.expanduser(source))
@@ -165,7 +166,8 @@ class RowSource:
                 if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
                     self._file = path
                 else:
-                    self._rows, self.files = _load_dataset(path, str(source), split, streaming)
+                    self._rows = _load_dataset(path, str(source), split, streaming)
+                    self._folder = path if path.is_dir() and not _is_saved(path) else None
             except OSError as error:  # a name that no file can have, a folder that may not be looked into
                 raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
         elif isinstance(source, Mapping):
@@ -180,6 +182,19 @@ class RowSource:
         """Where row `index` (as `__iter__` numbers it) stands, in words."""
         by_line = self._file is not None and self._file.suffix.lower() != ".parquet"
         return f"{self.name} line {index}" if by_line else f"{self.name} row {index}"
+
+    @cached_property
+    def files(self) -> list[str]:
+        """The files of a folder that are read; empty for anything else.
+
+        Which file belongs to which split `datasets` tells by the names; who names a folder should see it.
+        """
+        if self._folder is None:
+            return []
+        import datasets
+
+        found = datasets.load_dataset_builder(str(self._folder)).config.data_files or {}
+        return sorted(os.path.relpath(str(file), self._folder.resolve()) for file in found.get(self._split, ()))
 
     @property
     def fingerprint(self) -> str:
@@ -215,8 +230,7 @@ class RowSource:
         return ((number, row) for number, row in enumerate(rows, start) if number in part)
 
 
-def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> tuple[Iterable[Any], list[str]]:
-    """The rows, and which files of a folder they come from."""
+def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
     suffix = path.suffix.lower()
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
@@ -230,16 +244,13 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> tuple[I
 
     how = {"streaming": True} if streaming else {}
     try:
-        if path.is_dir() and ((path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()):
+        if path.is_dir() and _is_saved(path):
             stored = datasets.load_from_disk(str(path))
-            return (_pick_split(stored, name, split) if isinstance(stored, Mapping) else stored), []
+            return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
         if path.is_dir():
-            rows = datasets.load_dataset(str(path), split=split, **how)
-            # Which file belongs to which split `datasets` tells by the names; who named a folder should see it.
-            found = datasets.load_dataset_builder(str(path)).config.data_files or {}
-            return rows, sorted(os.path.relpath(str(file), path.resolve()) for file in found.get(split, ()))
+            return datasets.load_dataset(str(path), split=split, **how)
         hub_name, _, configuration = name.partition(":")
-        return datasets.load_dataset(hub_name, configuration or None, split=split, **how), []
+        return datasets.load_dataset(hub_name, configuration or None, split=split, **how)
     except DataError:
         raise
     except Exception as error:
@@ -250,6 +261,11 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> tuple[I
         raise DataError(
             f"{name}: neither a file here nor a data set that could be loaded ({why}){_did_you_mean(path)}"
         ) from None
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether it is what `Dataset.save_to_disk` writes."""
+    return (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists()
 
 
 def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[Any]:
