@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser demo test lint bench docs clean
+.PHONY: help setup setup_browser demo test test_all lint bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -50,6 +50,9 @@ demo: setup ## train a small model with and without JEPA on built-in data and co
 	$(BIN)/stepjepa demo --output_dir runs/demo $(ARGS)
 
 test: setup ## run the tests
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not long' $(ARGS)
+
+test_all: setup ## run the tests, those that take long included
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: setup ## ruff (rules and formatting) and mypy

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepjepa.data.extras import library
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import write_whole
 
 NOTES = Path(__file__).resolve().parents[1] / "docs" / "paper.md"
 MARGIN, SIZE, LEADING, GAP = 230, 6.5, 8.0, 6  # in points: the margin, letters, from line to line, around a note

@@ -267,7 +267,7 @@ def test_interrupted_by_the_user(source, tmp_path, monkeypatch, often):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare_output, "_sync_folder", interrupt)
+        patch.setattr(prepare_output, "sync", interrupt)
         prepare(source, options(tmp_path))
     assert prepare(source, options(tmp_path, resume=True)).rows_read == ROWS
     assert hidden(tmp_path) == []

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from stepjepa.errors import DataError
+from stepjepa.utils.files import replacing
 
 KEY, VERSION = "stepjepa.states", 1
 FINAL = -1  # the layer that is the last hidden state behind the final norm
@@ -106,15 +107,8 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     # One entry, for safetensors writes several in any order.
     about = {"version": VERSION, "model": states.model, "file": states.file, "layers": list(states.layers)}
     metadata = {KEY: json.dumps(about, ensure_ascii=False)}
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # that of any new file here; safetensors makes one for the owner alone
+    with replacing(path) as temporary:
         save_file(tensors, temporary, metadata)  # straight to the disk: some gigabytes need no copy in memory
-        temporary.chmod(mode)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_states(path: str | os.PathLike[str], layers: Sequence[int] | None = None) -> States:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.data.extras import library
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import write_whole
 
 WIDTH = 8.0  # inches
 # Okabe and Ito's colours (jfly.uni-koeln.de/color), without the yellow, which white paper swallows.

@@ -19,8 +19,8 @@ from stepjepa.analysis.style import save_figure
 from stepjepa.analysis.summary import collapse_lines, tables
 from stepjepa.cli.check import folded, print_text
 from stepjepa.cli.progress import Bar
-from stepjepa.data.whole import check_writable, write_whole
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.files import check_writable, write_json, write_whole
 
 ABOUT, NUMBERS, TABLE, CURVES = "analysis.json", "numbers.json", "numbers.csv", "curves"
 _STATES = re.compile(r"states-.+\.safetensors")
@@ -54,7 +54,7 @@ def work(options: Any, explicit: Collection[str], notes: Sequence[str]) -> int:
             comparison = measure(saved, base, options.map_layers, bar)
             remove(folder, _MEASURED)
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / NUMBERS, [to_json({**about, **comparison_record(comparison)})])
+            write_json(folder / NUMBERS, {**about, **comparison_record(comparison)})
             write_whole(folder / TABLE, [comparison_csv(comparison).encode()])
             methods = list(dict.fromkeys(options.coordinates or ["pca"]))
             bar.start("figures", number_of_figures(comparison, methods), 0)
@@ -168,7 +168,7 @@ def collect(
         remove(folder, *written_kinds(options))
         for one in saved:
             os.replace(one.path, folder / one.path.name)
-        write_whole(folder / ABOUT, [to_json(about)])
+        write_json(folder / ABOUT, about)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         if not there and folder.is_dir() and not any(folder.iterdir()):
@@ -264,8 +264,3 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def to_json(record: dict[str, Any]) -> bytes:
-    """A record as it stands in a file."""
-    return (json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

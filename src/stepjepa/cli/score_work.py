@@ -25,7 +25,6 @@ from stepjepa.cli.score_records import chosen, result_lines, solution_records, s
 from stepjepa.data.chat_template import template_of
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.whole import check_writable
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.best_of import first_of_each
 from stepjepa.evaluation.metrics.base import Metric
@@ -43,6 +42,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.files import check_writable
 
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
 

@@ -20,6 +20,7 @@ import yaml
 
 from stepjepa.cli.values import Quoted
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import write_whole
 
 _NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
 _SCALARS = [
@@ -111,12 +112,7 @@ def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: 
     path.parent.mkdir(parents=True, exist_ok=True)
     comment = "".join(f"# {line}\n" for line in header.splitlines())
     body = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(comment + body, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, [(comment + body).encode()])
 
 
 def dump_yaml(instances: Any, path: str | os.PathLike[str], header: str = "") -> list[str]:

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 from stepjepa.data.prepare_options import PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.files import sync, write_json
 
 CHECKPOINT_SECONDS = 2.0
 # Options that may differ between an interrupted run and the one that goes on with it.
@@ -199,7 +199,7 @@ class Outputs:
 
     def _write_journal(self, record: Mapping[str, Any]) -> None:
         state = {"job": self._job, "overwrite": self._overwrite, "sizes": self._sizes, "rows": self.rows}
-        _write_json(self._journal, {**state, "partials": [path.name for path in self._partials], **record})
+        write_json(self._journal, {**state, "partials": [path.name for path in self._partials], **record}, indent=None)
 
     def _finish(self, journal: Mapping[str, Any]) -> PrepareReport:
         """Rename what is complete and write the report."""
@@ -210,8 +210,8 @@ class Outputs:
                     os.replace(partial, target)
                 elif not (target.is_file() and target.stat().st_size == size):
                     raise DataError(f"{target}: what the interrupted run wrote is gone; start anew without --resume")
-            _write_json(self.report, {**report.to_dict(), "job": self._job}, indent=2)
-            _sync_folder(self.report.parent)
+            write_json(self.report, {**report.to_dict(), "job": self._job})
+            sync(self.report.parent)
             self._journal.unlink(missing_ok=True)
         return report
 
@@ -264,16 +264,3 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def _write_json(path: Path, record: Mapping[str, Any], indent: int | None = None) -> None:
-    write_whole(path, [(json.dumps(record, indent=indent) + "\n").encode()])
-
-
-def _sync_folder(path: Path) -> None:
-    with contextlib.suppress(OSError):  # not every system lets a folder be opened
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

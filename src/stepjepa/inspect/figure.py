@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepjepa.data.extras import library
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure_strip import draw_strip, strip_height, written
 from stepjepa.inspect.model import KINDS, RowRecord
@@ -24,6 +23,7 @@ from stepjepa.inspect.pairs import PairRecord
 from stepjepa.inspect.palette import COLOURS, FAINT, INK, PAPER, SOURCE, TARGET
 from stepjepa.inspect.prose import counts_of
 from stepjepa.inspect.tube import TubeRecord
+from stepjepa.utils.files import write_whole
 
 WIDTH = 8.0  # inches
 _MASK = 5.5  # inches, side of a mask

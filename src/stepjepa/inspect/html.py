@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.palette import COLOURS, DARK_COLOURS, letter_colour
+from stepjepa.utils.files import write_whole
 
 LIMIT = 3_000_000  # bytes of a page
 _PARTS = files("stepjepa.inspect") / "page"

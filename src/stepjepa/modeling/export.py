@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 from pathlib import Path
@@ -167,12 +166,3 @@ def _save_adapter(model: Any, output_dir: Path) -> None:
     config.inference_mode = True
     config.save_pretrained(output_dir)
     save_file(weights, output_dir / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
-def write_json(path: str | os.PathLike[str], record: Any) -> None:
-    """Write JSON so that a reader finds the old file or the whole new one, never a part."""
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(record, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-    os.replace(temporary, path)

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from stepjepa.utils.files import replacing
+
 HEADS = ("none", "linear", "mlp")
 HEAD_FILE = "jepa_head.safetensors"
 _NAME = "jepa_head"
@@ -69,10 +71,9 @@ def is_head_weight(name: str) -> bool:
 
 def save_tensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write tensors of any shape so that a reader finds the old file or the whole new one, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    save_file(on_cpu, temporary, metadata={"format": "pt"})
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        save_file(on_cpu, temporary, metadata={"format": "pt"})
 
 
 def save_head(inner: Any, folder: str | os.PathLike[str]) -> None:

@@ -26,11 +26,9 @@ from stepjepa.analysis.plots import plot_curves
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.synthetic import generate_split
-from stepjepa.data.whole import check_writable
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.generate import generate_batch
-from stepjepa.modeling.export import write_json
 from stepjepa.study.demo_options import ARMS, DemoOptions
 from stepjepa.training.announce import say
 from stepjepa.training.config import JEPAConfig
@@ -39,6 +37,7 @@ from stepjepa.training.meter import collapse_signs
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
 from stepjepa.training.trainer import JEPATrainer
+from stepjepa.utils.files import check_writable, json_bytes, write_json, write_whole
 
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
@@ -170,10 +169,7 @@ def read_result(path: Path) -> ArmResult:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSONL; the file appears whole or not at all."""
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    os.replace(temporary, path)
+    write_whole(path, (json_bytes(row) + b"\n" for row in rows))
 
 
 def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, Any]]) -> ArmResult:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from stepjepa.cli.yaml_file import write_yaml
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
-from stepjepa.data.whole import check_writable, write_whole
 from stepjepa.errors import ConfigError
 from stepjepa.study.grid import Run
 from stepjepa.study.reading_data import BUILTIN, ROWS
 from stepjepa.study.results import LOCK, STATE, RunFolder, write_record
 from stepjepa.study.spec import SPLITS, Block, Data
+from stepjepa.utils.files import check_writable, json_bytes, write_whole
 
 # Options of training that say how a row becomes a chat, and a chat tokens: a model is asked as it was trained.
 CHAT_OPTIONS = (
@@ -71,7 +70,7 @@ def write_builtin(data: Data, folder: Path) -> None:
     rows = {"train": train, "select": rest[:chosen], "test": rest[chosen:]}
     for split, file in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows[split]))
+        write_whole(file, (json_bytes(row) + b"\n" for row in rows[split]))
 
 
 def builtin_folder(folder: Path, data: Data) -> Path:

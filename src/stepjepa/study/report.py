@@ -11,13 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import DataError
 from stepjepa.study.records import Record, arm_series, records_of
 from stepjepa.study.run import Outcome
 from stepjepa.study.spec import Block, Study
 from stepjepa.study.table import Table
 from stepjepa.study.verdicts import block_table
+from stepjepa.utils.files import write_whole
 
 Tables = dict[tuple[str, str], Table]
 

@@ -15,9 +15,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import DataError
 from stepjepa.training.checkpoints import last_complete_checkpoint
+from stepjepa.utils.files import write_json
 
 STATE = "state.json"
 LOCK = ".lock"
@@ -31,10 +31,9 @@ def now() -> str:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write JSON as a whole; what is no finite number must be None by now."""
+    """Write a record of JSON, and the folder that it lies in."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, [text.encode()])
+    write_json(path, record, indent=1)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

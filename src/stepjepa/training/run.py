@@ -17,9 +17,7 @@ import transformers
 import stepjepa
 from stepjepa.data.sources import RowSource
 from stepjepa.data.texts import texts_of
-from stepjepa.data.whole import check_writable
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.export import write_json
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.checkpoints import cut_short, is_complete, last_complete_checkpoint
@@ -29,6 +27,7 @@ from stepjepa.training.evaluating import ScoreAnswers
 from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.training.reading import Sources
 from stepjepa.training.trainer import JEPATrainer
+from stepjepa.utils.files import check_writable, write_json
 
 # A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
 # else.

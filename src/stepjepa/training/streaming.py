@@ -11,11 +11,11 @@ import torch
 
 from stepjepa.data.examples import Example
 from stepjepa.data.streaming import ExampleStream, Streamed, StreamStart
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError
 from stepjepa.training.draws import WINDOW, ExampleDraw, generator
 from stepjepa.training.encoding import without_pairs
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.files import write_whole
 
 _KEPT_STARTS = 64
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stepjepa.data.whole import write_whole
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.files import write_whole
 
 try:
     import fcntl

@@ -1,0 +1,1 @@
+"""Small tools that every package may use: whole-file writes."""

@@ -1,0 +1,121 @@
+"""Atomic writes: a reader finds the old file or the complete new one, also after a crash or a full disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import ConfigError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary path in the same folder; when the block ends, that file is synced and moved to `path`.
+
+    What a killed process left under the temporary name is removed first, a planted link included: the file is made anew and
+    never opened through one. It gets the mode of any new file, whatever wrote it. A device or a pipe is written to directly.
+
+    Raises:
+        OSError: it could not be written; what was at `path` is unchanged.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
+    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(exist_ok=False)
+    mode = temporary.stat().st_mode
+    try:
+        yield temporary
+        temporary.chmod(mode)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """See a file, or the names in a folder, onto the disk.
+
+    Raises:
+        OSError: the file could not be written. A system that cannot open folders is no error.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        if path.is_dir():
+            return
+        raise
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
+    """Write a file atomically.
+
+    Raises:
+        OSError: it could not be written; what was at `path` is unchanged.
+    """
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.writelines(pieces)
+
+
+def write_json(path: str | os.PathLike[str], record: Any, indent: int | None = 2) -> None:
+    """Write JSON atomically. NaN and infinity, which JSON does not have, become null.
+
+    Raises:
+        OSError: as `write_whole`.
+    """
+    write_whole(path, [json_bytes(record, indent), b"\n"])
+
+
+def json_bytes(record: Any, indent: int | None = None) -> bytes:
+    """`record` as JSON in UTF-8; NaN and infinity become null, a lone surrogate an escape."""
+    try:
+        text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(_finite(record), indent=indent, allow_nan=False).encode()
+
+
+def check_writable(folder: Path, option: str = "--output_dir") -> None:
+    """Find out whether files can be written to a folder that exists or will be made, and leave nothing behind.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    place = folder.absolute()
+    while not place.is_dir() and place != place.parent:
+        if place.exists():
+            raise ConfigError(f"{option} {folder}: {place} is a file")
+        place = place.parent
+    try:
+        tempfile.TemporaryDirectory(prefix=".stepjepa-", dir=place).cleanup()
+    except OSError as error:
+        raise ConfigError(f"{option} {folder}: cannot be written ({error.strerror or error})") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return value
