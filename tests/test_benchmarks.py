@@ -61,6 +61,7 @@ def test_objectives(tmp_path):
     assert all(result["time"]["median"] > 0 for result in results.values())
 
 
+@pytest.mark.long
 def test_encoding_and_streaming():
     command = [
         sys.executable,

@@ -164,7 +164,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes", "local"])
+@pytest.mark.parametrize("executor", ["processes", pytest.param("local", marks=pytest.mark.long)])
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, whole):
     if executor == "local":
@@ -239,7 +239,7 @@ def slurm(tmp_path, monkeypatch):
     return jobs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_of_slurm_outlive_the_study_and_are_found_again(study, slurm, tmp_path):
     folder = tmp_path / "out"
     flags = ["--executor", "slurm", "--output_dir", str(folder), "--seeds", "1"]

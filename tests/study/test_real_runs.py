@@ -26,6 +26,9 @@ stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")
 pytest.importorskip("matplotlib")
 
+# Recipes whose minis are run every time; those of all others are run by `make test_all`.
+QUICK = {"builtin", "evidence_nl_rx_labels", "llm_jepa_table9_pretrain", "llm_jepa_table14", "semantic_tube"}
+
 STUDY = """\
 title: Trained
 data: {builtin: {train_rows: 32, select_rows: 4, test_rows: 6, max_steps: 3}}
@@ -220,7 +223,9 @@ def test_a_mini_that_chooses(in_this_process, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(recipe_files()))
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in sorted(recipe_files())]
+)
 def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     """All of its arms and what is run beside them, for one step on a few problems."""
     monkeypatch.chdir(tmp_path)
