@@ -42,7 +42,8 @@ FIXED_ON_RESUME = [
 ]
 _OWN_FILES = set(
     "resolved.yaml run.json metrics.json data_report.json config.json generation_config.json model.safetensors "
-    "model.safetensors.index.json adapter_model.safetensors adapter_config.json jepa_head.safetensors".split()
+    "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
+    "jepa_head.safetensors".split()
 )
 
 
