@@ -8,16 +8,16 @@ import torch
 from safetensors.torch import save_file
 
 from stepjepa.analysis import collect
-from stepjepa.analysis.collect import attach_head, collect_states, layers_of, read_pairs
+from stepjepa.analysis.collect import collect_states, layers_of, read_pairs
 from stepjepa.analysis.states import FINAL
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.modeling.heads import HEAD_FILE
-from stepjepa.modeling.predictors import add_predictors, predictor_names
-from support.models import tiny_model
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
+from stepjepa.modeling.predictors import predictor_names
+from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh
 
 QUESTIONS = [("How many?", "Three."), ("And what is two plus two?", "Four, I think."), ("Why?", "Because.")]
@@ -100,7 +100,7 @@ def test_kept_predictors(model, bpe_tokenizer, views):
     """The source is read at the last predictor; a target in context stands K positions further on."""
     tokenizer = fresh(bpe_tokenizer)
     tokenizer.add_tokens(predictor_names(2), special_tokens=True)
-    one, two = add_predictors(model, 2, seed=3)
+    one, two = add_to_vocabulary(model, 2, seed=3)
     pairs = read(tokenizer, chats(), views=views, predictors=2)
     states = collect_states(model, "m", pairs, predictor_ids=(two, one))
     for number, (question, answer) in enumerate(QUESTIONS):
@@ -198,7 +198,7 @@ def test_a_predictor_head(bpe_tokenizer, tmp_path, kind):
     model = tiny_model("llama", vocab_size=len(bpe_tokenizer))
     pairs = read(bpe_tokenizer, chats())
     without = collect_states(model, "m", pairs)
-    assert attach_head(model, tmp_path) is None
+    assert attach_saved(model, tmp_path) is None
     generator = torch.Generator().manual_seed(0)
     shapes = {"layers.0.weight": (32, 32)}
     if kind == "mlp":
@@ -209,8 +209,8 @@ def test_a_predictor_head(bpe_tokenizer, tmp_path, kind):
             "layers.2.bias": (32,),
         }
     weights = {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
-    save_file(weights, tmp_path / HEAD_FILE)
-    assert attach_head(model, tmp_path) == kind
+    save_file({f"head.{name}": value for name, value in weights.items()}, tmp_path / PREDICTORS_FILE)
+    assert attach_saved(model, tmp_path) == kind
     found = collect_states(model, "m", pairs)
     hidden = torch.from_numpy(without.source[-1]) @ weights["layers.0.weight"].T
     if kind == "mlp":
@@ -221,9 +221,9 @@ def test_a_predictor_head(bpe_tokenizer, tmp_path, kind):
 
 
 def test_a_head_of_another_width(bpe_tokenizer, tmp_path):
-    save_file({"layers.0.weight": torch.zeros(8, 8)}, tmp_path / HEAD_FILE)
-    with pytest.raises(ConfigError, match="is no predictor head of this model .*use --no_head"):
-        attach_head(tiny_model("llama", vocab_size=len(bpe_tokenizer)), tmp_path)
+    save_file({"head.layers.0.weight": torch.zeros(8, 8)}, tmp_path / PREDICTORS_FILE)
+    with pytest.raises(ConfigError, match="are no predictors of this model .*remove the file"):
+        attach_saved(tiny_model("llama", vocab_size=len(bpe_tokenizer)), tmp_path)
 
 
 def test_layers_that_are_not_there(model):

@@ -15,9 +15,9 @@ from stepjepa.errors import DataError
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.losses.cosine import cosine_loss
-from stepjepa.modeling.heads import add_head
-from stepjepa.modeling.predictors import add_predictors, predictor_names
-from support.models import tiny_model
+from stepjepa.modeling.extras import add_extras
+from stepjepa.modeling.predictors import predictor_names
+from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh
 
 SOLUTIONS = [
@@ -77,7 +77,7 @@ def kept(request, bpe_tokenizer):
     model = tiny_model(request.param, vocab_size=len(bpe_tokenizer), initializer_range=0.2)
     tokenizer = fresh(bpe_tokenizer)
     tokenizer.add_tokens(predictor_names(2), special_tokens=True)
-    return model, tokenizer, tuple(add_predictors(model, 2, seed=3))
+    return model, tokenizer, tuple(add_to_vocabulary(model, 2, seed=3))
 
 
 @pytest.mark.parametrize("collator", [ForestCollator, TwoPassCollator])
@@ -110,9 +110,9 @@ def test_no_predictors_and_a_head(bpe_tokenizer):
     plain = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
     pairs, _, _ = by_hand(model, bpe_tokenizer, (), *SOLUTIONS[0])
     torch.testing.assert_close(plain.source_states, torch.stack([pair[0] for pair in pairs]), atol=1e-5, rtol=0)
-    add_head(model, "linear", seed=0)
+    add_extras(model, None, "linear")
     with torch.no_grad():
-        model.jepa_head.layers[0].weight.mul_(-2)
+        model.jepa.head.layers[0].weight.mul_(-2)
     headed = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
     torch.testing.assert_close(headed.source_states, -2 * plain.source_states)
     torch.testing.assert_close(headed.target_states, plain.target_states)

@@ -20,8 +20,8 @@ from stepjepa.cli.analyze import FED, AnalyzeOptions
 from stepjepa.cli.analyze_models import labels_of
 from stepjepa.cli.analyze_work import read_runs
 from stepjepa.cli.main import main
-from stepjepa.modeling.predictors import add_predictors, predictor_names
-from support.models import tiny_model
+from stepjepa.modeling.predictors import predictor_names
+from support.models import add_to_vocabulary, tiny_model
 from support.rows import step_rows
 from support.tokenizers import fresh
 
@@ -63,7 +63,7 @@ def runs(tmp_path_factory, bpe_tokenizer):
     save("wide", tiny_model("llama", **{**size, "hidden_size": 48}))
     kept, tokenizer = tiny_model("llama", **size), fresh(bpe_tokenizer)
     tokenizer.add_tokens(predictor_names(2), special_tokens=True)
-    add_predictors(kept, 2, seed=0)
+    add_to_vocabulary(kept, 2, seed=0)
     kept.config.vocab_size = len(tokenizer)
     save("kept", kept, tokenizer)
     return folder

@@ -119,7 +119,7 @@ def test_command(name, data, tmp_path, capfd):
     assert 0 < metrics["lm_loss"] < 20 and ("jepa_loss" in metrics) != regular
     if not regular:
         assert metrics["jepa_loss"] > 0
-    assert (output / "jepa_head.safetensors").exists() == (name == "tube_head")
+    assert (output / "predictors.safetensors").exists() == (name == "tube_head")
 
 
 def test_every_published_flag_is_known():

@@ -50,7 +50,7 @@ def test_energies_by_hand(score, home, tmp_path):
     found = lines(tmp_path / "energies.jsonl")
     assert [line["index"] for line in found] == list(range(12)) and "steps of other questions" in said
     scorer = load_scorer(ScoreOptions(model_name=str(home / "kept")))
-    head = scorer.model.jepa_head
+    head = scorer.model.jepa.head
     model = AutoModelForCausalLM.from_pretrained(home / "kept").eval()
     tokenizer = AutoTokenizer.from_pretrained(home / "kept")
     predictors = tokenizer.convert_tokens_to_ids(["<|predictor_2|>", "<|predictor_1|>"])
@@ -112,15 +112,21 @@ def test_the_distance_that_is_asked_for(score, tmp_path):
 
 
 def test_predictors_that_are_not_there(score, home, tmp_path):
-    error = score(None, model="out", status=2)
-    assert "2 predictor tokens, which it does not hold" in error and "--predictors 0" in error
-    assert list(tmp_path.iterdir()) == []
     score(None, "--predictors", 0, "--output_file", "zero.jsonl", model="out")
     score(None, "--output_file", "checkpoint.jsonl", model="out/checkpoint-4")
-    zero, two = (json.loads((tmp_path / f"{name}.metrics.json").read_text()) for name in ("zero", "checkpoint"))
+    score(None, "--output_file", "final.jsonl", model="out")
+    zero, two, final = (
+        json.loads((tmp_path / f"{name}.metrics.json").read_text()) for name in ("zero", "checkpoint", "final")
+    )
     assert (zero["method"]["predictors"], two["method"]["predictors"]) == (0, 2)
+    assert final["means"] == two["means"], "the checkpoint of the last step is the final model"
     assert zero["means"]["energy"]["value"] != two["means"]["energy"]["value"]
     assert zero["means"]["log_likelihood_mean"]["value"] == pytest.approx(two["means"]["log_likelihood_mean"]["value"])
+    (home / "out" / "predictors.safetensors").rename(home / "out" / "elsewhere")
+    error = score(None, "--output_file", "none.jsonl", model="out", status=2)
+    (home / "out" / "elsewhere").rename(home / "out" / "predictors.safetensors")
+    assert "2 predictor tokens, which its folder does not hold" in error and "--predictors 0" in error
+    assert not list(tmp_path.glob("none*"))
 
 
 def predictions(answers):

@@ -46,7 +46,7 @@ def test_resolved_yaml_repeats_the_run_and_clears_nothing(train, tmp_path):
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
     said = train("--config", config, output="again")
     assert not [line for line in said.splitlines() if line.startswith("note")], said
-    for name in ("model.safetensors", "jepa_head.safetensors"):
+    for name in ("model.safetensors", "predictors.safetensors"):
         first, again = (load_file(tmp_path / folder / name) for folder in ("out", "again"))
         assert all(torch.equal(first[key], again[key]) for key in first)
 

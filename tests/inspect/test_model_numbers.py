@@ -15,11 +15,12 @@ from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.inspect.attention import Map, attention_data, choose_maps, maps_in_words
 from stepjepa.inspect.model import row_record
 from stepjepa.inspect.page_data import pair_cosines
+from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.modeling.predictors import add_predictors, vocabulary_size
+from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
 from stepjepa.modeling.probe import Probe, attention_fits, load_probe, row_numbers
-from support.models import VOCABULARY, made_up_example, tiny_model
+from support.models import VOCABULARY, add_to_vocabulary, made_up_example, tiny_model
 from support.pages import read_page, seen_matrix
 from support.rows import step_rows
 
@@ -29,7 +30,8 @@ IDS = (VOCABULARY, VOCABULARY + 1)
 
 def probe_of(name, predictors=2):
     model = tiny_model(name, attention="eager")
-    return Probe(model, VOCABULARY, tuple(add_predictors(model, predictors, 0)), False)
+    add_extras(model, PredictorRows.drawn(model, predictors, 0))
+    return Probe(model, VOCABULARY, IDS[:predictors], False)
 
 
 def numbers_of(probe, record):
@@ -152,7 +154,7 @@ def run(workplace, *words, model="model"):
 
 def cosine_of_the_pair(model, row, size):
     """The model's own forward over the page's row: its ids, positions and mask, the predictors where training adds them."""
-    added = add_predictors(model, 2, 42)
+    added = add_to_vocabulary(model, 2, 42)
     assert added == [size + 11, size + 12]
     assert [token for token in row["ids"] if token >= size] == added
     hidden = torch.from_numpy(~seen_matrix(row))[None, None] * torch.finfo(torch.float32).min
@@ -214,5 +216,7 @@ def test_predictors_that_came_with_the_model(workplace):
     tokenizer = load_tokenizer(str(workplace / "model"))
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|predictor_1|>", "<|predictor_2|>"]})
     probe = load_probe(str(workplace / "model"), tokenizer, 2, 0)
-    assert probe.known and probe.predictor_ids == (len(tokenizer) - 2, len(tokenizer) - 1)
+    assert probe.known and probe.predictor_ids == (probe.vocabulary, probe.vocabulary + 1)
     assert vocabulary_size(probe.model) == probe.vocabulary
+    own = probe.model.get_input_embeddings().weight[len(tokenizer) - 2 : len(tokenizer)]
+    assert torch.equal(probe.model.jepa.predictors.weight, own)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
+from stepjepa.modeling.extras import add_extras, with_predictors
+from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import add_lora, load_model, load_tokenizer, lora_config
-from stepjepa.modeling.predictors import add_predictors, predictor_names, vocabulary_size
+from stepjepa.modeling.predictors import PredictorRows, predictor_names, vocabulary_size
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +39,17 @@ def test_lora(tmp_path, tokenizer, tied, merge):
     size = vocabulary_size(model)
     ids = torch.randint(0, size, (2, 9), generator=torch.Generator().manual_seed(0))
     before = model(ids).logits
-    predictors = add_predictors(model, 2, seed=0)
-    assert torch.equal(model(ids).logits[..., :size], before)
-    model = add_lora(model, lora_config(4, dropout=0.0), predictors)
+    base, model = model, add_lora(model, lora_config(4, dropout=0.0))
+    add_extras(causal_lm(model), PredictorRows.drawn(base, 2, seed=0))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter += 0.3 * torch.randn_like(parameter)
-    trained = model.eval()(ids).logits[..., :size]
+    trained = model.eval()(ids).logits
+    assert torch.equal(base(ids).logits, before), "the base is as it was"
     assert (trained - before).abs().max() > 0.1
     out = tmp_path / "out"
-    export_model(model, tokenizer, out, vocabulary=size, predictor_ids=predictors, merge_lora=merge)
+    export_model(model, tokenizer, out, merge_lora=merge)
     loaded = AutoModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(loaded(ids).logits, trained, atol=1e-4, rtol=1e-4)
     assert (out / "adapter_model.safetensors").exists() is not merge
@@ -53,41 +57,61 @@ def test_lora(tmp_path, tokenizer, tied, merge):
     assert not (out / ".export").exists()
 
 
+def states_of(model, ids):
+    with torch.no_grad(), with_predictors(model, torch.tensor([ids])) as known:
+        return model.model(known).last_hidden_state
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_keep_predictors(tmp_path, tokenizer, tied):
+@pytest.mark.parametrize("padding", [0, 13])
+def test_keep_predictors(tmp_path, tokenizer, tied, padding):
+    """They get the tokenizer's next ids, also where the vocabulary has unused rows there (Qwen)."""
     model = base_model(tokenizer, tied, tmp_path / "base")
-    size = vocabulary_size(model)
-    predictors = add_predictors(model, 2, seed=0)
-    expected = model(torch.tensor([predictors])).logits[..., :size]
+    model.resize_token_embeddings(len(tokenizer) + padding, mean_resizing=False)
+    rows = PredictorRows.drawn(model, 2, seed=0)
+    add_extras(model, rows)
     out = tmp_path / "out"
-    export_model(
-        model, tokenizer, out, vocabulary=size, predictor_ids=predictors, merge_lora=True, keep_predictors=True
-    )
+    export_model(model, tokenizer, out, merge_lora=True, keep_predictors=True)
     loaded, words = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert loaded.config.vocab_size == len(tokenizer) + max(padding, 2)
     ids = words.convert_tokens_to_ids(predictor_names(2))
-    torch.testing.assert_close(loaded(torch.tensor([ids])).logits[..., :size], expected)
+    assert ids == [len(tokenizer), len(tokenizer) + 1]
     assert words("<|predictor_2|>", add_special_tokens=False)["input_ids"] == [ids[1]]
+    expected = states_of(model, [5, 6, *rows.ids])
+    torch.testing.assert_close(loaded.model(torch.tensor([[5, 6, *ids]])).last_hidden_state, expected)
+    if not tied:
+        assert not loaded.lm_head.weight[ids].any()
+    plain = list(range(len(tokenizer)))
+    logits = loaded(torch.tensor([[5, 6]])).logits[..., plain]
+    torch.testing.assert_close(logits, model(torch.tensor([[5, 6]])).logits[..., plain])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_known_predictors_get_their_trained_rows(tmp_path, tokenizer, tied):
+    """A model that came with predictor tokens: same vocabulary, new rows, kept or not."""
+    model = base_model(tokenizer, tied, tmp_path / "base")
+    known = copy.deepcopy(tokenizer)
+    known.add_tokens(predictor_names(2), special_tokens=True)
+    model.resize_token_embeddings(len(known), mean_resizing=False)
+    own = known.convert_tokens_to_ids(predictor_names(2))
+    rows = PredictorRows.drawn(model, 2, 0, own)
+    assert torch.equal(rows.weight, model.get_input_embeddings().weight[own])
+    add_extras(model, rows)
+    with torch.no_grad():
+        rows.weight += 1.0
+    for keep in (True, False):
+        export_model(model, known, tmp_path / f"{keep}", merge_lora=True, keep_predictors=keep)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / f"{keep}")
+        assert vocabulary_size(loaded) == len(known)
+        torch.testing.assert_close(loaded.get_input_embeddings().weight[own], rows.weight)
+        if not tied:
+            assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
 def test_predictors_in_an_adapter_are_refused(tmp_path, tokenizer):
-    model = base_model(tokenizer, True, tmp_path / "base")
-    predictors = add_predictors(model, 1, seed=0)
-    model = add_lora(model, lora_config(4), predictors)
+    model = add_lora(base_model(tokenizer, True, tmp_path / "base"), lora_config(4))
     with pytest.raises(ConfigError, match="--merge_lora"):
-        export_model(
-            model, tokenizer, tmp_path, vocabulary=267, predictor_ids=predictors, merge_lora=False, keep_predictors=True
-        )
-
-
-def test_padded_vocabularies_are_not_shrunk(tmp_path, tokenizer):
-    """More rows than tokens (Qwen): predictors go behind all of them, and the export has as many as before."""
-    model = load_model("tiny", tokenizer, seed=1)
-    model.resize_token_embeddings(len(tokenizer) + 13, mean_resizing=False)
-    size = vocabulary_size(model)
-    predictors = add_predictors(model, 3, seed=0)
-    assert predictors == [size, size + 1, size + 2]
-    export_model(model, tokenizer, tmp_path, vocabulary=size, predictor_ids=predictors, merge_lora=True)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.vocab_size == len(tokenizer) + 13
+        export_model(model, tokenizer, tmp_path, merge_lora=False, keep_predictors=True)
 
 
 def test_predictors_leave_the_global_random_state_alone(tokenizer):
@@ -95,10 +119,8 @@ def test_predictors_leave_the_global_random_state_alone(tokenizer):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    first = add_predictors(model, 2, seed=0)
+    first = PredictorRows.drawn(model, 2, seed=0)
     assert torch.equal(torch.rand(3), expected)
-    rows = model.get_input_embeddings().weight[first].detach()
-    other = load_model("tiny", tokenizer, seed=1)
-    add_predictors(other, 2, seed=0)
-    assert torch.equal(other.get_input_embeddings().weight[first], rows)
-    assert 0.5 < float(rows.std() / model.get_input_embeddings().weight[: first[0]].std()) < 2
+    other = PredictorRows.drawn(load_model("tiny", tokenizer, seed=1), 2, seed=0)
+    assert torch.equal(first.weight, other.weight)
+    assert 0.5 < float(first.weight.std() / model.get_input_embeddings().weight.std()) < 2

@@ -17,10 +17,10 @@ from stepjepa.forest.tube import TubeOptions, draw_tube
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.cost import LayerCost, Work
+from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.flops import KINDS, ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
-from stepjepa.modeling.heads import add_head
-from stepjepa.modeling.predictors import embedding_name
+from stepjepa.modeling.predictors import PredictorRows
 from stepjepa.modeling.segments import use_sdpa, use_segments
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_example, made_up_examples, tiny_model
 
@@ -41,11 +41,15 @@ def predictor_ids(count: int) -> tuple[int, ...]:
     return tuple(range(TRAINED_VOCABULARY, TRAINED_VOCABULARY + count))
 
 
-def ready(name="llama", attention="sdpa", lora=None, **changes):
-    """A model in training mode that takes batches; `lora` are arguments of its LoRA configuration."""
+def ready(name="llama", attention="sdpa", lora=None, rows=False, **changes):
+    """A model in training mode that takes batches; `lora` are arguments of its LoRA configuration, `rows` gives it two
+    predictors of its own."""
     model = tiny_model(name, attention, **changes)
     if lora is not None:
         model = get_peft_model(model, LoraConfig(**{"r": 4, "task_type": "CAUSAL_LM", **lora}))
+    if rows:
+        width = model.get_input_embeddings().weight.shape[1]
+        add_extras(causal_lm(model), PredictorRows(torch.randn(2, width), TRAINED_VOCABULARY))
     attach_forest_forward(model, TRAINED_VOCABULARY)
     return model.train()
 
@@ -95,13 +99,10 @@ def test_full_fine_tuning(name, attention, count):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3", "phi3"])
-@pytest.mark.parametrize("tokens", [False, True])
-def test_lora(name, tokens):
-    """Trained predictor tokens lie below the first layer, so its inputs need gradients that they do not need otherwise."""
-    options = {"target_modules": "all-linear"}
-    if tokens:
-        options["trainable_token_indices"] = {embedding_name(tiny_model(name)): list(predictor_ids(2))}
-    check(ready(name, lora=options), 2)
+@pytest.mark.parametrize("rows", [False, True])
+def test_lora(name, rows):
+    """Trained predictor rows lie below the first layer, so its inputs need gradients that they do not need otherwise."""
+    check(ready(name, lora={"target_modules": "all-linear"}, rows=rows), 2)
 
 
 @pytest.mark.parametrize("targets", [["q_proj"], ["v_proj"], ["o_proj"], ["down_proj"], ["lm_head", "v_proj"]])
@@ -163,7 +164,7 @@ def test_lora_on_experts_is_exact_but_for_a_constant():
 def test_predictor_head(kind):
     model = ready()
     plain = ModelCost.of(model, TRAINED_VOCABULARY)
-    add_head(model, kind, 0)
+    add_extras(model, None, kind)
     assert ModelCost.of(model, TRAINED_VOCABULARY).predictor.forward == (1 if kind == "linear" else 4) * 2 * 32 * 32
     assert plain.predictor == Work()
     check(model, 1)
@@ -174,7 +175,7 @@ def test_tube():
     tubes = [draw_tube((2, 6), (7, 12), TubeOptions(times=2), rng) for _ in range(2)]
     examples = [made_up_example(20 + n, [], n)._replace(label_spans=((15, 18),), tube=t) for n, t in enumerate(tubes)]
     model = ready()
-    add_head(model, "linear", 0)
+    add_extras(model, None, "linear")
     check(model, 0, examples=examples)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stepjepa.modeling.extras import with_predictors
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.training.objective import LossParts, total_loss, total_weight
 from stepjepa.training.options import JEPAOptions
@@ -108,7 +109,8 @@ def alone(run: Run, ids: list[int], first: int = 0) -> torch.Tensor:
     """Last hidden states (T, D) of one sequence without a mask, its first token at position `first`."""
     inner = causal_lm(run.model)
     positions = torch.arange(first, first + len(ids))[None]
-    return getattr(inner, inner.base_model_prefix)(torch.tensor([ids]), position_ids=positions).last_hidden_state[0]
+    with with_predictors(inner, torch.tensor([ids])) as known:
+        return getattr(inner, inner.base_model_prefix)(known, position_ids=positions).last_hidden_state[0]
 
 
 def by_hand(tokenizer, case: Options, row, predictors: list[int]) -> tuple[list[int], int, list[int], int, int]:

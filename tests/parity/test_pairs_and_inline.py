@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from stepjepa.data.examples import Example
 from stepjepa.forest.layout import build_forest
+from stepjepa.modeling.extras import with_predictors
 from support.objectives import (
     IN_CONTEXT,
     SPLIT,
@@ -112,7 +113,8 @@ def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torc
         for k in range(q + 1):
             mask[0, 0, q, k] = k in target if q in target else True
     positions = torch.arange(len(ids))[None]
-    logits = run.model(input_ids=torch.tensor([ids]), attention_mask=mask, position_ids=positions).logits[0]
+    with with_predictors(run.model, torch.tensor([ids])) as known:
+        logits = run.model(input_ids=known, attention_mask=mask, position_ids=positions).logits[0]
     return F.cross_entropy(logits[:-1, : run.setup.vocabulary], torch.tensor(labels[1:]), reduction="sum")
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
+from stepjepa.modeling.predictors import PredictorRows
 
 TRAINED_VOCABULARY, VOCABULARY = 96, 100
 _SIZES = {
@@ -71,3 +72,15 @@ def made_up_examples() -> list[Example]:
         made_up_example(31, [Pair(11, 11, 15, 25, 24)], 3),
         made_up_example(9, [Pair(3, 3, 5, 9, 8)], 4),
     ]
+
+
+def add_to_vocabulary(model: Any, count: int, seed: int) -> list[int]:
+    """Write new predictor rows into a model's vocabulary, as ``--keep_predictors`` does at export; their ids."""
+    rows = PredictorRows.drawn(model, count, seed)
+    model.resize_token_embeddings(rows.first + count, mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[rows.first :] = rows.weight
+        output = model.get_output_embeddings()
+        if output.weight is not model.get_input_embeddings().weight:
+            output.weight[rows.first :] = 0
+    return rows.ids

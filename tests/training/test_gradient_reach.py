@@ -36,7 +36,7 @@ VARIANTS: tuple[Options, ...] = (
     {"objective": "step_jepa", "forward": "inline"},
     {"objective": "split"},
 )
-EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, OUTPUT, ROWS = "model.embed_tokens.weight", "lm_head.weight", "jepa.predictors.weight"
 
 
 def name_of(options: Options) -> str:
@@ -101,24 +101,24 @@ def flat(found: dict[str, torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
 def test_every_parameter_and_every_predictor_moves(tmp_path, tokenizer, options):
     trainer = trainer_for(tmp_path, tokenizer, predictors=3, predictor_head="mlp", **options)
-    rows = trainer.model.get_input_embeddings().weight
-    before = rows.detach().clone()
+    vocabulary, rows = trainer.model.get_input_embeddings().weight, trainer.model.jepa.predictors.weight
+    before, rows_before = vocabulary.detach().clone(), rows.detach().clone()
     assert train(trainer) == set(weights(trainer.model))
-    head = {"jepa_head.layers.0.weight", "jepa_head.layers.0.bias", "jepa_head.layers.2.weight"}
+    head = {"jepa.head.layers.0.weight", "jepa.head.layers.0.bias", "jepa.head.layers.2.weight"}
     assert head < set(weights(trainer.model))
-    assert len(rows) == len(tokenizer) + 3
+    assert len(vocabulary) == len(tokenizer) and len(rows) == 3
     assert trainer.setup.predictor_ids == [len(tokenizer), len(tokenizer) + 1, len(tokenizer) + 2]
-    assert ((rows - before)[len(tokenizer) :].norm(dim=-1) > 1e-6).all()
+    assert ((rows - rows_before).norm(dim=-1) > 1e-6).all()
     unused = set(range(len(tokenizer))) - set(collated(trainer)["input_ids"].unique().tolist())
-    assert unused and torch.equal(rows[sorted(unused)], before[sorted(unused)])
+    assert unused and torch.equal(vocabulary[sorted(unused)], before[sorted(unused)])
 
 
 @pytest.mark.parametrize("options", [IN_CONTEXT, STANDALONE, STEPS, {"objective": "split"}], ids=name_of)
 def test_one_predictor_repeated_is_one_row(tmp_path, tokenizer, options):
     trainer = trainer_for(tmp_path, tokenizer, predictors=3, same_predictor=True, **options)
-    rows = trainer.model.get_input_embeddings().weight
+    rows = trainer.model.jepa.predictors.weight
     before = rows.detach().clone()
-    assert len(rows) == len(tokenizer) + 1 and trainer.setup.predictor_ids == [len(tokenizer)]
+    assert len(rows) == 1 and trainer.setup.predictor_ids == [len(tokenizer)]
     example = trainer.train_dataset.store[next(i for i, e in enumerate(trainer.train_dataset.store) if e.pairs)]
     batch = trainer.data_collator([example])
     assert (batch["input_ids"] == len(tokenizer)).sum() == 3 * len(example.pairs)
@@ -136,9 +136,9 @@ def test_semantic_tube_moves_everything_and_adds_nothing(tmp_path, tokenizer, mo
 
 def test_a_linear_head_starts_as_none(tmp_path, tokenizer):
     none, linear = (trainer_for(tmp_path, tokenizer, predictor_head=head, **STEPS) for head in ("none", "linear"))
-    assert torch.equal(linear.model.jepa_head.layers[0].weight, torch.eye(32))
+    assert torch.equal(linear.model.jepa.head.layers[0].weight, torch.eye(32))
     found, expected = gradients(linear), gradients(none)
-    assert found.pop("jepa_head.layers.0.weight").norm() > 1e-3
+    assert found.pop("jepa.head.layers.0.weight").norm() > 1e-3
     assert found.keys() == expected.keys()
     torch.testing.assert_close(flat(found), flat(expected), atol=1e-6, rtol=1e-4)
 
@@ -148,7 +148,7 @@ def test_the_head_is_on_the_source_alone(tmp_path, tokenizer):
     batch = collated(trainer)
     with torch.no_grad():
         before = trainer.model(**batch)
-        trainer.model.jepa_head.layers[2].bias += 1.0
+        trainer.model.jepa.head.layers[2].bias += 1.0
         after = trainer.model(**batch)
     torch.testing.assert_close(after.source_states, before.source_states + 1.0)
     assert torch.equal(after.target_states, before.target_states)
@@ -181,7 +181,7 @@ def test_the_gradient_is_the_sum_of_both_sides(tmp_path, tokenizer, options):
 @pytest.mark.parametrize("options", [IN_CONTEXT, STEPS, {"objective": "semantic_tube"}], ids=name_of)
 def test_without_the_lm_loss_the_output_embedding_stays(tmp_path, tokenizer, options):
     moved = train(trainer_for(tmp_path, tokenizer, gamma=0.0, predictor_head="linear", **options))
-    assert "jepa_head.layers.0.weight" in moved and EMBEDDING in moved
+    assert "jepa.head.layers.0.weight" in moved and EMBEDDING in moved
     assert OUTPUT not in moved
 
 
@@ -207,9 +207,9 @@ def test_embeddings_of_the_target_learn_through_the_target_alone(
     for target_grad in (True, False):
         options = {"objective": objective, "predictors": 1, "gamma": 0.0, "forward": forward}
         trainer = trainer_for(tmp_path, tokenizer, rows=[ROW], target_grad=target_grad, **options)
-        rows = gradients(trainer)[EMBEDDING]
-        norms = rows.norm(dim=-1)
-        assert (norms[letters(trainer, tokenizer, source)] > 0).all() and norms[trainer.setup.predictor_ids].item() > 0
+        found = gradients(trainer)
+        norms = found[EMBEDDING].norm(dim=-1)
+        assert (norms[letters(trainer, tokenizer, source)] > 0).all() and found[ROWS].norm() > 0
         assert (norms[letters(trainer, tokenizer, neither)] == 0).all()
         reached[target_grad] = norms[letters(trainer, tokenizer, target)]
     assert (reached[True] > 0).all()
@@ -263,12 +263,10 @@ def test_under_lora_adapter_predictors_and_head_move(tmp_path, tokenizer, option
     base = {name: value.clone() for name, value in base.items()}
     moved = train(trainer)
     assert moved == {name for name, value in trainer.model.named_parameters() if value.requires_grad}
-    kinds = {
-        next((kind for kind in ("lora_", "trainable_tokens", "jepa_head") if kind in name), name) for name in moved
-    }
-    head = {"jepa_head"} if "predictor_head" in options else set()
-    assert kinds == {"lora_", "trainable_tokens"} | head
-    (rows,) = (name for name in moved if "trainable_tokens" in name)
+    kinds = {next((kind for kind in ("lora_", "jepa.predictors", "jepa.head") if kind in name), name) for name in moved}
+    head = {"jepa.head"} if "predictor_head" in options else set()
+    assert kinds == {"lora_", "jepa.predictors"} | head
+    (rows,) = (name for name in moved if "jepa.predictors" in name)
     count = 1 if "same_predictor" in options else 2
     assert before[rows].shape[0] == count
     assert ((dict(trainer.model.named_parameters())[rows] - before[rows]).norm(dim=-1) > 1e-7).all()
@@ -289,7 +287,7 @@ def test_what_was_frozen_stays(tmp_path, tokenizer, encoder):
     assert train(trainer) == set(weights(trainer.model)) - frozen
     if encoder == "ema":
         trained = set(weights(trainer.model)) - frozen
-        assert set(target_encoder(trainer.model).shadow) == {name for name in trained if "jepa_head" not in name}
+        assert set(target_encoder(trainer.model).shadow) == {name for name in trained if "jepa.head" not in name}
 
 
 # The EMA target encoder
@@ -313,7 +311,7 @@ def test_the_shadows_follow_the_formula(tmp_path, tokenizer, peft):
     inner = causal_lm(trainer.model)
     encoder, recorder = target_encoder(inner), Recorder(inner)
     trainer.add_callback(recorder)
-    trained = {name for name, p in inner.named_parameters() if p.requires_grad and "jepa_head" not in name}
+    trained = {name for name, p in inner.named_parameters() if p.requires_grad and "jepa.head" not in name}
     assert set(encoder.shadow) == trained and (not peft or len(trained) < len(weights(inner)))
     expected = {name: recorder.steps[0][name].clone() for name in trained}
     assert all(torch.equal(encoder.shadow[name], expected[name]) for name in trained)
@@ -345,7 +343,7 @@ def test_the_optimizer_never_sees_the_shadows(tmp_path, tokenizer):
     assert {id(parameter) for parameter in seen} == {id(p) for p in trainer.model.parameters() if p.requires_grad}
     assert not addresses & {shadow.data_ptr() for shadow in encoder.shadow.values()}
     assert not any(shadow.requires_grad for shadow in encoder.shadow.values())
-    assert trainer.model.state_dict().keys() == weights(trainer.model).keys()
+    assert trainer.model.state_dict().keys() == weights(trainer.model).keys() - {ROWS}
 
 
 @pytest.mark.parametrize("forward", ["packed", "two_pass", "inline"])

@@ -49,7 +49,7 @@ def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
     ]
     assert logs[0] == logs[1] and len(logs[0]) == 6
     weights = dict(resumed.model.named_parameters())
-    assert any("jepa_head" in name for name in weights)
+    assert any("jepa.head" in name for name in weights)
     for name, value in whole.model.named_parameters():
         assert torch.equal(weights[name], value), name
     encoders = [target_encoder(causal_lm(trainer.model)) for trainer in (whole, resumed)]
@@ -59,9 +59,9 @@ def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
             assert torch.equal(encoders[1].shadow[name], shadow), name
 
 
-@pytest.mark.parametrize("forgotten", ["jepa_head.safetensors", "target_encoder.safetensors"])
-def test_head_and_shadows_of_the_checkpoint_matter(tmp_path, tokenizer, forgotten):
-    """The test above can fail: with the head or the shadows of another checkpoint the run ends elsewhere."""
+@pytest.mark.parametrize("forgotten", ["predictors.safetensors", "target_encoder.safetensors"])
+def test_predictors_and_shadows_of_the_checkpoint_matter(tmp_path, tokenizer, forgotten):
+    """The test above can fail: with the rows and head or the shadows of another checkpoint the run ends elsewhere."""
     options = {**STEPS, "target_encoder": "ema", "predictor_head": "mlp", "ema_momentum_end": 0.9, "ema_momentum": 0.5}
     options |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
     whole, resumed = (trainer_for(tmp_path, tokenizer, peft=lora_config(4, dropout=0.0), **options) for _ in range(2))

@@ -97,20 +97,21 @@ def test_keys_of_log_and_evaluation(tmp_path, tokenizer, options):
 
 
 @pytest.mark.parametrize("kind", ["full", "merged", "adapter"])
-def test_the_final_model_is_plain_and_the_head_lies_beside_it(tmp_path, tokenizer, kind):
+def test_the_final_model_is_plain_and_the_predictors_are_next_to_it(tmp_path, tokenizer, kind):
     peft = None if kind == "full" else lora_config(4, dropout=0.0)
     options = {"predictor_head": "mlp", "target_encoder": "ema", "predictors": 2, "merge_lora": kind == "merged"}
     trainer = trainer_for(tmp_path, tokenizer, peft=peft, **STEPS, **options)
     trainer.train()
     final = tmp_path / "final"
     trainer.save_model(str(final))
-    head = load_file(final / "jepa_head.safetensors")
-    own = causal_lm(trainer.model).jepa_head.state_dict()
-    assert head.keys() == own.keys() and all(torch.equal(head[name], own[name]) for name in head)
-    (weights,) = [path for path in final.glob("*.safetensors") if path.name != "jepa_head.safetensors"]
+    saved = load_file(final / "predictors.safetensors")
+    own = dict(causal_lm(trainer.model).jepa.named_parameters())
+    assert saved.keys() == own.keys() and all(torch.equal(saved[name], own[name]) for name in saved)
+    assert {name.partition(".")[0] for name in saved} == {"predictors", "head"}
+    (weights,) = [path for path in final.glob("*.safetensors") if path.name != "predictors.safetensors"]
     names = load_file(weights).keys()
     assert weights.name == ("adapter_model.safetensors" if kind == "adapter" else "model.safetensors")
-    assert names and not [name for name in names if "jepa_head" in name or "trainable_tokens" in name]
+    assert names and not [name for name in names if "jepa" in name or "embed" in name and kind == "adapter"]
     assert not (final / "target_encoder.safetensors").exists()
     if kind == "adapter":
         return
@@ -122,17 +123,17 @@ def test_the_final_model_is_plain_and_the_head_lies_beside_it(tmp_path, tokenize
     torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_starting_over_removes_the_head_of_the_run_before(tmp_path):
-    for name in ("model.safetensors", "jepa_head.safetensors", "notes.txt"):
+def test_starting_over_removes_the_predictors_of_the_run_before(tmp_path):
+    for name in ("model.safetensors", "predictors.safetensors", "jepa_head.safetensors", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
     clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_without_a_head_there_is_no_such_file(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, **STEPS)
+def test_without_predictors_and_head_there_is_no_such_file(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, predictors=0, **STEPS)
     trainer.save_model(str(tmp_path / "final"))
-    assert not (tmp_path / "final" / "jepa_head.safetensors").exists()
+    assert not (tmp_path / "final" / "predictors.safetensors").exists()
 
 
 # Rows that are no chats

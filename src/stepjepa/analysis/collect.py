@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
 from stepjepa.analysis.states import FINAL, States
 from stepjepa.data.encode import CHUNK_ROWS, make_encoder, nothing_kept
@@ -30,8 +28,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, row_states
-from stepjepa.modeling.heads import HEAD_FILE, add_head, load_head, predictor_head
 from stepjepa.modeling.trim import decoder_layers
 
 
@@ -141,7 +139,7 @@ def collect_states(
 ) -> States:
     """States of both views in some layers, float32.
 
-    A predictor head that is part of the model (`attach_head`) is applied to the sources behind the final norm, as in
+    A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources behind the final norm, as in
     training. Targets are encoded by the model itself, also where an EMA encoder did that in training.
 
     Args:
@@ -231,26 +229,6 @@ def read_layers(
         if head and predictor is not None:
             found[FINAL] = predictor(found[FINAL])
     return [found[layer].cpu().numpy() for layer in layers]
-
-
-def attach_head(model: Any, folder: str | Path) -> str | None:
-    """Give a model the predictor head that was saved beside it; its kind, None where there is none.
-
-    Raises:
-        ConfigError: the file is damaged, or of a model of another width.
-    """
-    path, inner = Path(folder) / HEAD_FILE, causal_lm(model)
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, framework="numpy") as file:
-            kind = "linear" if len(file.keys()) == 1 else "mlp"
-        add_head(inner, kind, seed=0)
-        load_head(inner, folder)
-    except (SafetensorError, RuntimeError, OSError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{path}: is no predictor head of this model ({why}); use --no_head") from None
-    return kind
 
 
 def _chunks(rows: RowSource, max_rows: int | None) -> Iterator[tuple[int, list[PlacedRow]]]:

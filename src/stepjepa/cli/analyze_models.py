@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stepjepa.analysis.collect import Pairs, attach_head, collect_states, layers_of, read_pairs
+from stepjepa.analysis.collect import Pairs, collect_states, layers_of, read_pairs
 from stepjepa.analysis.compare import Saved, check_base, check_map_layers, same_pairs
 from stepjepa.analysis.draw import slug
 from stepjepa.analysis.states import save_states
@@ -32,9 +32,10 @@ from stepjepa.evaluation.models import (
 )
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
-from stepjepa.training.encoding import make_renderer, settings_for, settle_splitter
+from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for, settle_splitter
 from stepjepa.training.options import JEPAOptions
 
 # What decides how rows and views are read, held against what a run was trained with.
@@ -119,7 +120,7 @@ class Collector:
         """
         options, place, record = self.options, chosen.place, read_record(chosen.place)
         with naming(chosen.flag), quiet():
-            tokenizer = load_place_tokenizer(place, options.trust_remote_code)
+            tokenizer = chat_tokenizer(load_place_tokenizer(place, options.trust_remote_code), self.method)
             model, words = load_place(
                 place,
                 tokenizer,
@@ -135,7 +136,7 @@ class Collector:
         self.base = self.base or (shape if chosen.flag == "base_model" else None)
         if self.base is not None:
             check_base(shape, self.base)
-        head = attach_head(model, place.folder) if options.head and place.folder is not None else None
+        head = None if place.folder is None else attach_saved(causal_lm(model), place.folder, options.head)
         predictors = self.predictors(model, tokenizer, place, record)
         method = replace(
             self.method,
@@ -193,8 +194,8 @@ class Collector:
             lines.append(f"it does not hold {self.options.predictors} predictor tokens")
         elif count and not predictors.count and self.options.predictors is None:
             lines.append(
-                f"it was trained with {count} predictor tokens, which its folder does not hold; train with "
-                "--keep_predictors, or give a checkpoint"
+                f"it was trained with {count} predictor tokens, which its folder does not hold "
+                f"({PREDICTORS_FILE} is missing)"
             )
         for name in (*(_VIEWS if trained else ()), *_ROWS):
             if name in own and own[name] != getattr(self.method, name):

@@ -139,14 +139,14 @@ def feed(
     from stepjepa.inspect.padding import Form, measure_padding, segment_tokens
     from stepjepa.modeling.load import is_preset, load_tokenizer
     from stepjepa.training.batches import DrawnExamples, EpochSampler
-    from stepjepa.training.encoding import encode_options, make_renderer, pair_columns
+    from stepjepa.training.encoding import chat_tokenizer, encode_options, make_renderer, pair_columns
 
     if method.step_splitter == "auto":
         method.step_splitter = report.splitter  # type: ignore[assignment]
     texts: Iterable[str] = ()
     if is_preset(options.model_name):
         texts = texts_of([rows], pair_columns(method))
-    tokenizer = load_tokenizer(options.model_name, texts)
+    tokenizer = chat_tokenizer(load_tokenizer(options.model_name, texts), method)
     renderer = make_renderer(tokenizer, method)
     settings = encode_options(method)
     paired = method.uses_pairs and method.objective != "semantic_tube"

@@ -63,8 +63,8 @@ class ModelNumbers:
             )
         elif predictors and not self.probe.known:
             self.notes.append(
-                "the model has no predictor tokens (training takes them out at the end; --keep_predictors keeps them): they "
-                f"get new random embeddings (seed {options.seed}), so cosines read at a predictor say little"
+                "the model has no predictor tokens (training writes them next to it, to predictors.safetensors): they get "
+                f"new random embeddings (seed {options.seed}), so cosines read at a predictor say little"
             )
 
     def of_rows(self, records: Sequence[RowRecord], room: int) -> tuple[list[dict[str, Any]], list[str]]:

@@ -109,8 +109,9 @@ def show_rows(source: Any, found: Found, tokenizer: Any, method: JEPAOptions, se
         DataError: training would skip the first row, or stop at one.
     """
     from stepjepa.inspect.notes import remarks, without_pairs
-    from stepjepa.training.encoding import encode_options, make_renderer
+    from stepjepa.training.encoding import chat_tokenizer, encode_options, make_renderer
 
+    tokenizer = chat_tokenizer(tokenizer, method)
     renderer = make_renderer(tokenizer, method)
     general = settle(source, method)
     settings = encode_options(method)

@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 
 from stepjepa.evaluation.models import Place, TrainingRecord, softmax_size
+from stepjepa.modeling.extras import predictor_rows
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
 
@@ -49,7 +50,8 @@ def find_predictors(
     same: bool | None,
     usual_order: str | None,
 ) -> Predictors:
-    """The predictors of a model: those that were kept, or those that a checkpoint holds behind its vocabulary.
+    """The predictors of a model: those that lie next to it (`extras.attach_saved`), else those in its vocabulary: kept ones,
+    or those that a checkpoint of version 0.1 holds at its end.
 
     Args:
         count, order, same: as asked for; None is as the model's own run had them.
@@ -58,6 +60,12 @@ def find_predictors(
     own = record.settings
     same = bool(own.get("same_predictor") if same is None else same)
     order = order or own.get("predictor_order") or usual_order
+    saved = predictor_rows(causal_lm(model))
+    if saved is not None:
+        have = len(saved.ids)
+        found = int(count if count is not None else own.get("predictors") or have)
+        ids = saved.ids[: min(found, 1) if same else found]
+        return _ordered(ids if same or len(ids) == found else [], found, order, same)
     rows, added = vocabulary_size(causal_lm(model)), tokenizer.get_added_vocab()
     kept = 0
     while added.get(predictor_names(kept + 1)[-1], rows) < rows:
@@ -68,15 +76,20 @@ def find_predictors(
     ids = known_predictors(tokenizer, rows, need)
     if not ids and 0 < need <= behind:
         ids = list(range(rows - behind, rows - behind + need))  # a checkpoint has them behind its vocabulary
+    return _ordered(ids, found, order, same)
+
+
+def _ordered(ids: list[int], count: int, order: str | None, same: bool) -> Predictors:
+    """`count` predictors with these ids; none where there are no ids."""
     if not ids:
         return Predictors(0, (), order, same)
-    ids = ids * found if same else ids
-    return Predictors(found, tuple(reversed(ids) if order == "descending" else ids), order, same)
+    ids = ids * count if same else ids
+    return Predictors(count, tuple(reversed(ids) if order == "descending" else ids), order, same)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers warns of while it loads: a checkpoint holds a predictor head, which is read apart."""
+    """Without what transformers warns of while it loads."""
     before = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:

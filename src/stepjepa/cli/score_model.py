@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepjepa.analysis.collect import attach_head
 from stepjepa.analysis.energies import EncodedSolution, Readings, collect_readings
 from stepjepa.cli.evaluate import EvaluationBar
 from stepjepa.cli.predictors import Predictors, find_predictors, quiet
@@ -24,7 +23,9 @@ from stepjepa.evaluation.models import (
 )
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
+from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import ModelSetup, choose_forward, make_collator
 
@@ -62,14 +63,14 @@ def load_scorer(options: Any) -> Scorer:
     record = read_record(place)
     method = chosen_method(options, record)
     with quiet():
-        tokenizer = load_place_tokenizer(place, options.trust_remote_code)
+        tokenizer = chat_tokenizer(load_place_tokenizer(place, options.trust_remote_code), method)
         loading = EvaluateOptions(
             dtype=options.dtype,
             attn_implementation=options.attn_implementation,
             trust_remote_code=options.trust_remote_code,
         )
         model, words = load_place(place, tokenizer, loading)
-    head = attach_head(model, place.folder) if options.head and place.folder is not None else None
+    head = None if place.folder is None else attach_saved(causal_lm(model), place.folder, options.head)
     asked = options.predictors, options.predictor_order, options.same_predictor
     predictors = find_predictors(model, tokenizer, place, record, *asked, method.predictor_order)
     trained = record.settings.get("objective") not in (None, "regular") and record.settings.get("lbd")
@@ -78,9 +79,9 @@ def load_scorer(options: Any) -> Scorer:
         wanted = record.settings.get("predictors")
     if wanted and not predictors.count:
         raise ConfigError(
-            f"--model_name {place.name}: energies are to be read at {wanted} predictor tokens, which it does not hold "
-            "(training takes them out at the end): train with --keep_predictors, give a checkpoint, or read sources at "
-            "their last token with --predictors 0"
+            f"--model_name {place.name}: energies are to be read at {wanted} predictor tokens, which its folder does not "
+            f"hold ({PREDICTORS_FILE} is missing); give the run's folder, or read sources at their last token with "
+            "--predictors 0"
         )
     method = replace(method, predictors=predictors.count, predictor_order=predictors.order)  # type: ignore[arg-type]
     vocabulary = softmax_size(causal_lm(model), tokenizer, place, record)

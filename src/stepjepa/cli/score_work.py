@@ -144,7 +144,7 @@ def sampled(
         bar.say(f"         {line}")
     identity = {
         **{name: getattr(options, name) for name in _SAMPLED},
-        "chat_template": hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16],
+        "chat_template": hashlib.sha256(template_of(prompter.tokenizer).encode()).hexdigest()[:16],
         "model": fingerprint(scorer.place),
         "data": questions.fingerprint(),
     }

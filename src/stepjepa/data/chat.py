@@ -7,6 +7,7 @@ is the template's own text, and the real rendering must be exactly that text wit
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,21 @@ def plain_template(tokenizer: Any) -> str:
         start + "{% for message in messages %}{{ message['content'] }}"
         "{% if not loop.last or add_generation_prompt %}{{ '\\n' }}{% endif %}{% endfor %}"
     )
+
+
+def with_template(tokenizer: Any, chat_template: str | None, plain: bool = False) -> Any:
+    """The tokenizer with the template of a file, or with `plain_template`, in a copy; itself where neither is asked for.
+
+    Raises:
+        ConfigError: see `load_chat_template`.
+    """
+    if not chat_template and not plain:
+        return tokenizer
+    template = load_chat_template(chat_template) if chat_template else plain_template(tokenizer)
+    if tokenizer.chat_template != template:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 class ChatRenderer:

@@ -16,6 +16,7 @@ from typing import Any
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
+from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import check_local, load_model, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
 
@@ -45,7 +46,7 @@ class TrainingRecord:
 
     @property
     def added_predictors(self) -> int:
-        """Predictor tokens that the run's checkpoints hold behind the vocabulary, at most."""
+        """Predictor tokens at the end of the vocabulary of the run's checkpoints, if version 0.1 has written them."""
         settings = self.settings
         if settings.get("objective") == "regular" or not settings.get("lbd") or not settings.get("predictors"):
             return 0
@@ -168,7 +169,7 @@ def add_adapter(model: Any, place: Place) -> Any:
             tokens = getattr(PeftConfig.from_pretrained(str(place.folder)), "trainable_token_indices", None) or {}
             trained = [index for ids in (tokens.values() if isinstance(tokens, dict) else [tokens]) for index in ids]
             rows = max(trained, default=-1) + 1
-            if rows > vocabulary_size(model):  # a checkpoint, which holds predictor tokens behind the vocabulary
+            if rows > vocabulary_size(model):  # a checkpoint of version 0.1, which holds predictor tokens
                 model.resize_token_embeddings(rows, mean_resizing=False)
             return PeftModel.from_pretrained(model, str(place.folder))
     except Exception as error:  # peft, safetensors and torch raise their own
@@ -177,10 +178,11 @@ def add_adapter(model: Any, place: Place) -> Any:
 
 
 def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:
-    """Entries of the LM softmax: the model's vocabulary without predictor tokens behind it, as in training."""
+    """Entries of the LM softmax: the model's vocabulary without predictor tokens at its end."""
     rows = vocabulary_size(model)
     if place.folder is not None and (place.folder / "trainer_state.json").is_file():
-        return rows - record.added_predictors
+        plain = (place.folder / PREDICTORS_FILE).is_file()  # else a checkpoint of version 0.1
+        return rows if plain else rows - record.added_predictors
     known = tokenizer.get_added_vocab()
     kept = [known[name] for name in predictor_names(len(known)) if name in known]
     behind = bool(kept) and sorted(kept) == list(range(rows - len(kept), rows))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.data.chat import ChatRenderer, RowError, load_chat_template, plain_template
+from stepjepa.data.chat import ChatRenderer, RowError, with_template
 from stepjepa.data.tokens import template_turn_end
 from stepjepa.errors import ConfigError
 
@@ -18,7 +18,7 @@ class Prompter:
     """Turns chats into prompts of token ids.
 
     Attributes:
-        tokenizer: the model's; its chat template is replaced where one is given.
+        tokenizer: the model's, a copy of it with the chat template where one is given.
         renderer: writes its chats.
         end_of_turn: the token that its template writes behind an answer, None where that is no special one.
 
@@ -33,10 +33,7 @@ class Prompter:
         plain: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ):
-        if chat_template:
-            tokenizer.chat_template = load_chat_template(chat_template)
-        elif plain:
-            tokenizer.chat_template = plain_template(tokenizer)
+        tokenizer = with_template(tokenizer, chat_template, plain)
         self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
         self.end_of_turn: int | None = None
         with contextlib.suppress(RowError):

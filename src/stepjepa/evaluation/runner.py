@@ -168,7 +168,7 @@ def run_evaluation(options: EvaluateOptions, watcher: Watcher) -> Outcome:
             drop_unaskable(questions, prompter)
             drop_unscorable(metrics, questions)
         questions.check()
-        output = _output(options, place, questions, tokenizer)
+        output = _output(options, place, questions, prompter.tokenizer)
         if output.complete is not None:
             return Outcome(output.complete, [output.answers(bool(metrics)), output.paths.metrics], already=True)
         task, words = _load(options, place, record, prompter, Task(questions, metrics, None, None, watcher=watcher))

@@ -29,8 +29,8 @@ from transformers.masking_utils import sdpa_mask
 
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.extras import predictor_head, with_predictors
 from stepjepa.modeling.forward import causal_lm, output_head, output_module
-from stepjepa.modeling.heads import predictor_head
 from stepjepa.modeling.trim import decoder_layers, last_mlp
 
 _PROBE = "stepjepa_probe"
@@ -224,7 +224,8 @@ def _probe(inner: Any, backbone: Any) -> tuple[tuple[LayerCost, ...], Work]:
     try:
         with _attending(inner, attend), torch.enable_grad():
             device = inner.get_input_embeddings().weight.device
-            backbone(input_ids=torch.arange(_PROBE_TOKENS, device=device)[None], use_cache=False)
+            with with_predictors(inner, torch.arange(_PROBE_TOKENS, device=device)[None]) as ids:
+                backbone(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

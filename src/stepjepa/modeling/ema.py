@@ -8,18 +8,14 @@ shadow: under LoRA that is the adapter and the predictor rows, and the frozen we
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
-from stepjepa.modeling.heads import is_head_weight, save_tensors
+from stepjepa.modeling.heads import is_head_weight
 
-EMA_FILE = "target_encoder.safetensors"
 _NAME = "_stepjepa_target_encoder"
 
 
@@ -65,15 +61,6 @@ class TargetEncoder:
                 weight.data = own[name]
             torch.clear_autocast_cache()
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the shadows to `EMA_FILE` in a folder."""
-        save_tensors(self.shadow, Path(folder) / EMA_FILE)
-
-    def load(self, folder: str | os.PathLike[str]) -> None:
-        """Read what `save` wrote."""
-        for name, value in load_file(Path(folder) / EMA_FILE).items():
-            self.shadow[name].copy_(value)
-
 
 def add_target_encoder(inner: Any) -> TargetEncoder:
     """Give a causal LM an EMA target encoder; call it when it is known which weights are trained and where they lie."""
@@ -85,3 +72,8 @@ def add_target_encoder(inner: Any) -> TargetEncoder:
 def target_encoder(inner: Any) -> TargetEncoder | None:
     """The EMA target encoder of a causal LM, None where it has none."""
     return inner.__dict__.get(_NAME)
+
+
+def drop_target_encoder(inner: Any) -> None:
+    """Take the EMA target encoder off a causal LM."""
+    inner.__dict__.pop(_NAME, None)

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.extras import ROWS, extras_weights, is_extra, predictor_rows, save_predictors
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.heads import is_head_weight, save_head
-from stepjepa.modeling.predictors import predictor_names
+from stepjepa.modeling.predictors import known_predictors, predictor_names
 from stepjepa.modeling.segments import SEGMENTS
 
 
@@ -24,95 +24,112 @@ def export_model(
     tokenizer: Any,
     output_dir: str | os.PathLike[str],
     *,
-    vocabulary: int,
-    predictor_ids: list[int],
     merge_lora: bool,
     keep_predictors: bool = False,
     state_dict: dict[str, torch.Tensor] | None = None,
-) -> None:
+) -> list[str]:
     """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it.
 
-    The model in memory is not changed. A predictor head is no part of the model and is written beside it.
+    The model in memory is not changed. Predictor rows and head are no part of it and are written to `PREDICTORS_FILE`.
 
     Args:
         model: the trained causal LM, bare or inside PEFT.
-        vocabulary: V; embedding rows behind it are predictor tokens and are left out.
         merge_lora: add the adapter to the weights; otherwise an adapter folder is written.
-        keep_predictors: keep the predictor tokens, in the tokenizer too.
+        keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer knows get
+            their trained rows in any case, but in an adapter.
         state_dict: full weights, by name and of any shape, where the model in memory is sharded (FSDP).
+
+    Returns:
+        Names of the files.
 
     Raises:
         ConfigError: predictors are to be kept in an adapter.
     """
-    # Written beside and moved in file by file, so that a reader never finds a part of a file.
+    # Written in a folder of its own and moved file by file, so that a reader never finds a part of a file.
     target = Path(output_dir)
     target.mkdir(parents=True, exist_ok=True)
     output_dir = target / ".export"
     shutil.rmtree(output_dir, ignore_errors=True)
     output_dir.mkdir()
     try:
-        _write(model, tokenizer, output_dir, vocabulary, predictor_ids, merge_lora, keep_predictors, state_dict)
-        for entry in sorted(output_dir.iterdir()):
-            os.replace(entry, target / entry.name)
+        _write(model, tokenizer, output_dir, merge_lora, keep_predictors, state_dict)
+        written = sorted(entry.name for entry in output_dir.iterdir())
+        mode = 0o666 & output_dir.stat().st_mode
+        for name in written:
+            if not (output_dir / name).is_dir():
+                (output_dir / name).chmod(mode)  # safetensors leaves it readable to the user alone
+            os.replace(output_dir / name, target / name)
     finally:
         shutil.rmtree(output_dir, ignore_errors=True)
+    return written
 
 
 def _write(
     model: Any,
     tokenizer: Any,
     output_dir: Path,
-    vocabulary: int,
-    predictor_ids: list[int],
     merge_lora: bool,
     keep_predictors: bool,
     state_dict: dict[str, torch.Tensor] | None,
 ) -> None:
-    is_peft = hasattr(model, "get_base_model")
-    if is_peft and not merge_lora:
+    inner: Any = causal_lm(model)
+    if inner is not model and not merge_lora:
         if keep_predictors:
             raise ConfigError("--keep_predictors needs --merge_lora: an adapter cannot change the vocabulary")
         _save_adapter(model, output_dir)
     else:
-        inner = causal_lm(model)
-        weights = plain_state_dict(model, state_dict)
-        rows, taken = vocabulary, list(range(vocabulary))
-        if keep_predictors and predictor_ids:
-            tokenizer = copy.deepcopy(tokenizer)
-            names = predictor_names(len(predictor_ids))
-            tokenizer.add_tokens(names, special_tokens=True)
-            rows = max(vocabulary, len(tokenizer))
-            taken = [min(row, vocabulary - 1) for row in range(rows)]
-            for kept, row in zip(tokenizer.convert_tokens_to_ids(names), predictor_ids, strict=True):
-                taken[kept] = row
-        index = torch.tensor(taken)
-        for name in _embedding_keys(inner):
-            if name in weights and weights[name].shape[0] != rows:
-                weights[name] = weights[name].detach().cpu().index_select(0, index)
-        skeleton(inner, rows, weights).save_pretrained(output_dir)
-    save_head(causal_lm(model), output_dir)
+        weights, rows = plain_state_dict(model, state_dict), predictor_rows(inner)
+        if rows is not None:
+            names = predictor_names(len(rows.ids))
+            known = known_predictors(tokenizer, rows.first, len(names))
+            if keep_predictors and not known:
+                tokenizer = copy.deepcopy(tokenizer)
+                tokenizer.add_tokens(names, special_tokens=True)
+            if keep_predictors or known:
+                kept = known or tokenizer.convert_tokens_to_ids(names)
+                write_rows(inner, weights, kept, extras_weights(inner, state_dict)[ROWS], new=not known)
+        skeleton(inner, weights).save_pretrained(output_dir)
+    save_predictors(inner, output_dir, state_dict)
     tokenizer.save_pretrained(output_dir)
+
+
+def write_rows(inner: Any, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool) -> None:
+    """Put predictor rows into the vocabulary of `weights`, which grows where an id of `kept` lies behind it.
+
+    `new` tokens get zeros in an output embedding of its own: they never entered a softmax.
+    """
+    embedding = f"{module_name(inner, inner.get_input_embeddings())}.weight"
+    size = max(len(weights[embedding]), max(kept) + 1)
+    module = inner.get_output_embeddings()
+    output = None if module is None else module_name(inner, module)
+    own = output is not None and module.weight is not inner.get_input_embeddings().weight
+    for name in (embedding, *((f"{output}.weight", f"{output}.bias") if own else ())):
+        if name not in weights:
+            continue
+        value = weights[name].detach().cpu()
+        value = torch.cat([value, value[-1:].expand(size - len(value), *value.shape[1:])])
+        if name == embedding:
+            value[kept] = rows_KD.to(value)
+        elif new:
+            value[kept] = 0
+        weights[name] = value
+    if not own and f"{output}.weight" in weights:
+        weights[f"{output}.weight"] = weights[embedding]
 
 
 def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """The causal LM's own weights (any shape), LoRA added where there is any, under the names of the bare model."""
     inner = causal_lm(model)
     if state_dict is not None and not hasattr(model, "get_base_model"):
-        return {name: value for name, value in state_dict.items() if not is_head_weight(name)}
+        return {name: value for name, value in state_dict.items() if not is_extra(name)}
     weights: dict[str, torch.Tensor] = {}
     for name, value in inner.state_dict().items():
-        if "lora_" in name or "trainable_tokens" in name or is_head_weight(name):
-            continue
-        weights[name.replace(".token_adapter.", ".").replace(".base_layer.", ".")] = value
+        if "lora_" not in name and not is_extra(name):
+            weights[name.replace(".base_layer.", ".")] = value
     if hasattr(model, "get_base_model"):
         from peft.tuners.lora import LoraLayer
-        from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-        module: Any
         for name, module in inner.named_modules():
-            if isinstance(module, TrainableTokensLayer):
-                key = f"{name.removesuffix('.token_adapter')}.weight"
-                weights[key] = module.get_merged_weights(module.active_adapters)
             if isinstance(module, LoraLayer):
                 layer: Any = module
                 for adapter in layer.active_adapters:
@@ -122,7 +139,7 @@ def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = No
     return weights
 
 
-def skeleton(inner: Any, vocabulary: int, weights: dict[str, torch.Tensor]) -> Any:
+def skeleton(inner: Any, weights: dict[str, torch.Tensor]) -> Any:
     """A bare model of the same class that holds `weights` (by name, any shape), without a copy of them.
 
     Raises:
@@ -130,7 +147,7 @@ def skeleton(inner: Any, vocabulary: int, weights: dict[str, torch.Tensor]) -> A
     """
     config = copy.deepcopy(inner.config)
     text = text_config(config)
-    text.vocab_size = vocabulary
+    text.vocab_size = len(weights[f"{module_name(inner, inner.get_input_embeddings())}.weight"])
     if text._attn_implementation == SEGMENTS:
         text._attn_implementation = "sdpa"
     with torch.device("meta"):
@@ -144,25 +161,18 @@ def skeleton(inner: Any, vocabulary: int, weights: dict[str, torch.Tensor]) -> A
     return bare
 
 
-def _embedding_keys(inner: Any) -> list[str]:
-    """State-dict names of the input and output embeddings (and the output's bias)."""
-    modules = {id(inner.get_input_embeddings()), id(inner.get_output_embeddings())}
-    names = [name for name, module in inner.named_modules() if id(module) in modules]
-    return [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
+def module_name(inner: Any, wanted: Any) -> str | None:
+    """Name of a module in `inner`; None where it is none of its."""
+    return next((name for name, module in inner.named_modules() if module is wanted), None)
 
 
 def _save_adapter(model: Any, output_dir: Path) -> None:
-    """The LoRA weights alone, for the base model as it came (the predictor rows are left out)."""
+    """The LoRA weights alone, for the base model as it came."""
     from peft.utils import get_peft_model_state_dict
 
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-    weights = {
-        name: value.detach().cpu().contiguous()
-        for name, value in weights.items()
-        if "token_adapter" not in name and "trainable_tokens" not in name
-    }
+    weights = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     config = copy.deepcopy(model.peft_config[model.active_adapter])
-    config.trainable_token_indices = None
     config.inference_mode = True
     config.save_pretrained(output_dir)
     save_file(weights, output_dir / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -25,7 +25,7 @@ from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cro
 from stepjepa.losses.tube import combine
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.ema import target_encoder
-from stepjepa.modeling.heads import predictor_head
+from stepjepa.modeling.extras import predictor_head, with_predictors
 from stepjepa.modeling.masks import attention_masks
 from stepjepa.modeling.trim import decoder_layers, trimmed
 
@@ -50,7 +50,7 @@ class OutputHead:
     """How a causal LM turns states into logits.
 
     Attributes:
-        vocabulary: V, entries of the softmax; predictor tokens lie behind them and never enter.
+        vocabulary: V, entries of the softmax; predictor tokens never enter.
         scale, softcap: what the model does to its logits.
         plain: the output embedding is one matrix (and a bias) that may be used without calling the module.
     """
@@ -76,7 +76,7 @@ class OutputHead:
 
 
 def output_module(model: Any) -> Any:
-    """The output embedding, out of PEFT's wrapper for trained token rows: those are predictors, behind the softmax."""
+    """The output embedding, out of PEFT's wrapper for trained token rows (in adapters that version 0.1 has written)."""
     module = model.get_output_embeddings()
     adapter = getattr(module, "token_adapter", None)
     return module if adapter is None else adapter.base_layer
@@ -107,7 +107,7 @@ def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: i
 
     Args:
         model: a Hugging Face causal LM, bare or inside PEFT. Changed in place: its `forward` learns the new keys.
-        vocabulary: V, entries of the LM softmax (the model's vocabulary without predictor tokens).
+        vocabulary: V, entries of the LM softmax.
         tube_layer: which hidden states the semantic tube combines: those behind layer 1, 2, ... (0: the embeddings);
             None for the last ones, behind the final norm.
     """
@@ -124,9 +124,15 @@ def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: i
     inner.forward = types.MethodType(forward, inner)
 
 
-def has_forest_forward(model: torch.nn.Module) -> bool:
-    """Whether `attach_forest_forward` was called on the model."""
-    return "_own_forward" in vars(causal_lm(model))
+def detach_forest_forward(model: torch.nn.Module) -> None:
+    """Undo `attach_forest_forward`; nothing where it was not called."""
+    inner: Any = causal_lm(model)
+    own_forward = vars(inner).pop("_own_forward", None)
+    if own_forward is None:
+        return
+    del inner.forward
+    if getattr(own_forward, "__func__", None) is not type(inner).forward:  # something else had replaced it before
+        inner.forward = own_forward
 
 
 def _forest_forward(model: Any, head: OutputHead, tube_layer: int | None, batch: Batch) -> ForestOutput:
@@ -236,14 +242,16 @@ def known_layers(model: Any, layer: int) -> torch.nn.ModuleList:
 def last_states(
     model: Any, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor, read_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Last hidden states after the final norm, (R * T, D), of the backbone of a causal LM.
+    """Last hidden states after the final norm, (R * T, D), of the backbone of a causal LM; ids of its predictor tokens
+    may be among `input_ids`.
 
     With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
     """
     backbone = getattr(model, model.base_model_prefix)
     extra = {"position_ids": position_ids} if takes_positions(backbone) else {}
-    with nullcontext() if read_N is None else trimmed(backbone, read_N):
-        output = backbone(input_ids=input_ids, attention_mask=mask, use_cache=False, **extra)
+    trim = nullcontext() if read_N is None else trimmed(backbone, read_N)
+    with with_predictors(model, input_ids) as known_ids, trim:
+        output = backbone(input_ids=known_ids, attention_mask=mask, use_cache=False, **extra)
     return output[0].flatten(0, 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, set_seed
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
@@ -158,8 +159,9 @@ def masks_unsupported(model: Any) -> str | None:
     return None
 
 
-def add_lora(model: Any, peft_config: Any, predictor_ids: list[int], seed: int = 0) -> Any:
-    """Wrap the model with PEFT; the predictor tokens' rows are trained along with the adapter.
+def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
+    """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
+    they are.
 
     Args:
         seed: of the adapter's first weights; the global generators stay as they are.
@@ -169,21 +171,48 @@ def add_lora(model: Any, peft_config: Any, predictor_ids: list[int], seed: int =
     """
     from peft import get_peft_model
 
-    for name in ("use_dora", "lora_bias", "modules_to_save"):
-        if getattr(peft_config, name, None):
-            raise ConfigError(f"LoRA with {name} cannot be exported; leave it out")
+    check_lora(peft_config)
     embedding, targets = embedding_name(model), peft_config.target_modules
     if not isinstance(targets, str) and embedding in (targets or ()):
         raise ConfigError(f"--lora_target_modules: {embedding} is the embedding; LoRA is for linear layers")
-    if predictor_ids:
-        peft_config.trainable_token_indices = {embedding: list(predictor_ids)}
     device = model.get_input_embeddings().weight.device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            return get_peft_model(model, peft_config)
+            return get_peft_model(sharing_copy(model), copy.deepcopy(peft_config))
     except ValueError as error:
         raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
+
+
+def check_lora(peft_config: Any) -> None:
+    """Refuse LoRA of a kind that cannot be exported.
+
+    Raises:
+        ConfigError: such a kind.
+    """
+    for name in ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices"):
+        if getattr(peft_config, name, None):
+            raise ConfigError(f"LoRA with {name} cannot be exported; leave it out")
+
+
+def sharing_copy(model: Any) -> Any:
+    """A model of the same modules whose weights are the same memory: what is wrapped, frozen or moved in it is not in
+    `model`."""
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway
+        own = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
+        memo[id(parameter)] = own
+    return copy.deepcopy(model, memo)
+
+
+def own_configs(model: Any) -> None:
+    """Give a model configurations of its own, equal to those it has: other models may have been made from the same objects,
+    and the Trainer writes to them."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        if isinstance(vars(module).get("config"), PreTrainedConfig):
+            module.config = copy.deepcopy(module.config, memo)
 
 
 def lora_config(rank: int, alpha: int | None = None, dropout: float = 0.1, targets: list[str] | None = None) -> Any:

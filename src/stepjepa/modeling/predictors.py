@@ -1,10 +1,23 @@
-"""Predictor tokens: K vocabulary entries behind the model's own, trained with the model and taken out again at the end."""
+"""Predictor tokens: K rows that are trained with the model and are no part of its vocabulary.
+
+Their ids are V .. V+K-1, where V is the number of rows of the model's input embedding. The rows are a module of their own;
+the embedding is never resized. In a batch's forward, a hook on the embedding puts them in where those ids stand.
+
+Shapes: R rows of a batch, T tokens, K predictors, D width.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stepjepa.errors import ConfigError
 
 
 def predictor_names(count: int) -> list[str]:
@@ -13,7 +26,7 @@ def predictor_names(count: int) -> list[str]:
 
 
 def vocabulary_size(model: Any) -> int:
-    """Rows of the model's input embedding: the V of the LM softmax as long as no predictor was added."""
+    """V, rows of the model's input embedding."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
@@ -28,30 +41,88 @@ def known_predictors(tokenizer: Any, vocabulary: int, count: int) -> list[int]:
     return ids if all(index < vocabulary for index in ids) else []
 
 
-def add_predictors(model: Any, count: int, seed: int) -> list[int]:
-    """Append `count` rows to the embeddings and return their ids, in the order 1 .. K.
+class PredictorRows(nn.Module):
+    """The rows of the predictor tokens.
 
-    The rows are drawn from the distribution of the rows that are there, dimension by dimension, with a generator of
-    their own: neither the global random state nor any existing weight changes. They stand behind every existing row
-    (padded vocabularies included), so the LM softmax can leave them out by a slice.
+    Args:
+        weight_KD: (K, D), their first values; trained in their dtype.
+        first: V, the id of the first one.
     """
-    if not count:
-        return []
-    size = vocabulary_size(model)
-    with torch.random.fork_rng(devices=[]):
-        model.resize_token_embeddings(size + count, mean_resizing=False)
-    weight = model.get_input_embeddings().weight
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        known = weight[:size].float()
-        noise = torch.randn(count, weight.shape[1], generator=generator).to(weight.device)
-        weight[size:] = (known.mean(0) + known.std(0) * noise).to(weight.dtype)
-        output = model.get_output_embeddings()
-        if output is not None and output.weight is not weight:
-            output.weight[size:] = 0
-            if getattr(output, "bias", None) is not None:
-                output.bias[size:] = 0
-    return list(range(size, size + count))
+
+    def __init__(self, weight_KD: torch.Tensor, first: int):
+        super().__init__()
+        self.weight = nn.Parameter(weight_KD)
+        self.first = first
+
+    @classmethod
+    def drawn(cls, model: Any, count: int, seed: int, known: list[int] | None = None) -> PredictorRows:
+        """Rows for a causal LM, on the device and in the dtype of its embedding.
+
+        They are drawn from the distribution of the vocabulary's rows, dimension by dimension, with a generator of their own,
+        so the global random state does not change; or they are copies of the vocabulary's rows `known`.
+
+        Raises:
+            ConfigError: the model's input embedding is no plain one.
+        """
+        embedding = model.get_input_embeddings()
+        if not isinstance(embedding, nn.Embedding):
+            raise ConfigError(
+                f"{type(model).__name__}: predictor tokens need a plain input embedding, and this is a "
+                f"{type(embedding).__name__}; use predictors=0"
+            )
+        vocabulary = embedding.weight.detach()
+        if known:
+            return cls(vocabulary[known].clone(), len(vocabulary))
+        noise = torch.randn(count, vocabulary.shape[1], generator=torch.Generator().manual_seed(seed))
+        values = vocabulary.float()
+        rows = values.mean(0) + values.std(0) * noise.to(vocabulary.device)
+        return cls(rows.to(vocabulary.dtype), len(vocabulary))
+
+    @property
+    def ids(self) -> list[int]:
+        """V .. V+K-1."""
+        return list(range(self.first, self.first + len(self.weight)))
+
+    @contextmanager
+    def placed(self, embedding: nn.Module, ids_RT: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Within this context `embedding` gives the predictors' rows where `ids_RT` has their ids.
+
+        It yields the ids (R, T) to call the model with, which are all in the vocabulary: whatever else reads ids (per-layer
+        embeddings, routers) finds known ones. Every call has a gradient for the rows, also one without a predictor, as DDP
+        expects it. Nothing waits for the device.
+
+        Raises:
+            ConfigError: the model did not call its embedding, so the rows had no effect.
+        """
+        is_predictor = ids_RT >= self.first
+        places = torch.where(is_predictor, ids_RT - self.first, len(self.weight))
+        used: list[bool] = []
+
+        def put_in(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
+            used.append(True)
+            rows_KD = embedded(module, self.weight)
+            # One more row, which has no gradient, stands for all tokens of the vocabulary.
+            rows_KD = torch.cat([rows_KD, rows_KD.new_zeros(1, rows_KD.shape[1])])
+            rows_RTD = F.embedding(places, rows_KD, padding_idx=len(self.weight))
+            return torch.where(is_predictor[..., None], rows_RTD.to(output_RTD.dtype), output_RTD)
+
+        handle = embedding.register_forward_hook(put_in)
+        try:
+            yield ids_RT.clamp(max=self.first - 1)
+        finally:
+            handle.remove()
+        if not used:
+            raise ConfigError("the model does not call its input embedding, so it takes no predictor tokens")
+
+
+def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
+    """What an embedding gives for rows (K, D) as if they were the vocabulary's: Gemma scales them, others have a norm."""
+    if type(embedding) is nn.Embedding:
+        return weight_KD
+    stand_in = copy.copy(embedding)  # shares everything but the rows
+    stand_in._parameters = {**embedding._parameters, "weight": weight_KD}  # type: ignore[dict-item]
+    stand_in.padding_idx = None  # type: ignore[assignment]
+    return stand_in.forward(torch.arange(len(weight_KD), device=weight_KD.device))
 
 
 def embedding_name(model: Any) -> str:

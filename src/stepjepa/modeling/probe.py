@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from stepjepa.errors import ConfigError
 from stepjepa.losses.lm import scaled_logits
 from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.extras import add_extras, attach_saved, predictor_rows, with_predictors
 from stepjepa.modeling.forward import causal_lm, output_head, output_module, takes_positions
 from stepjepa.modeling.load import load_model, masks_unsupported, max_positions
 from stepjepa.modeling.masks import attention_masks
-from stepjepa.modeling.predictors import add_predictors, known_predictors, vocabulary_size
+from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
 
 MOST_BYTES = 4 * 2**30  # of attention weights that are held at once
 
@@ -33,7 +34,7 @@ class Probe:
         model: a causal LM with eager attention, in evaluation mode.
         vocabulary: V, entries of the LM softmax.
         predictor_ids: of ``<|predictor_1|>`` .. in the model.
-        known: they came with the model; else their embeddings were drawn anew.
+        known: their rows came with the model; else they were drawn anew.
     """
 
     model: Any
@@ -74,8 +75,9 @@ def load_probe(name: str, tokenizer: Any, predictors: int, seed: int) -> Probe:
     Args:
         name: Hub id, folder or preset.
         tokenizer: of the model.
-        predictors: predictor tokens that rows may have; those that the model does not know are added with new embeddings.
-        seed: of new embeddings, and of a preset's weights.
+        predictors: predictor tokens that rows may have; they get the trained rows that lie next to the model or in its
+            vocabulary, else new ones.
+        seed: of new rows, and of a preset's weights.
 
     Raises:
         ConfigError: it cannot be loaded, or takes no mask.
@@ -85,8 +87,15 @@ def load_probe(name: str, tokenizer: Any, predictors: int, seed: int) -> Probe:
     if reason is not None:
         raise ConfigError(f"--model_name {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
     vocabulary = vocabulary_size(model)
+    attach_saved(model, name)
+    rows = predictor_rows(model)
+    if rows is not None and len(rows.ids) >= predictors:
+        return Probe(model.eval(), vocabulary, tuple(rows.ids[:predictors]), True)
     known = known_predictors(tokenizer, vocabulary, predictors)
-    return Probe(model.eval(), vocabulary, tuple(known or add_predictors(model, predictors, seed)), bool(known))
+    if predictors:
+        add_extras(model, PredictorRows.drawn(model, predictors, seed, known))
+    rows = predictor_rows(model)
+    return Probe(model.eval(), vocabulary, () if rows is None else tuple(rows.ids), bool(known))
 
 
 def attention_fits(probe: Probe, length: int, every_layer: bool = True) -> bool:
@@ -120,9 +129,9 @@ def row_numbers(
         raise ConfigError(f"{length} tokens are too many for attention that is computed at once")
     backbone = getattr(model, model.base_model_prefix)
     extra = {"position_ids": row["position_ids"]} if takes_positions(backbone) else {}
-    with torch.no_grad():
+    with torch.no_grad(), with_predictors(model, row["input_ids"]) as known_ids:
         output = backbone(
-            input_ids=row["input_ids"],
+            input_ids=known_ids,
             attention_mask=attention_masks(row, config, model.dtype),
             use_cache=False,
             output_attentions=attention,

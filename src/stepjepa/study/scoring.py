@@ -18,7 +18,7 @@ from stepjepa.evaluation.runner import evaluate
 from stepjepa.study.geometry import GEOMETRY, geometry_scores
 from stepjepa.study.plan import CHAT_OPTIONS
 from stepjepa.study.results import RunFolder, now, read_record, write_record
-from stepjepa.training.encoding import make_renderer, pair_columns
+from stepjepa.training.encoding import chat_tokenizer, pair_columns
 from stepjepa.training.options import JEPAOptions
 
 Options = Mapping[str, Any]
@@ -75,8 +75,7 @@ def score_run(
     options.check()
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    make_renderer(tokenizer, options)  # gives the tokenizer the template of the run
+    tokenizer = chat_tokenizer(AutoTokenizer.from_pretrained(model_folder), options)
     values: dict[str, float | None] = {}
     wanted = metrics if isinstance(metrics, Mapping) else dict.fromkeys(metrics, {})
     answered = {name: given for name, given in wanted.items() if name not in GEOMETRY}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepjepa.data.cache import cache_key, load_cached, save_cached
-from stepjepa.data.chat import ChatRenderer, load_chat_template, plain_template
+from stepjepa.data.chat import ChatRenderer, with_template
 from stepjepa.data.encode import encode_dataset, find_splitter
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.options import EncodeOptions
@@ -55,15 +55,17 @@ def pair_columns(options: JEPAOptions) -> PairColumns | None:
 def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
     """The renderer of a run, None for a tokenizer without a chat template.
 
-    Sets the tokenizer's template where ``--chat_template`` or ``--plain`` gives one.
+    ``--chat_template`` and ``--plain`` give a template to a copy of the tokenizer; the renderer holds it.
     """
-    if options.chat_template:
-        tokenizer.chat_template = load_chat_template(options.chat_template)
-    elif options.plain:
-        tokenizer.chat_template = plain_template(tokenizer)
+    tokenizer = chat_tokenizer(tokenizer, options)
     if not getattr(tokenizer, "chat_template", None):
         return None
     return ChatRenderer(tokenizer, template_kwargs=options.chat_template_kwargs)
+
+
+def chat_tokenizer(tokenizer: Any, options: JEPAOptions) -> Any:
+    """The tokenizer with the template that the options ask for, see `data.chat.with_template`."""
+    return with_template(tokenizer, options.chat_template, options.plain)
 
 
 def settle_splitter(source: RowSource, options: JEPAOptions) -> None:
@@ -104,6 +106,7 @@ def encode(
     """
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     settings = settings_for(rows, options, positions)
+    tokenizer = chat_tokenizer(tokenizer, options)
     renderer = make_renderer(tokenizer, options)
     key = cache_key(rows, tokenizer, settings, options.chat_template_kwargs) if options.data_cache else None
     cached = load_cached(options.data_cache or "", key) if key else None

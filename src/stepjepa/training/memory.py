@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.ema import target_encoder
+from stepjepa.modeling.extras import with_predictors
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.trim import decoder_layers
 
@@ -129,7 +130,9 @@ def _kept(trainer: Any, backbone: Any, tokens: int, device: torch.device) -> flo
         return tensor
 
     with trainer.compute_loss_context_manager(), torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = backbone(input_ids=torch.zeros((1, tokens), dtype=torch.long, device=device), use_cache=False)
+        zeros = torch.zeros((1, tokens), dtype=torch.long, device=device)
+        with with_predictors(causal_lm(trainer.model), zeros) as ids:
+            output = backbone(input_ids=ids, use_cache=False)
         del output
     torch.clear_autocast_cache()
     return float(sum(kept.values()))

@@ -20,7 +20,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import is_preset, load_tokenizer
 from stepjepa.training.batches import DrawnExamples, Mixture
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import encode, make_renderer, pair_columns, settings_for
+from stepjepa.training.encoding import chat_tokenizer, encode, make_renderer, pair_columns, settings_for
 from stepjepa.training.streaming import StreamedExamples
 
 
@@ -81,7 +81,7 @@ class ExampleReader:
     """
 
     def __init__(self, tokenizer: Any, args: JEPAConfig, positions: int | None):
-        self.tokenizer, self.args, self.positions = tokenizer, args, positions
+        self.tokenizer, self.args, self.positions = chat_tokenizer(tokenizer, args), args, positions
         self.reports: dict[str, DataReport] = {}
 
     @property

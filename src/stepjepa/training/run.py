@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import platform
@@ -42,7 +43,8 @@ FIXED_ON_RESUME = [
 ]
 _OWN_FILES = set(
     "resolved.yaml run.json metrics.json data_report.json config.json generation_config.json model.safetensors "
-    "model.safetensors.index.json adapter_model.safetensors adapter_config.json jepa_head.safetensors".split()
+    "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
+    "jepa_head.safetensors".split()
 )
 
 
@@ -68,6 +70,7 @@ def run_training(
     Raises:
         ConfigError, DataError: before anything is written.
     """
+    config = copy.copy(config)  # some options are settled below
     if not run.train_file:
         raise ConfigError("train_file is missing; give --train_file FILE (JSONL, Parquet, CSV or a Hub data set)")
     output = Path(config.output_dir or "")
@@ -114,6 +117,7 @@ def run_training(
         peft,
         score_answers,
     )
+    config = trainer.args
     record = run_record(run, config, trainer)
     if checkpoint is not None:
         check_same_run(output, record)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Trainer
 
 from stepjepa.modeling.export import export_model
-from stepjepa.modeling.extras import load_extras, save_extras
+from stepjepa.modeling.extras import is_extra, load_extras, save_extras
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.training.checkpoints import missing_weights
 from stepjepa.training.config import JEPAConfig
@@ -17,8 +17,8 @@ from stepjepa.training.streaming import StreamedExamples
 
 
 class SavingTrainer(Trainer):
-    """A `Trainer` whose checkpoints hold the head, the EMA encoder and the place in a stream as well, and whose final model
-    is a plain one."""
+    """A `Trainer` whose checkpoints and final model are plain ones. Next to them lie the predictors; in checkpoints the EMA
+    encoder and the place in a stream as well."""
 
     args: JEPAConfig
     setup: ModelSetup
@@ -48,15 +48,19 @@ class SavingTrainer(Trainer):
         # The trainer's state is written next and marks the checkpoint as whole: every process must be done by then.
         self.accelerator.wait_for_everyone()
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
+        super()._save(output_dir, plain)
+        if self.args.should_save:
+            save_extras(self._inner, str(output_dir or self.args.output_dir), state_dict)
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the final model: the vocabulary and tokenizer as they came; checkpoints keep the predictor tokens.
+        """Write the final model: the vocabulary and tokenizer as they came, the predictors in a file next to them.
 
         LoRA is merged or written as an adapter as `merge_lora` says; undecided (None) writes an adapter.
         """
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
-            if self.args.should_save:
-                save_extras(self._inner, str(output_dir or self.args.output_dir))
             return
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
         if self.args.should_save:
@@ -64,8 +68,6 @@ class SavingTrainer(Trainer):
                 self.accelerator.unwrap_model(self.model),
                 self.processing_class,
                 str(output_dir or self.args.output_dir),
-                vocabulary=self.setup.vocabulary,
-                predictor_ids=self.setup.added_ids,
                 merge_lora=bool(self.args.merge_lora),
                 keep_predictors=self.args.keep_predictors,
                 state_dict=state_dict,

@@ -1,4 +1,4 @@
-"""What happens once before training: predictor tokens, LoRA, the choice of forward, the collator."""
+"""What happens once before training: LoRA, predictor rows and head, the choice of forward, the collator."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import Batch, ForestCollator
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.two_pass import TwoPassCollator
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, has_forest_forward, known_layers
-from stepjepa.modeling.heads import add_head
-from stepjepa.modeling.load import add_lora, masks_unsupported
-from stepjepa.modeling.predictors import add_predictors, known_predictors, vocabulary_size
+from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.extras import add_extras, release
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
+from stepjepa.modeling.load import add_lora, check_lora, masks_unsupported, own_configs
+from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
 from stepjepa.modeling.segments import SEGMENTS, use_sdpa, use_segments
 from stepjepa.training.options import JEPAOptions
 
@@ -32,8 +33,8 @@ class ModelSetup:
     """What was done to the model.
 
     Attributes:
-        vocabulary: V of the LM softmax; added predictor rows lie behind.
-        predictor_ids: ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated).
+        vocabulary: V of the LM softmax, rows of the model's embedding.
+        predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated).
         forward: ``packed``, ``two_pass`` or ``inline``.
     """
 
@@ -41,43 +42,52 @@ class ModelSetup:
     predictor_ids: list[int]
     forward: str
 
-    @property
-    def added_ids(self) -> list[int]:
-        """Those predictors that did not come with the model; they are taken out of the final one."""
-        return [index for index in self.predictor_ids if index >= self.vocabulary]
-
 
 def set_up_model(
     model: Any, options: JEPAOptions, seed: int, device: str, peft_config: Any = None, tokenizer: Any = None
 ) -> tuple[Any, ModelSetup]:
-    """Add predictor tokens, LoRA and the predictor head, choose the forward, and teach the model to take batches.
+    """Add LoRA, predictor rows and head, choose the forward, and teach the model to take batches.
 
-    Predictor tokens that the tokenizer and the model already have (a model that was written with ``--keep_predictors``)
-    are used as they are, and stay in the vocabulary.
+    What an earlier trainer had added to the model is dropped. Predictor rows begin as copies of the vocabulary's where the
+    tokenizer already knows predictor tokens (a model that was written with ``--keep_predictors``).
 
     Returns:
-        The model (wrapped by PEFT where asked) and what was done.
+        The model (with `peft_config` a PEFT model around a copy that shares the weights' memory) and what was done.
 
     Raises:
         ConfigError: the forward that was asked for cannot be had.
     """
-    if has_forest_forward(model):
-        raise ConfigError("this model was already set up by a trainer; load it anew for another one")
-    vocabulary = vocabulary_size(causal_lm(model))
-    predictor_ids: list[int] = []
-    if options.uses_pairs and options.predictors:
-        if hasattr(model, "get_base_model"):
-            raise ConfigError("the model is already a PEFT model; give the base model and a peft_config")
-        count = 1 if options.same_predictor else options.predictors
-        predictor_ids = known_predictors(tokenizer, vocabulary, count) or add_predictors(model, count, seed)
+    reset_model(model)
     if peft_config is not None:
-        model = add_lora(model, peft_config, predictor_ids, seed)
+        if hasattr(model, "get_base_model"):
+            raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
+        model = add_lora(model, peft_config, seed)
+    elif hasattr(model, "get_base_model"):
+        check_lora(model.peft_config[model.active_adapter])
+    inner: Any = causal_lm(model)
+    own_configs(inner)
+    vocabulary, rows = vocabulary_size(inner), None
+    if options.uses_pairs and options.predictors:
+        count = 1 if options.same_predictor else options.predictors
+        rows = PredictorRows.drawn(inner, count, seed, known_predictors(tokenizer, vocabulary, count))
+        if inner is not model:
+            rows = rows.float()  # as PEFT keeps its own weights: small steps are lost in a shorter dtype
     if options.uses_pairs:
-        add_head(causal_lm(model), options.predictor_head, seed)
+        add_extras(inner, rows, options.predictor_head, seed)
         if options.tube_layer is not None and options.objective == "semantic_tube":
-            known_layers(causal_lm(model), options.tube_layer)
+            known_layers(inner, options.tube_layer)
     attach_forest_forward(model, vocabulary, options.tube_layer)
-    return model, ModelSetup(vocabulary, predictor_ids, choose_forward(model, options, vocabulary, device))
+    forward = choose_forward(model, options, vocabulary, device)
+    return model, ModelSetup(vocabulary, [] if rows is None else rows.ids, forward)
+
+
+def reset_model(model: Any) -> None:
+    """Take off a model what an earlier trainer has attached to it; its weights stay trained."""
+    inner: Any = causal_lm(model)
+    release(inner)
+    detach_forest_forward(inner)
+    if text_config(inner.config)._attn_implementation == SEGMENTS:
+        use_sdpa(inner)
 
 
 def choose_forward(model: Any, options: JEPAOptions, vocabulary: int, device: str) -> str:

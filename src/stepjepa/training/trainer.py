@@ -6,6 +6,7 @@ plain functions. What is its own is the scale (counts of the whole optimizer ste
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from functools import cached_property
@@ -19,6 +20,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import add_target_encoder
+from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
 from stepjepa.modeling.load import has_experts, load_model, max_positions
@@ -27,6 +29,7 @@ from stepjepa.training.callbacks import TargetEncoderCallback
 from stepjepa.training.checkpoints import last_complete_checkpoint
 from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.evaluating import ScoreAnswers, evaluated
 from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
@@ -41,14 +44,18 @@ class JEPATrainer(SavingTrainer):
     """Trains a causal language model with a JEPA objective.
 
     Args:
-        model: a causal LM, the Hub id or folder of one, or a preset (``tiny``, ``mini``), made anew.
-        args: the configuration.
+        model: a causal LM, the Hub id or folder of one, or a preset (``tiny``, ``mini``), made anew. The weights of a model
+            object are trained, and its configuration is replaced by an equal one, to which the Trainer writes. Its `forward`
+            also takes batches, and it gets a submodule `jepa` (predictor rows and head), which its state dict leaves out.
+            All that it could do before, it does as before. Another trainer starts with fresh ones. With `peft_config` the
+            object stays as it is: the trainer's `model` is PEFT's, around the same frozen weights.
+        args: the configuration; it stays as it is, and the trainer's `args` are a copy.
         train_dataset, eval_dataset: rows with ``messages``, ``question``/``answer`` or ``prompt``/``completion``: a
             `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`. `Sources` holds several data
             sets to train on.
         processing_class: the tokenizer (fast, with a chat template); loaded with the model if `model` is a name, trained on
             the training data if it is a preset.
-        peft_config: a PEFT configuration; the predictor tokens are trained along with the adapter.
+        peft_config: a PEFT configuration; it stays as it is. The predictor rows are trained along with the adapter.
         score_answers: called at every evaluation with the model, the tokenizer, this process's number and how many there
             are, it gives sum and number of scores by name (`stepjepa.evaluation.while_training.AnswerScorer`); their means
             are metrics like the losses.
@@ -82,7 +89,7 @@ class JEPATrainer(SavingTrainer):
         score_answers: ScoreAnswers | None = None,
         **kwargs: Any,
     ):
-        args = args or JEPAConfig()
+        args = copy.copy(args or JEPAConfig())  # some options are settled below
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
         if isinstance(model, (str, os.PathLike)):
@@ -91,6 +98,7 @@ class JEPATrainer(SavingTrainer):
             model = load_model(str(model), processing_class, seed=args.seed)
         if processing_class is None:
             raise ConfigError("processing_class (the tokenizer) is missing")
+        processing_class = chat_tokenizer(processing_class, args)
         if args.keep_predictors and peft_config is not None and not args.merge_lora:
             raise ConfigError("keep_predictors needs merge_lora: an adapter cannot change the vocabulary")
         if args.ddp_find_unused_parameters is None:
@@ -114,6 +122,9 @@ class JEPATrainer(SavingTrainer):
             )
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
+        extras = trained_extras(causal_lm(model))
+        if extras is not None:  # what is sharded is gathered by name
+            extras.in_state_dict = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if self.is_fsdp_enabled and peft_config is not None:
             raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
         if args.uses_pairs and (self.is_fsdp_enabled or self.is_deepspeed_enabled):

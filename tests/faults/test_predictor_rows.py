@@ -1,0 +1,193 @@
+"""Faults: predictor rows were in the vocabulary: checkpoints and adapters held it resized, and final models no rows."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stepjepa.analysis.states import load_states
+from stepjepa.cli.main import main
+from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.training.batches import FILLER, Draw
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.trainer import JEPATrainer
+from support.models import tiny_model
+from support.rows import step_rows
+
+IDS = torch.tensor([[7, 8, 9, 10]])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
+
+
+def trainer_for(folder, tokenizer, name="llama", peft=None, model=None, **options):
+    options = {"objective": "step_jepa", "predictors": 2, "max_steps": 4, "lbd": 0.5, "learning_rate": 1e-2, **options}
+    config = JEPAConfig(
+        output_dir=str(folder), per_device_train_batch_size=4, logging_steps=1, disable_tqdm=True, save_steps=2,
+        lr_scheduler_type="constant", **options,
+    )  # fmt: skip
+    if model is None:
+        model = tiny_model(name, "eager" if name == "gemma2" else "sdpa", vocab_size=len(tokenizer))
+    return JEPATrainer(model, config, step_rows(12), None, tokenizer, peft)
+
+
+def plain_model(folder, vocabulary):
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.vocab_size == model.get_input_embeddings().weight.shape[0] == vocabulary
+    return model.eval()
+
+
+def batch_of(trainer):
+    dataset = trainer.train_dataset
+    return trainer.data_collator([dataset[Draw(0, row)] for row in range(len(dataset))])
+
+
+@pytest.mark.parametrize("options", [{"predictor_head": "mlp"}, {"target_encoder": "ema"}, {"same_predictor": True}])
+def test_a_checkpoint_has_the_vocabulary_as_it_came(tmp_path, tokenizer, options):
+    trainer = trainer_for(tmp_path, tokenizer, **options)
+    trainer.train()
+    model = plain_model(tmp_path / "checkpoint-4", len(tokenizer))
+    assert torch.equal(model(IDS).logits, trainer.model.eval()(IDS).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint-4").get_vocab() == tokenizer.get_vocab()
+    first, last = (load_file(tmp_path / f"checkpoint-{step}" / "predictors.safetensors") for step in (2, 4))
+    assert last["predictors.weight"].shape == (1 if "same_predictor" in options else 2, 32)
+    assert ((last["predictors.weight"] - first["predictors.weight"]).norm(dim=-1) > 1e-4).all()
+    trainer.save_model(str(tmp_path / "final"))
+    final = load_file(tmp_path / "final" / "predictors.safetensors")
+    assert final.keys() == last.keys() and all(torch.equal(final[name], last[name]) for name in last)
+
+
+def test_a_lora_checkpoint_is_the_adapter_and_a_few_rows(tmp_path, tokenizer):
+    base = tiny_model("llama", vocab_size=len(tokenizer))
+    base.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    trainer = trainer_for(tmp_path / "run", tokenizer, model=model, peft=lora_config(2, dropout=0.0))
+    trainer.train()
+    folder = tmp_path / "run" / "checkpoint-4"
+    adapter = load_file(folder / "adapter_model.safetensors")
+    assert adapter and all(".lora_A." in name or ".lora_B." in name for name in adapter)
+    rows = load_file(folder / "predictors.safetensors")
+    assert {name: value.numel() for name, value in rows.items()} == {"predictors.weight": 2 * 32}
+    plain = PeftModel.from_pretrained(plain_model(tmp_path / "base", len(tokenizer)), folder).eval()
+    torch.testing.assert_close(plain(IDS).logits, trainer.model.eval()(IDS).logits)
+    assert (plain(IDS).logits - base(IDS).logits).abs().max() > 1e-2
+
+
+def grown(model, rows):
+    """A copy of a trained model whose vocabulary ends with the predictor rows, as an independent reference."""
+    model = copy.deepcopy(model)
+    size = model.get_input_embeddings().weight.shape[0]
+    del model.jepa, model.forward
+    model.resize_token_embeddings(size + len(rows), mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[size:] = rows
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gemma3_sliding"])
+@pytest.mark.parametrize("forward", ["auto", "two_pass"])
+def test_the_rows_are_embedded_as_the_vocabulary_s_are(tmp_path, tokenizer, name, forward):
+    """Sources are the states of a model that has the rows in its vocabulary (which Gemma scales by the root of D)."""
+    trainer = trainer_for(tmp_path, tokenizer, name, forward=forward)
+    trainer.model.eval()
+    with torch.no_grad():
+        trainer.model.jepa.predictors.weight += 0.1
+        found = trainer.model(**batch_of(trainer)).source_states
+        reference = grown(trainer.model, trainer.model.jepa.predictors.weight)
+        expected, ids = [], list(range(len(tokenizer), len(tokenizer) + 2))
+        for row in range(len(trainer.train_dataset)):
+            example = trainer.train_dataset[Draw(0, row)]
+            for pair in example.pairs:
+                source = [*example.input_ids[: pair.source_end + 1].tolist(), *ids]
+                states = getattr(reference, reference.base_model_prefix)(torch.tensor([source])).last_hidden_state
+                expected.append(states[0, -1])
+    assert len(expected) > 4
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("forward", ["packed", "two_pass", "inline"])
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_a_batch_without_a_pair_has_a_gradient_for_the_rows(tmp_path, tokenizer, forward, peft):
+    """DDP waits for the gradient of every parameter, in every batch."""
+    adapter = lora_config(2) if peft else None
+    trainer = trainer_for(tmp_path, tokenizer, peft=adapter, forward=forward, predictor_head="mlp")
+    filler = trainer.train_dataset[Draw(0, FILLER)]
+    chat = trainer.train_dataset[Draw(0, 0)]._replace(pairs=())
+    for examples in ([filler], [chat, filler]):
+        trainer.model.zero_grad(set_to_none=True)
+        trainer.compute_loss(trainer.model, trainer.data_collator(examples)).backward()
+        extras = [p for name, p in trainer.model.named_parameters() if "jepa." in name]
+        assert len(extras) == 5 and all(p.grad is not None and not p.grad.any() for p in extras)
+
+
+def test_kept_predictors_are_trained_on(tmp_path, tokenizer):
+    """A model that came with predictor tokens: the rows begin as its own, and the export writes them back."""
+    first = trainer_for(tmp_path / "1", tokenizer, keep_predictors=True)
+    first.train()
+    first.save_model()
+    known = AutoTokenizer.from_pretrained(tmp_path / "1")
+    assert len(known) == len(tokenizer) + 2
+    model = plain_model(tmp_path / "1", len(known))
+    begun = model.get_input_embeddings().weight[len(tokenizer) :].detach().clone()
+    assert torch.equal(begun, first.model.jepa.predictors.weight)
+    second = trainer_for(tmp_path / "2", known, model=model)
+    assert torch.equal(second.model.jepa.predictors.weight, begun)
+    assert second.setup.predictor_ids == [len(known), len(known) + 1]
+    second.train()
+    second.save_model()
+    ended = plain_model(tmp_path / "2", len(known)).get_input_embeddings().weight[len(tokenizer) :]
+    assert torch.equal(ended, second.model.jepa.predictors.weight) and not torch.equal(ended, begun)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A full run and one with an adapter; nothing was kept in advance."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(12)))
+    words = f"--train_file {data} --step_jepa --max_steps 3 --save_steps 3 --batch_size 4 --learning_rate 1e-2".split()
+    words += ["--disable_tqdm", "true", "--predictor_head", "linear", "--predictor_order", "descending"]
+    assert main(["train", *words, "--model_name", "tiny", "--output_dir", str(folder / "full")]) == 0
+    base = ["--model_name", str(folder / "full"), "--lora", "--lora_rank", "2"]
+    assert main(["train", *words, *base, "--output_dir", str(folder / "lora")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind, monkeypatch):
+    """Its states are the checkpoint's, behind the predictors and the head."""
+    for module in ("stepjepa.analysis.draw", "stepjepa.cli.analyze_work"):
+        monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: None)
+    models = [str(runs / kind), str(runs / kind / "checkpoint-3")]
+    words = ["analyze", str(runs / "data.jsonl"), "--models", *models, "--output_dir", str(tmp_path), "--step_jepa"]
+    assert main([*words, "--layers", "-1"]) == 0
+    final, checkpoint = (load_states(path) for path in sorted(tmp_path.glob("states-*.safetensors")))
+    assert np.allclose(final.source, checkpoint.source, atol=1e-5)
+    assert np.allclose(final.target, checkpoint.target, atol=1e-5)
+    assert main([*words, "--layers", "-1", "--predictors", "0", "--no_head", "--overwrite_output_dir"]) == 0
+    last_token = load_states(sorted(tmp_path.glob("states-*.safetensors"))[0])
+    assert (
+        np.allclose(last_token.target, final.target, atol=1e-5)
+        and np.abs(last_token.source - final.source).max() > 1e-2
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_score_takes_a_final_model(tmp_path, runs, kind, capsys):
+    for name in (kind, f"{kind}/checkpoint-3"):
+        output = tmp_path / f"{name.replace('/', '-')}.jsonl"
+        words = ["score", str(runs / "data.jsonl"), "--model_name", str(runs / name), "--output_file", str(output)]
+        assert main(words) == 0
+    capsys.readouterr()
+    final, checkpoint = (path.read_text() for path in sorted(tmp_path.glob("*.jsonl")))
+    assert final and final == checkpoint
