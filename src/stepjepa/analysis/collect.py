@@ -30,6 +30,7 @@ from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, row_states
+from stepjepa.modeling.parts import backbone
 from stepjepa.modeling.trim import decoder_layers
 
 
@@ -112,7 +113,7 @@ def layers_of(model: Any, layers: Sequence[int] | None = None) -> tuple[int, ...
     if chosen == (FINAL,):
         return chosen
     inner: Any = causal_lm(model)
-    found = decoder_layers(getattr(inner, inner.base_model_prefix))
+    found = decoder_layers(backbone(inner))
     if found is None:
         raise ConfigError(
             f"{type(inner).__name__}: its layers have no name that is known; ask for the last hidden state alone with "
@@ -214,7 +215,7 @@ def read_layers(
 
     with ExitStack() as stack:
         if set(layers) - {FINAL}:
-            modules = decoder_layers(getattr(inner, inner.base_model_prefix))
+            modules = decoder_layers(backbone(inner))
             assert modules is not None  # `layers_of` has asked
             if 0 in layers:
                 handle = modules[0].register_forward_pre_hook(given, with_kwargs=True)

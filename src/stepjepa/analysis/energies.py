@@ -29,7 +29,8 @@ from stepjepa.errors import DataError
 from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import predictor_head
-from stepjepa.modeling.forward import causal_lm, output_head, row_states
+from stepjepa.modeling.forward import causal_lm, row_states
+from stepjepa.modeling.logits import output_head
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of (P, D) and (P, D), (P,)
 

@@ -25,9 +25,10 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
+from stepjepa.modeling.trial import choose_forward
 from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import ModelSetup, choose_forward, make_collator
+from stepjepa.training.setup import ModelSetup, make_collator
 
 # Not as the run had them: they are about its own files, and its tokenizer brings its template.
 _OF_FILES = {"source_column", "target_column", "choice_column", "plain", "chat_template"}
@@ -129,7 +130,7 @@ def read(options: Any, scorer: Scorer, encoded: Sequence[EncodedSolution], bar: 
     model, method = scorer.model, scorer.method
     device = next(model.parameters()).device.type
     attach_forest_forward(model, scorer.vocabulary)
-    forward = choose_forward(model, replace(method, forward="auto"), scorer.vocabulary, device)
+    forward = choose_forward(model, "auto", scorer.vocabulary, device, scorer.predictors.ids)
     attention = text_config(causal_lm(model).config)._attn_implementation
     setup = ModelSetup(scorer.vocabulary, [], forward)
     collator: Any = make_collator(setup, method, scorer.tokenizer.pad_token_id or 0, attention, device)

@@ -24,8 +24,9 @@ from stepjepa.evaluation.generate import eval_mode
 from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.memory import saying_out_of_memory
 from stepjepa.evaluation.rows import Question
-from stepjepa.modeling.forward import causal_lm, last_states, output_head
+from stepjepa.modeling.forward import causal_lm, last_states
 from stepjepa.modeling.load import max_positions
+from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.predictors import vocabulary_size
 
 NO_LIMIT = 2**30

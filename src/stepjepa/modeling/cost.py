@@ -30,7 +30,8 @@ from transformers.masking_utils import sdpa_mask
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import predictor_head, with_predictors
-from stepjepa.modeling.forward import causal_lm, output_head, output_module
+from stepjepa.modeling.logits import output_head, output_module
+from stepjepa.modeling.parts import backbone, causal_lm
 from stepjepa.modeling.trim import decoder_layers, last_mlp
 
 _PROBE = "stepjepa_probe"
@@ -106,25 +107,29 @@ class ModelCost:
             autocast: whether training runs under autocast, where a long head is computed in chunks that are repeated.
         """
         inner: Any = causal_lm(model)
-        backbone = getattr(inner, inner.base_model_prefix)
+        part = backbone(inner)
         head, module = output_head(inner, vocabulary), output_module(inner)
-        if head.plain:
+        if head.own:
+            outside = [child for child in inner.children() if child is not part and child is not predictor_head(inner)]
+            head_work = sum((_linears(child) for child in outside), Work())
+        elif head.plain:
             head_work = _product(vocabulary * module.weight.shape[1], 1.0, True, module.weight)
         else:
             head_work = _linears(module)
         # The choice of `losses.lm.linear_cross_entropy_sum`: torch's own kernel takes the gradients chunk by chunk.
-        bare = head.plain and getattr(module, "bias", None) is None and head.scale == 1.0 and head.softcap is None
+        bare = head.plain and not head.own and getattr(module, "bias", None) is None
+        bare = bare and head.scale == 1.0 and head.softcap is None
         kernel = bare and not autocast and module.weight.dtype == torch.float32 and hasattr(F, "linear_cross_entropy")
-        layers, outside = _probe(inner, backbone)
+        layers, rest = _probe(inner, part)
         predictor = predictor_head(inner)
         return cls(
             layers=layers,
-            outside=outside,
+            outside=rest,
             head=head_work,
             head_chunk=None if kernel else chunk_rows(vocabulary),
             predictor=Work() if predictor is None else _linears(predictor),
-            trims=last_mlp(backbone) is not None,
-            checkpointing=any(getattr(part, "gradient_checkpointing", False) for part in backbone.modules()),
+            trims=last_mlp(part) is not None,
+            checkpointing=any(getattr(module, "gradient_checkpointing", False) for module in part.modules()),
         )
 
     def tokens(self, count: float, read: float, keys: float, gradient: bool = True) -> float:

@@ -21,13 +21,15 @@ from transformers.modeling_outputs import ModelOutput
 
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import Batch, sub_batch
-from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
 from stepjepa.losses.tube import combine
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.ema import target_encoder
 from stepjepa.modeling.extras import predictor_head, with_predictors
+from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.masks import attention_masks
+from stepjepa.modeling.parts import backbone, causal_lm, own_forward
 from stepjepa.modeling.trim import decoder_layers, trimmed
+from stepjepa.modeling.windows import heeds_window
 
 
 @dataclass
@@ -45,63 +47,6 @@ class ForestOutput(ModelOutput):
     target_states: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class OutputHead:
-    """How a causal LM turns states into logits.
-
-    Attributes:
-        vocabulary: V, entries of the softmax; predictor tokens never enter.
-        scale, softcap: what the model does to its logits.
-        plain: the output embedding is one matrix (and a bias) that may be used without calling the module.
-    """
-
-    vocabulary: int
-    scale: float = 1.0
-    softcap: float | None = None
-    plain: bool = True
-
-    def loss_sum(self, model: torch.nn.Module, states_ND: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
-        """Summed cross-entropy () float32 of `states_ND` against `labels_N`."""
-        module = output_module(model)
-        if self.plain:
-            bias = getattr(module, "bias", None)
-            bias = None if bias is None else bias[: self.vocabulary]
-            weight = module.weight[: self.vocabulary]
-            return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap)
-
-        def head(states_CD: torch.Tensor) -> torch.Tensor:
-            return scaled_logits(module(states_CD)[..., : self.vocabulary], self.scale, self.softcap)
-
-        return chunked_cross_entropy_sum(head, states_ND, labels_N, chunk_rows(self.vocabulary))
-
-
-def output_module(model: Any) -> Any:
-    """The output embedding, out of PEFT's wrapper for trained token rows (in adapters that version 0.1 has written)."""
-    module = model.get_output_embeddings()
-    adapter = getattr(module, "token_adapter", None)
-    return module if adapter is None else adapter.base_layer
-
-
-def output_head(model: torch.nn.Module, vocabulary: int) -> OutputHead:
-    """The head of `model`, from its configuration and its output embedding."""
-    config = text_config(model.config)
-    scale = float(getattr(config, "logit_scale", None) or 1.0)
-    if getattr(config, "logits_scaling", None):
-        scale /= float(config.logits_scaling)
-    module = output_module(model)
-    return OutputHead(
-        vocabulary,
-        scale,
-        getattr(config, "final_logit_softcapping", None),
-        plain=type(module) is torch.nn.Linear,
-    )
-
-
-def causal_lm(model: torch.nn.Module) -> torch.nn.Module:
-    """The Hugging Face causal LM inside a PEFT model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-
-
 def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: int | None = None) -> None:
     """Let ``model(**batch)`` take the batches of `ForestCollator` and `TwoPassCollator` and return a `ForestOutput`.
 
@@ -112,15 +57,15 @@ def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: i
             None for the last ones, behind the final norm.
     """
     inner: Any = causal_lm(model)
-    own_forward = getattr(inner, "_own_forward", None) or inner.forward
-    head = output_head(inner, vocabulary)
+    own = own_forward(inner)
+    output_head(inner, vocabulary), heeds_window(inner)  # found now, before anything wraps or shards the model
 
     def forward(self: Any, *args: Any, label_positions: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if label_positions is None:
-            return own_forward(*args, **kwargs)
-        return _forest_forward(self, head, tube_layer, {**kwargs, "label_positions": label_positions})
+            return own(*args, **kwargs)
+        return _forest_forward(self, vocabulary, tube_layer, {**kwargs, "label_positions": label_positions})
 
-    inner._own_forward = own_forward
+    inner._own_forward = own
     inner.forward = types.MethodType(forward, inner)
 
 
@@ -135,7 +80,7 @@ def detach_forest_forward(model: torch.nn.Module) -> None:
         inner.forward = own_forward
 
 
-def _forest_forward(model: Any, head: OutputHead, tube_layer: int | None, batch: Batch) -> ForestOutput:
+def _forest_forward(model: Any, vocabulary: int, tube_layer: int | None, batch: Batch) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
     apart = targets_apart(model, batch)
     layer = tube_layer if "tube_weights" in batch else None
@@ -155,7 +100,7 @@ def _forest_forward(model: Any, head: OutputHead, tube_layer: int | None, batch:
         source, target = tube_vectors(layer_states[0].flatten(0, 1) if layer_states else states, batch)
     predictor = predictor_head(model)
     return ForestOutput(
-        lm_loss_sum=head.loss_sum(model, predicting, batch["label_ids"]),
+        lm_loss_sum=output_head(model, vocabulary).loss_sum(model, predicting, batch["label_ids"]),
         source_states=source if predictor is None else predictor(source),
         target_states=target,
     )
@@ -165,7 +110,7 @@ def row_states(model: Any, rows: Batch) -> torch.Tensor:
     """Last hidden states (R * T, D) of packed or padded rows."""
     mask = rows.get("attention_mask")
     if mask is None:
-        mask = attention_masks(rows, text_config(model.config), model.dtype)
+        mask = attention_masks(rows, text_config(model.config), model.dtype, heeds_window(model))
     return last_states(model, rows["input_ids"], mask, rows["position_ids"], rows.get("read_positions"))
 
 
@@ -232,7 +177,7 @@ def known_layers(model: Any, layer: int) -> torch.nn.ModuleList:
     Raises:
         ConfigError: there are fewer, or they go by no known name.
     """
-    layers = decoder_layers(getattr(model, model.base_model_prefix))
+    layers = decoder_layers(backbone(model))
     if layers is None or not 0 <= layer <= len(layers):
         known = "its layers have no name that is known" if layers is None else f"it has layers 0 to {len(layers)}"
         raise ConfigError(f"tube_layer is {layer}, and of this model {known}")
@@ -247,14 +192,17 @@ def last_states(
 
     With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
     """
-    backbone = getattr(model, model.base_model_prefix)
-    extra = {"position_ids": position_ids} if takes_positions(backbone) else {}
-    trim = nullcontext() if read_N is None else trimmed(backbone, read_N)
+    part = backbone(model)
+    extra = {"position_ids": position_ids} if takes_positions(part) else {}
+    trim = nullcontext() if read_N is None else trimmed(part, read_N)
     with with_predictors(model, input_ids) as known_ids, trim:
-        output = backbone(input_ids=known_ids, attention_mask=mask, use_cache=False, **extra)
+        output = part(input_ids=known_ids, attention_mask=mask, use_cache=False, **extra)
     return output[0].flatten(0, 1)
 
 
-def takes_positions(backbone: Any) -> bool:
-    """Whether the backbone has a `position_ids` argument (Bloom's ALiBi model has none)."""
-    return "position_ids" in inspect.signature(type(backbone).forward).parameters
+def takes_positions(part: Any) -> bool:
+    """Whether a backbone takes `position_ids`, itself or its language model (Bloom's ALiBi model does not)."""
+    parameters = inspect.signature(type(part).forward).parameters
+    inside = getattr(part, "language_model", None)
+    handed_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return "position_ids" in parameters or (handed_on and inside is not None and takes_positions(inside))

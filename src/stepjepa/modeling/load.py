@@ -138,12 +138,6 @@ def max_positions(model: Any) -> int | None:
     return None
 
 
-def has_experts(model: Any) -> bool:
-    """Whether the model routes tokens to experts, so that a batch may leave some parameters without a gradient."""
-    config = text_config(model.config)
-    return any(getattr(config, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-
-
 def masks_unsupported(model: Any) -> str | None:
     """Why a model cannot take the forest's mask, in words; None where nothing speaks against it."""
     config = text_config(model.config)

@@ -20,7 +20,7 @@ def unsupported_layers(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS
 
 
-def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype) -> Any:
+def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype, windows: bool = True) -> Any:
     """What to pass as `attention_mask` for the packed rows of `batch`.
 
     * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
@@ -33,9 +33,10 @@ def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch
         batch: as `ForestCollator` gives it, on the device of the model.
         config: the text model's configuration.
         dtype: the dtype of the model's attention scores.
+        windows: whether the model heeds the `sliding_window` of its configuration (`windows.heeds_window`).
     """
     implementation = config._attn_implementation
-    window = getattr(config, "sliding_window", None)
+    window = getattr(config, "sliding_window", None) if windows else None
 
     def build(length: int | None) -> Any:
         if "forests" in batch:

@@ -15,13 +15,16 @@ import torch
 import torch.nn.functional as F
 
 from stepjepa.errors import ConfigError
-from stepjepa.losses.lm import scaled_logits
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import add_extras, attach_saved, predictor_rows, with_predictors
-from stepjepa.modeling.forward import causal_lm, output_head, output_module, takes_positions
-from stepjepa.modeling.load import load_model, masks_unsupported, max_positions
+from stepjepa.modeling.forward import attach_forest_forward, takes_positions
+from stepjepa.modeling.load import load_model, max_positions
+from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.masks import attention_masks
+from stepjepa.modeling.parts import backbone
 from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
+from stepjepa.modeling.trial import packed_fault
+from stepjepa.modeling.windows import heeds_window
 
 MOST_BYTES = 4 * 2**30  # of attention weights that are held at once
 
@@ -83,19 +86,21 @@ def load_probe(name: str, tokenizer: Any, predictors: int, seed: int) -> Probe:
         ConfigError: it cannot be loaded, or takes no mask.
     """
     model = load_model(name, tokenizer, seed=seed, attn_implementation="eager")
-    reason = masks_unsupported(causal_lm(model))
-    if reason is not None:
-        raise ConfigError(f"--model_name {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
     vocabulary = vocabulary_size(model)
     attach_saved(model, name)
-    rows = predictor_rows(model)
-    if rows is not None and len(rows.ids) >= predictors:
-        return Probe(model.eval(), vocabulary, tuple(rows.ids[:predictors]), True)
-    known = known_predictors(tokenizer, vocabulary, predictors)
-    if predictors:
-        add_extras(model, PredictorRows.drawn(model, predictors, seed, known))
-    rows = predictor_rows(model)
-    return Probe(model.eval(), vocabulary, () if rows is None else tuple(rows.ids), bool(known))
+    rows, known = predictor_rows(model), True
+    if rows is None or len(rows.ids) < predictors:
+        in_vocabulary = known_predictors(tokenizer, vocabulary, predictors)
+        known = bool(in_vocabulary)
+        if predictors:
+            add_extras(model, PredictorRows.drawn(model, predictors, seed, in_vocabulary))
+        rows = predictor_rows(model)
+    ids = () if rows is None else tuple(rows.ids[:predictors])
+    attach_forest_forward(model, vocabulary)
+    reason = packed_fault(model, vocabulary, ids)
+    if reason is not None:
+        raise ConfigError(f"--model_name {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
+    return Probe(model.eval(), vocabulary, ids, known)
 
 
 def attention_fits(probe: Probe, length: int, every_layer: bool = True) -> bool:
@@ -127,20 +132,18 @@ def row_numbers(
         raise ConfigError(f"the row has {int(row['position_ids'].max()) + 1} positions, and the model has {positions}")
     if not attention_fits(probe, length, every_layer=attention):
         raise ConfigError(f"{length} tokens are too many for attention that is computed at once")
-    backbone = getattr(model, model.base_model_prefix)
-    extra = {"position_ids": row["position_ids"]} if takes_positions(backbone) else {}
+    part = backbone(model)
+    extra = {"position_ids": row["position_ids"]} if takes_positions(part) else {}
     with torch.no_grad(), with_predictors(model, row["input_ids"]) as known_ids:
-        output = backbone(
+        output = part(
             input_ids=known_ids,
-            attention_mask=attention_masks(row, config, model.dtype),
+            attention_mask=attention_masks(row, config, model.dtype, heeds_window(model)),
             use_cache=False,
             output_attentions=attention,
             **extra,
         )
         states_LD = output[0][0]
-        head = output_head(model, probe.vocabulary)
-        logits_NV = output_module(model)(states_LD.index_select(0, predicting_N))[..., : probe.vocabulary]
-        logits_NV = scaled_logits(logits_NV, head.scale, head.softcap)
+        logits_NV = output_head(model, probe.vocabulary).logits(model, states_LD.index_select(0, predicting_N))
         losses_N = F.cross_entropy(logits_NV.float(), label_ids_N, reduction="none")
     weights = tuple(layer[0].float() for layer in output.attentions or () if layer is not None) if attention else ()
     return RowNumbers(states_LD.float(), losses_N, weights)

@@ -18,10 +18,11 @@ import torch
 
 def decoder_layers(backbone: Any) -> torch.nn.ModuleList | None:
     """The decoder's layers in order; None where they go by no known name."""
-    for name in ("layers", "h", "blocks"):
-        layers = getattr(backbone, name, None)
-        if isinstance(layers, torch.nn.ModuleList) and len(layers):
-            return layers
+    for owner in (backbone, getattr(backbone, "language_model", None)):
+        for name in ("layers", "h", "blocks"):
+            layers = getattr(owner, name, None)
+            if isinstance(layers, torch.nn.ModuleList) and len(layers):
+                return layers
     return None
 
 

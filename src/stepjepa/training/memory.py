@@ -26,6 +26,7 @@ from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.ema import target_encoder
 from stepjepa.modeling.extras import with_predictors
 from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.parts import backbone
 from stepjepa.modeling.trim import decoder_layers
 
 _PROBES = (8, 16, 32)
@@ -76,7 +77,7 @@ def estimate_memory(trainer: Any, shapes: Iterable[BatchShape]) -> Memory:
     known = kept_by_autograd(trainer) if shapes and not sharded else None
     activations = logits = None
     if known is not None:
-        layers, width = decoder_layers(getattr(inner, inner.base_model_prefix)), text_config(inner.config).hidden_size
+        layers, width = decoder_layers(backbone(inner)), text_config(inner.config).hidden_size
         between = (len(layers or ()) * width * inner.dtype.itemsize) if args.gradient_checkpointing else 0
         share = 1 / len(layers) if between and layers else 1
         activations = max(_activations(shape, known, between, share) for shape in shapes)
@@ -97,7 +98,7 @@ def kept_by_autograd(trainer: Any) -> tuple[float, float, float] | None:
     Parameters and buffers do not count. The random state is left as it was; None where the model does not run like this.
     """
     inner: Any = causal_lm(trainer.model)
-    config, backbone = text_config(inner.config), getattr(inner, inner.base_model_prefix)
+    config, part = text_config(inner.config), backbone(inner)
     device = inner.get_input_embeddings().weight.device
     if device.type == "meta":
         return None
@@ -108,7 +109,7 @@ def kept_by_autograd(trainer: Any) -> tuple[float, float, float] | None:
     try:
         with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
             inner.train()
-            sizes = [_kept(trainer, backbone, tokens, device) for tokens in _PROBES]
+            sizes = [_kept(trainer, part, tokens, device) for tokens in _PROBES]
     except Exception:  # a summary must not stop a run
         return None
     finally:
@@ -119,8 +120,8 @@ def kept_by_autograd(trainer: Any) -> tuple[float, float, float] | None:
     return max(once, 0.0), max(linear, 0.0), max(square, 0.0)
 
 
-def _kept(trainer: Any, backbone: Any, tokens: int, device: torch.device) -> float:
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*backbone.parameters(), *backbone.buffers())}
+def _kept(trainer: Any, part: Any, tokens: int, device: torch.device) -> float:
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*part.parameters(), *part.buffers())}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,7 +133,7 @@ def _kept(trainer: Any, backbone: Any, tokens: int, device: torch.device) -> flo
     with trainer.compute_loss_context_manager(), torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
         zeros = torch.zeros((1, tokens), dtype=torch.long, device=device)
         with with_predictors(causal_lm(trainer.model), zeros) as ids:
-            output = backbone(input_ids=ids, use_cache=False)
+            output = part(input_ids=ids, use_cache=False)
         del output
     torch.clear_autocast_cache()
     return float(sum(kept.values()))

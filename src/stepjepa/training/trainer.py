@@ -23,7 +23,8 @@ from stepjepa.modeling.ema import add_target_encoder
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
-from stepjepa.modeling.load import has_experts, load_model, max_positions
+from stepjepa.modeling.load import load_model, max_positions
+from stepjepa.modeling.parts import has_experts
 from stepjepa.training.batches import EpochCallback, EpochSampler
 from stepjepa.training.callbacks import TargetEncoderCallback
 from stepjepa.training.checkpoints import last_complete_checkpoint

@@ -1,0 +1,182 @@
+"""A tiny random model of every causal model type that the installed transformers knows.
+
+A family is a model type of `AutoModelForCausalLM`. Its configuration is made small by the names of its fields; what a family
+needs besides stands in `OVERRIDES`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+VOCABULARY, WINDOW = 100, 6
+_WIDTH, _HEADS, _LAYERS = 32, 4, 2
+
+# Field names -> values. Only the fields that a configuration class has are given.
+_SMALL: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "n_vocab", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim_model", "emb_dim", "embedding_size", "n_embed"), _WIDTH),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"), _LAYERS
+    ),
+    **dict.fromkeys(
+        ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "num_decoder_attention_heads"), _HEADS
+    ),
+    **dict.fromkeys(
+        ("encoder_layers", "encoder_attention_heads", "num_encoder_layers", "num_encoder_attention_heads"), 2
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "dff", "dim_ff"), 48
+    ),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), 2),
+    **dict.fromkeys(
+        ("head_dim", "kv_channels", "attention_head_size", "v_head_dim", "qk_nope_head_dim", "attention_head_dim"), 8
+    ),
+    **dict.fromkeys(("qk_rope_head_dim", "index_head_dim", "global_head_dim", "linear_head_dim", "swa_head_dim"), 8),
+    **dict.fromkeys(
+        ("linear_key_head_dim", "linear_value_head_dim", "mamba_head_dim", "hidden_size_per_layer_input"), 8
+    ),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "router_hidden_size", "mamba_d_ssm"), 16),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_heads", "linear_num_key_heads", "n_groups"), 2),
+    **dict.fromkeys(("linear_num_value_heads", "kv_n_heads", "swa_num_attention_heads", "swa_num_key_value_heads"), 2),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "original_max_position_embeddings", "d_rel"), 8),
+    **dict.fromkeys(
+        ("ffn_hidden_size", "shared_intermediate_size", "dense_intermediate_size", "feed_forward_size"), 24
+    ),
+    "moe_shared_expert_intermediate_size": 24,
+    "rotary_dim": 4,
+    "depth": 1,
+    "num_heads": 4,
+    "index_n_heads": 2,
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank"), 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 256),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token", "moe_top_k"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 24),
+    **dict.fromkeys(("sliding_window", "attention_window_size", "window_size", "sliding_window_size"), WINDOW),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups"), 1),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts"), 1),
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "is_decoder": True,
+    "tie_word_embeddings": False,
+}
+# Multipliers and caps on the logits whose usual value, 1 or none, would hide that they are forgotten.
+_TELLING: dict[str, Any] = {
+    "logit_scale": 0.4,
+    "logits_scaling": 3.0,
+    "lm_head_multiplier": 0.4,
+    "final_logit_softcapping": 2.0,
+    "logits_soft_cap": 2.0,
+    "output_logit_soft_cap": 2.0,
+    "logits_mup_width_multiplier": 3.0,
+}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+_INDEXED = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}
+_NGRAMS = {**_LINEAR, **_INDEXED, "ngram_vocab_size_base": 100, "hc_lowrank": 8}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {**_LINEAR},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
+    "blt": {"encoder_hash_byte_group_vocab": 50},
+    "cohere_compass_text": {**_SLIDING, "rope_parameters": dict.fromkeys(_SLIDING["layer_types"], _ROPE)},
+    "dbrx.attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "gemma3n_text": {"num_kv_shared_layers": 0, **_SLIDING},
+    "dots3_note.text_config": {"per_layer_config": None},
+    "gemma4_assistant.text_config": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+    "gemma4_unified_assistant.text_config": {"num_kv_shared_layers": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {**_LINEAR},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm3": {"layer_types": ["conv", "sliding_attention"]},
+    "longcat_flash": {"zero_expert_num": 2},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "qwen3_5.text_config": _LINEAR,
+    "qwen3_5_moe.text_config": _LINEAR,
+    "qwen3_5_moe_text": _LINEAR,
+    "qwen3_5_text": _LINEAR,
+    "qwen3_next": _LINEAR,
+    "qwen4_exp.text_config": _NGRAMS,
+    "qwen4_exp_text": _NGRAMS,
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {
+        "axial_pos_embds": False,
+        "attn_layers": ["local", "lsh"],
+        "num_buckets": 2,
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+    },
+    "roc_bert": {
+        "enable_pronunciation": False,
+        "enable_shape": False,
+        "concat_input": False,
+        "pronunciation_vocab_size": 9,
+        "shape_vocab_size": 9,
+    },
+    "xlnet": {"d_inner": 48},
+    "xlstm": {"num_heads": 2, "qk_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+
+
+def family_names() -> list[str]:
+    """The causal model types, in order."""
+    return sorted(kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING)
+
+
+def _fields(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def _small(kind: Any, family: str) -> Any:
+    """A tiny configuration of a class, its sub-configurations included."""
+    names = _fields(kind)
+    values = {name: value for name, value in {**_SMALL, **_TELLING}.items() if name in names}
+    values |= {name: 0.0 for name in names if "dropout" in name or "pdrop" in name and family != "mpt.attn_config"}
+    if "kv_lora_rank" in names:  # latent attention has no groups of queries
+        values["num_key_value_heads"] = _HEADS
+    inner = getattr(kind, "sub_configs", {})
+    usual = kind() if inner else None
+    for name in inner:
+        if getattr(usual, name, None) is not None:
+            values[name] = _small(type(getattr(usual, name)), f"{family}.{name}").to_dict()
+    return kind(**{**values, **OVERRIDES.get(family, {})})
+
+
+def family_config(family: str, **changes: Any) -> Any:
+    """A tiny configuration of a family."""
+    config = _small(CONFIG_MAPPING[family], family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+def family_model(family: str, attention: str | None = None, seed: int = 0) -> Any:
+    """A model of a family with random weights, float32, in evaluation mode. Small weights would hide what is wrong behind
+    flat logits, so matrices are drawn wide."""
+    config = family_config(family)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, **({} if attention is None else {"attn_implementation": attention})
+        )
+    return model.eval()
