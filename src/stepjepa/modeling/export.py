@@ -17,6 +17,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.heads import is_head_weight, save_head
 from stepjepa.modeling.predictors import predictor_names
 from stepjepa.modeling.segments import SEGMENTS
+from stepjepa.utils.manifest import MANIFEST, write_manifest
 
 
 def export_model(
@@ -52,8 +53,11 @@ def export_model(
     output_dir.mkdir()
     try:
         _write(model, tokenizer, output_dir, vocabulary, predictor_ids, merge_lora, keep_predictors, state_dict)
-        for entry in sorted(output_dir.iterdir()):
-            os.replace(entry, target / entry.name)
+        written = sorted(entry.name for entry in output_dir.iterdir())
+        (target / MANIFEST).unlink(missing_ok=True)  # of the model that is replaced
+        for name in written:
+            os.replace(output_dir / name, target / name)
+        write_manifest(target, written)
     finally:
         shutil.rmtree(output_dir, ignore_errors=True)
 

@@ -17,7 +17,7 @@ from stepjepa.errors import DataError
 from stepjepa.evaluation.runner import evaluate
 from stepjepa.study.geometry import GEOMETRY, geometry_scores
 from stepjepa.study.plan import CHAT_OPTIONS
-from stepjepa.study.results import RunFolder, now, read_record, write_record
+from stepjepa.study.results import StudyRunFolder, now, read_record, write_record
 from stepjepa.training.encoding import make_renderer, pair_columns
 from stepjepa.training.options import JEPAOptions
 
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         DataError: the folder is none of a run's.
     """
-    folder = RunFolder(Path(argv[0]))
+    folder = StudyRunFolder(Path(argv[0]))
     plan = read_record(folder.plan)
     if plan is None:
         raise DataError(f"{folder.plan}: there is no plan of a run")
