@@ -34,8 +34,6 @@ RUNS = {
     "ema": "--target_encoder ema --ema_momentum 0.5 --save_steps 1 --save_total_limit 2",
     "streaming": "--streaming --shuffle_buffer 8 --step_pairs random",
 }
-# Of this process and this start alone: times and speeds.
-_TIMES = ("runtime", "per_second")
 
 
 class Faults:
@@ -166,23 +164,13 @@ def train(folder: Path, flags: list[str], at: int = 0, operations: Path | None =
         os._exit(status)
 
 
-def result_of(folder: Path) -> dict[str, Any]:
-    """What must be equal: weights (bytes), metrics, log, checkpoints' names."""
-    record = json.loads((folder / "metrics.json").read_text())
-    log = [timeless(entry) for entry in record["log_history"]]
-    weights = {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+def outcome_of(folder: Path) -> dict[str, Any]:
+    """What must be equal: weights, metrics, log, the number of steps, and which checkpoints are left."""
+    from support.runs import result_of
+
     checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
-    return {
-        "steps": record["steps"],
-        "metrics": timeless(record["metrics"]),
-        "log": log,
-        "weights": weights,
-        "checkpoints": checkpoints,
-    }
-
-
-def timeless(entry: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if not any(part in name for part in _TIMES)}
+    steps = json.loads((folder / "metrics.json").read_text())["steps"]
+    return {**result_of(folder), "steps": steps, "checkpoints": checkpoints}
 
 
 def check_point(place: Path, name: str, at: int, expected: dict[str, Any]) -> str | None:
@@ -195,7 +183,7 @@ def check_point(place: Path, name: str, at: int, expected: dict[str, Any]) -> st
     status = train(folder, flags)
     if status != 0:
         return f"exit status {status}: {last_line(folder)}"
-    found = result_of(folder)
+    found = outcome_of(folder)
     wrong = [part for part, value in expected.items() if found[part] != value]
     shutil.rmtree(folder)
     return f"differs in {', '.join(wrong)}" if wrong else None
@@ -233,7 +221,7 @@ def kill_all(place: Path, number: int | None = None) -> tuple[int, list[str]]:
         folder = place / name
         if train(folder, flags.split(), operations=place / "operations.json") != 0:
             return 0, [f"{name}: {last_line(folder)}"]
-        expected[name] = result_of(folder)
+        expected[name] = outcome_of(folder)
         assert expected[name]["steps"] == STEPS and expected[name]["weights"] and len(expected[name]["log"]) > 1
         operations = json.loads((place / "operations.json").read_text())
         points += [(name, at, operation) for at, operation in enumerate(operations, 1)]

@@ -20,6 +20,7 @@ from stepjepa.study.plan import CHAT_OPTIONS
 from stepjepa.study.results import StudyRunFolder, now, read_record, write_record
 from stepjepa.training.encoding import make_renderer, pair_columns
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.failures import explaining
 
 Options = Mapping[str, Any]
 
@@ -39,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
         begin = time.perf_counter()
         source = RowSource(plan["files"][split], plan["splits"].get(split, "test"))
         options = JEPAOptions(objective="regular", **plan["chat"])
-        scored = score_run(folder.model, source, plan["metrics"], options=options, **plan["evaluation"])
+        with explaining("evaluate: {batch_size: ...} in the study", "start the study again"):
+            scored = score_run(folder.model, source, plan["metrics"], options=options, **plan["evaluation"])
         write_record(folder.record(split), {"at": now(), "metrics": scored, "seconds": time.perf_counter() - begin})
         print("  ".join([split, *(f"{name} {value}" for name, value in scored.items())]), flush=True)
     return 0

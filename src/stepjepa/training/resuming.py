@@ -75,6 +75,8 @@ class ResumingTrainer(SavingTrainer):
                 )
             if isinstance(self.train_dataset, StreamedExamples):
                 self.train_dataset.go_on(checkpoint, done * self.args.gradient_accumulation_steps)
+            if self.args.should_save and checkpoint.name.startswith("checkpoint-"):
+                RunFolder(checkpoint.parent).remove_leftovers(checkpoint)
         self._resumed_from = checkpoint
         self._meter, self._watch, self._broken = LossMeter(), FiniteWatch(self.args.device), None
         try:

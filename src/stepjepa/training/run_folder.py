@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import LOCK, check_writable, locked
@@ -70,12 +68,18 @@ class RunFolder:
             return "complete"
         return "cut off" if (self.path / RECORD).is_file() or self._numbered() else "new"
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run that was begun here last has written its metrics, its last file. Nothing else is looked at."""
+        metrics = self._read(METRICS)
+        return bool(metrics) and metrics.get("steps") == self._read(RECORD).get("steps")
+
     @cached_property
     def finished_steps(self) -> int | None:
         """The steps of the run that ended here; None where none has, where a longer one was begun, or where the exported
         model is not as it was written."""
         steps = self._read(METRICS).get("steps")
-        if steps is None or steps != self._read(RECORD).get("steps"):
+        if steps is None or not self.ended:
             return None
         return steps if mismatch(self.path, only_weights=True) is None else None
 
@@ -184,6 +188,13 @@ class RunFolder:
         number_kept = sum(place.is_dir() for place in kept)
         for _, _, folder in sorted(others)[: max(len(others) - max(limit - number_kept, 0), 0)]:
             remove_checkpoint(folder)
+
+    def remove_leftovers(self, checkpoint: Path) -> None:
+        """Finish removing checkpoints older than this one, where a kill came in between."""
+        step = int(checkpoint.name.rpartition("-")[2])
+        for number, folder in self._numbered():
+            if number < step and checkpoint_problem(folder)[1]:
+                remove_checkpoint(folder)
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()
@@ -298,6 +309,8 @@ def remove_checkpoint(folder: Path) -> None:
 
 def on_main(work: Callable[[], T]) -> T:
     """Do `work` in the main process alone; its result, or its error, in all processes."""
+    import torch  # here, so that a reader of records need not load it
+
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()):
         return work()

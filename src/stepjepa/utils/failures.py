@@ -17,13 +17,14 @@ _MEMORY_TEXTS = ("can't allocate memory", "out of memory", "Cannot allocate memo
 
 
 def why_not_written(error: BaseException) -> str | None:
-    """``No space left on device`` for an error of a full disk (or quota, or file size limit); None for any other."""
+    """``No space left on device`` or the like for an error of a full disk, quota or file size limit; None for any other."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in _FULL else None
     text = str(error)
     if not any(part in text for part in _FULL_TEXTS):
         return None
-    return next((os.strerror(number) for number in _FULL if f"os error {number}" in text), os.strerror(errno.ENOSPC))
+    named = (os.strerror(number) for number in _FULL if f"os error {number}" in text)
+    return next(named, "the disk is full, or a quota is used up")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
