@@ -10,6 +10,8 @@ from __future__ import annotations
 class StepJepaError(Exception):
     """Base of all errors whose cause lies in the user's data, options or files."""
 
+    status = 2  # exit status of the command
+
 
 class DataError(StepJepaError):
     """The data cannot be read or used as it is."""
@@ -17,3 +19,9 @@ class DataError(StepJepaError):
 
 class ConfigError(StepJepaError):
     """An option has a value that cannot be used, or does not exist."""
+
+
+class RunError(StepJepaError):
+    """A run broke after it had begun: a loss that is not finite, a full disk, too little memory."""
+
+    status = 1

@@ -111,7 +111,7 @@ def test_a_run_as_training_leaves_it(tmp_path):
     )  # fmt: skip
     file = str(tmp_path / "train.jsonl")
     trainer, metrics = run_training(RunOptions(train_file=[file], eval_file=file, model_name="tiny"), config)
-    assert report(tmp_path / "run") == 0
+    assert trainer is not None and report(tmp_path / "run") == 0
     page = (tmp_path / "run" / "report.html").read_text()
     charts = page_data(page)["charts"]
     logged = [entry for entry in trainer.state.log_history if "lm_loss" in entry]

@@ -75,7 +75,7 @@ STEP = ("--step_jepa",)
         (lines(GOOD), ("--step_jepa", "--regular"), ["--step_jepa", "--regular"]),
         (lines(GOOD), ("--step_separator", ""), ["step_separator"]),
         (lines(GOOD), ("--chat_template", "nowhere.jinja"), ["nowhere.jinja", "cannot be read"]),
-        (lines(GOOD), ("--resume_from_checkpoint", "nowhere"), ["nowhere", "no whole checkpoint"]),
+        (lines(GOOD), ("--resume_from_checkpoint", "nowhere"), ["nowhere", "no such checkpoint"]),
         (lines(GOOD), ("--model_name", "minii"), ["minii", "mini"]),
         (lines(GOOD), ("--eval_strategy", "steps"), ["--eval_strategy steps", "--eval_file"]),
         (lines(GOOD), ("--label_smoothing_factor", "0.1"), ["label_smoothing_factor", "does not do"]),
@@ -173,7 +173,7 @@ def test_resuming_never_starts_over_on_top_of_something(tmp_path, capsys):
     assert train(tmp_path, "--save_strategy", "no") == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     assert train(tmp_path, "--save_strategy", "no", "--resume_from_checkpoint", "true", "--seed", "7") == 2
-    assert "not empty" in capsys.readouterr().err
+    assert "seed=42, not 7" in capsys.readouterr().err
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 
 
@@ -183,7 +183,7 @@ def test_a_run_killed_before_its_first_checkpoint_may_start_again(tmp_path, caps
     for name in ("resolved.yaml", "run.json", "data_report.json"):
         (out / name).write_text("{}")
     assert train(tmp_path, "--resume_from_checkpoint", "true") == 0
-    assert "no whole checkpoint" in capsys.readouterr().out
+    assert "no checkpoint to go on from; starting at step 0" in capsys.readouterr().out
 
 
 def test_overwriting_the_folder_of_the_model_is_refused(tmp_path, capsys):

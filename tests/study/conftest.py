@@ -11,7 +11,7 @@ import yaml
 
 from stepjepa.study import work
 from stepjepa.study.reading import read_study
-from stepjepa.study.results import RunFolder, now, write_record
+from stepjepa.study.results import StudyRunFolder, now, write_record
 from stepjepa.study.run import run_study
 from stepjepa.study.settings import TrainSettings
 from stepjepa.study.tree import parse_tree, set_value
@@ -45,7 +45,7 @@ class Player:
         self.die = None
         self._lock = threading.Lock()
 
-    def __call__(self, folder: RunFolder, stage: str, argv, environment):
+    def __call__(self, folder: StudyRunFolder, stage: str, argv, environment):
         name = json.loads(folder.plan.read_text())["run"]
         options = yaml.safe_load(folder.train_config.read_text())
         with self._lock:
@@ -59,7 +59,7 @@ class Player:
             folder.model.mkdir(exist_ok=True)
             (folder.model / "model.safetensors").write_bytes(b"weights")
             metrics = {"total_flos": 100.0 + options["seed"], "train_runtime": 2.0}
-            written = {"metrics": metrics, "log_history": [{"step": 4}]}
+            written = {"steps": 4, "metrics": metrics, "log_history": [{"step": 4}]}
             (folder.model / "metrics.json").write_text(json.dumps(written))
             (folder.model / "run.json").write_text("{}")
             return
@@ -111,7 +111,7 @@ def in_this_process(monkeypatch):
     from stepjepa.cli.main import main
     from stepjepa.study import scoring
 
-    def run(folder: RunFolder, stage: str, argv, environment):
+    def run(folder: StudyRunFolder, stage: str, argv, environment):
         status = main(argv) if argv[0] == "train" else scoring.run(argv[1:])
         if status != 0:
             raise StageFailed(stage, f"exit status {status}")

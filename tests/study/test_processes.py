@@ -16,7 +16,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.study.executors import Submitit, lifeline, slurm_parameters
-from stepjepa.study.results import RunFolder, write_record
+from stepjepa.study.results import StudyRunFolder, write_record
 from stepjepa.study.work import StageFailed, carry_out
 from support.study import lines_of
 
@@ -81,7 +81,7 @@ def test_a_process_that_comes_after_the_study_s_end_ends_at_once():
 
 
 def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
-    run = RunFolder(tmp_path)
+    run = StudyRunFolder(tmp_path)
     run.train_config.write_text("learnin_rate: 1\n")
     with pytest.raises(StageFailed) as caught:
         carry_out(str(tmp_path), ["train", "test"])
@@ -288,7 +288,7 @@ def test_a_job_that_cannot_be_submitted_is_an_error(study, slurm, tmp_path, caps
 def test_a_job_of_slurm_s_is_not_started_beside_itself(tmp_path):
     """A run's job is known by its record; one that SLURM no longer has is started anew."""
     submitit = pytest.importorskip("submitit")
-    run = RunFolder(tmp_path / "run")
+    run = StudyRunFolder(tmp_path / "run")
     write_record(run.job, {"cluster": "slurm", "id": "7"})
     executor = Submitit("local", tmp_path / "jobs", {}, None)
     assert executor._still_running(run) is None  # not of this cluster

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from stepjepa.cli.study import StudyOptions, read
 from stepjepa.study.recipes import recipe_files
 from stepjepa.study.report import write_report
-from stepjepa.study.results import RunFolder
+from stepjepa.study.results import StudyRunFolder
 from stepjepa.study.run import run_study
 from stepjepa.study.scoring import score_run
 from stepjepa.training.encoding import encode
@@ -61,7 +61,7 @@ def results(request, tmp_path_factory):
     return folder, outcome, write_report(outcome)
 
 
-def run_here(folder: RunFolder, stage, argv, environment):
+def run_here(folder: StudyRunFolder, stage, argv, environment):
     from stepjepa.cli.main import main
     from stepjepa.study import scoring
 

@@ -10,7 +10,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.study import identity, run
 from stepjepa.study.records import records_of
 from stepjepa.study.report import missing_lines, write_report
-from stepjepa.study.results import locked
+from stepjepa.utils.files import locked
 
 BOTH = ("select", "test")
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepjepa.training.checkpoints import cut_short, is_complete, last_complete_checkpoint, missing_weights
+from stepjepa.training.run_folder import RunFolder
+from stepjepa.training.saving import missing_weights
+from stepjepa.utils.manifest import write_manifest
 from support.rows import step_rows
 
 FLAGS = (
@@ -40,7 +42,7 @@ def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> Path:
     """SIGKILL while training goes on behind the first checkpoint."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        found = last_complete_checkpoint(output)
+        found = RunFolder(output).checkpoint
         if found is not None:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -79,22 +81,22 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path):
-    for step, state in ((2, '{"global_step": 2}'), (10, '{"global_step": 10'), (12, None)):
+    for step in (2, 10, 12):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"x")
-        (folder / "rng_state.pth").write_bytes(b"x")
-        if state is not None:
-            (folder / "trainer_state.json").write_text(state)
+        if step < 12:
+            (folder / "log_state_0.pt").write_bytes(b"x")
+            (folder / "trainer_state.json").write_text("{}")
+    write_manifest(tmp_path / "checkpoint-2")
     (tmp_path / "checkpoint-best").mkdir()
-    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
-    assert not is_complete(tmp_path / "checkpoint-10")
-    assert last_complete_checkpoint(tmp_path / "missing") is None
-    named = [tmp_path / "checkpoint-10", tmp_path / "checkpoint-12"]
-    assert cut_short(tmp_path, tmp_path / "checkpoint-2") == named
-    assert (
-        cut_short(tmp_path, None) == [tmp_path / "checkpoint-2", *named] and cut_short(tmp_path / "missing", None) == []
-    )
+    found, passed = RunFolder(tmp_path).newest()
+    assert found == tmp_path / "checkpoint-2"
+    assert [line.partition(":")[0].rpartition("-")[2] for line in passed] == ["12", "10"]
+    assert all("cut short by a kill" in line for line in passed)
+    assert RunFolder(tmp_path / "missing").newest() == (None, [])
+    (tmp_path / "checkpoint-2" / "manifest.json").unlink()
+    assert RunFolder(tmp_path).newest()[0] is None
 
 
 def test_only_weights_that_nothing_holds_are_missing():

@@ -8,6 +8,7 @@ import torch
 from stepjepa.modeling.ema import target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
+from stepjepa.utils.manifest import write_manifest
 from support.rows import step_rows
 from support.training import STEPS, Options, logs_of, name_of, trainer_for
 
@@ -68,6 +69,7 @@ def test_predictors_and_shadows_of_the_checkpoint_matter(tmp_path, tokenizer, fo
     whole.train()
     early, late = (tmp_path / "out" / f"checkpoint-{step}" for step in (1, 3))
     (late / forgotten).write_bytes((early / forgotten).read_bytes())
+    write_manifest(late)
     resumed.train(resume_from_checkpoint=str(late))
     assert logs_of(resumed)[:3] == logs_of(whole)[:3]
     assert logs_of(resumed)[3]["jepa_loss"] != logs_of(whole)[3]["jepa_loss"]

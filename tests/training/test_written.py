@@ -14,7 +14,7 @@ from stepjepa.losses.vicreg import vicreg_regularizer
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.batches import Draw
-from stepjepa.training.run import clear
+from stepjepa.training.run_folder import RunFolder
 from support.rows import step_rows
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 
@@ -126,7 +126,7 @@ def test_the_final_model_is_plain_and_the_predictors_are_next_to_it(tmp_path, to
 def test_starting_over_removes_the_predictors_of_the_run_before(tmp_path):
     for name in ("model.safetensors", "predictors.safetensors", "jepa_head.safetensors", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
-    clear(tmp_path)
+    RunFolder(tmp_path).clear()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -11,6 +11,7 @@ from stepjepa.cli.fed import fed_fields, spellings
 from stepjepa.cli.parser import Alias, StrictParser
 from stepjepa.data.fields import check_at_least, option
 from stepjepa.errors import ConfigError
+from stepjepa.utils.failures import explaining
 
 # The options of training that decide which views there are and where they are read.
 FED = (
@@ -179,7 +180,8 @@ def run(argv: list[str]) -> int:
             )
     from stepjepa.cli.analyze_work import work
 
-    return work(options, parser.explicit, notes(options, parser.explicit))
+    with explaining("--batch_size or --max_length", "start the same command again"):
+        return work(options, parser.explicit, notes(options, parser.explicit))
 
 
 def with_file(parser: StrictParser, argv: list[str]) -> list[str]:

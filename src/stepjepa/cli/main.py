@@ -47,7 +47,8 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the process's exit status: 0 done, 2 the user's mistake, 130 interrupted."""
+    """Run a command and return the process's exit status: 0 done, 1 a run that broke, 2 the user's mistake,
+    130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _dispatch(argv)
@@ -94,11 +95,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def tell(error: StepJepaError, name: str) -> int:
-    """Print an error that is being handled, as a line of the command `name`; exit status 2."""
+    """Print an error that is being handled, as a line of the command `name`; its exit status."""
     if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exc()
     print(f"{name}: error: {error}", file=sys.stderr)
-    return 2
+    return error.status
 
 
 def _help() -> str:

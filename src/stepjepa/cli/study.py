@@ -12,6 +12,7 @@ from stepjepa.cli.check import file_argument, folded, print_text
 from stepjepa.cli.parser import StrictParser
 from stepjepa.data.fields import option
 from stepjepa.errors import ConfigError
+from stepjepa.utils.failures import explaining
 
 if TYPE_CHECKING:
     from stepjepa.study.spec import Study
@@ -109,7 +110,8 @@ def carry_out(study: Study, overwrite: bool) -> int:
     from stepjepa.study.run import run_study
 
     try:
-        outcome = run_study(study, _say, overwrite)
+        with explaining("jobs, or per_device_train_batch_size in the study", "start the same command again"):
+            outcome = run_study(study, _say, overwrite)
     except (KeyboardInterrupt, SystemExit):
         print("stepjepa study: ended before its end; the same command goes on from there", file=sys.stderr)
         raise

@@ -13,9 +13,12 @@ from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions, trainer_op
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.utils.failures import explaining
 
 SCRATCH_LEARNING_RATE = 1e-3
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
+_LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
+_GO_ON = "start the same command again with --resume_from_checkpoint true"
 _DESCRIPTION = "Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone."
 _EXAMPLE = (
     "example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run"
@@ -39,8 +42,8 @@ def run(argv: list[str]) -> int:
     logging.getLogger("stepjepa").setLevel(level)
     disable_progress_bar()  # of loading and writing; training has its own
 
-    def save_options(path: Path) -> None:
-        dump_yaml((options, config), path)
+    def save_options(path: Path, settled: Any) -> None:
+        dump_yaml((options, settled), path)
 
     unread = [] if options.lora else [name for name in _LORA if getattr(options, name) != getattr(RunOptions(), name)]
     lines = [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]
@@ -52,8 +55,10 @@ def run(argv: list[str]) -> int:
         show_first_row(options, config)
     scorer = answer_scorer(options, config)
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
-    trainer, metrics = run_training(options, config, save_options, scratch_lr, scorer)
-    conclusion(trainer, options, metrics)
+    with explaining(_LESS_MEMORY, _GO_ON):
+        trainer, metrics = run_training(options, config, save_options, scratch_lr, scorer)
+    if trainer is not None:
+        conclusion(trainer, options, metrics)
     del trainer  # the wrapped model must go before the process group
     leave_process_group()
     return 0

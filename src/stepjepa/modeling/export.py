@@ -17,6 +17,7 @@ from stepjepa.modeling.extras import ROWS, extras_weights, is_extra, predictor_r
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.predictors import known_predictors, predictor_names
 from stepjepa.modeling.segments import SEGMENTS
+from stepjepa.utils.manifest import MANIFEST, write_manifest
 
 
 def export_model(
@@ -55,10 +56,12 @@ def export_model(
         _write(model, tokenizer, output_dir, merge_lora, keep_predictors, state_dict)
         written = sorted(entry.name for entry in output_dir.iterdir())
         mode = 0o666 & output_dir.stat().st_mode
+        (target / MANIFEST).unlink(missing_ok=True)  # of the model that is replaced
         for name in written:
             if not (output_dir / name).is_dir():
                 (output_dir / name).chmod(mode)  # safetensors leaves it readable to the user alone
             os.replace(output_dir / name, target / name)
+        write_manifest(target, written)
     finally:
         shutil.rmtree(output_dir, ignore_errors=True)
     return written

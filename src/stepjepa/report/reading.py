@@ -9,6 +9,7 @@ from typing import Any
 
 from stepjepa.errors import ConfigError
 from stepjepa.report.files import Reader, entries, labels, mapping
+from stepjepa.training.run_folder import METRICS, RunFolder
 
 _RUN_FILES = ("run.json", "resolved.yaml", "metrics.json", "data_report.json", "trainer_state.json")
 _DEMO_KEYS = {"accuracy", "correct"}
@@ -170,8 +171,8 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _run(label: str, folder: Path, reader: Reader) -> Run:
-    ended = reader.json_object(folder / "metrics.json")
-    log = _log(ended)
+    ended = reader.json_object(folder / METRICS)
+    log = _log(ended) if RunFolder(folder).ended else []
     unfinished = not log
     for state in [] if log else [folder / "trainer_state.json", *_checkpoints(folder)]:
         log = log or _log(reader.json_object(state))

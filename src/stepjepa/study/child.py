@@ -22,24 +22,24 @@ ENDS_WITH = "STEPJEPA_ENDS_WITH"
 def main(argv: list[str]) -> int:
     """Run a command of ``stepjepa``, or score; exit status."""
     watch(os.environ.get(ENDS_WITH), end_group)
-    if argv[0] == "score":
-        from stepjepa.study.scoring import run
+    from stepjepa.cli.main import main as stepjepa
+    from stepjepa.cli.main import tell
 
-        return run(argv[1:])
-    if argv[0] == "demo":
-        from stepjepa.cli.main import tell
+    if argv[0] not in ("score", "demo"):
+        return stepjepa(argv)
+    try:
+        if argv[0] == "score":
+            from stepjepa.study.scoring import run
+
+            return run(argv[1:])
         from stepjepa.study.demo import run_one_arm
 
-        try:
-            run_one_arm(*argv[1:])
-        except StepJepaError as error:
-            return tell(error, "stepjepa demo")
-        except KeyboardInterrupt:  # the demo says so
-            return 130
-        return 0
-    from stepjepa.cli.main import main as stepjepa
-
-    return stepjepa(argv)
+        run_one_arm(*argv[1:])
+    except StepJepaError as error:
+        return tell(error, f"stepjepa {argv[0]}")
+    except KeyboardInterrupt:  # the demo says so
+        return 130
+    return 0
 
 
 def watch(pipe: str | None, end: Callable[[], None]) -> None:

@@ -196,6 +196,7 @@ def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, A
     run = RunOptions(train_file=[str(output / "train.jsonl")], model_name="tiny")
     begin = time.perf_counter()
     trainer, metrics = run_training(run, config)
+    assert trainer is not None, "a run that does not go on from a checkpoint is never complete before it starts"
     trained = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(output / arm)
     tokenizer = AutoTokenizer.from_pretrained(output / arm)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from stepjepa.cli.values import nearest
 from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.study.results import RunFolder, read_record, write_record
+from stepjepa.study.results import StudyRunFolder, read_record, write_record
 from stepjepa.study.work import StageFailed, carry_out, carry_out_job, end_running
 
 # Short names of a study file -> submitit's.
@@ -53,7 +53,7 @@ class Executor(Protocol):
 
     pause: float
 
-    def start(self, run: RunFolder, stages: Sequence[str]) -> Handle:
+    def start(self, run: StudyRunFolder, stages: Sequence[str]) -> Handle:
         """Begin to carry out a run.
 
         Raises:
@@ -84,7 +84,7 @@ class Processes:
         threads = max(1, (os.cpu_count() or 1) // jobs)
         self._environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
 
-    def start(self, run: RunFolder, stages: Sequence[str]) -> Handle:
+    def start(self, run: StudyRunFolder, stages: Sequence[str]) -> Handle:
         """See `Executor`; the run waits until one of the jobs is free."""
         return _FutureHandle(self._pool.submit(self._carry_out, str(run.path), list(stages)))
 
@@ -128,7 +128,7 @@ class Submitit:
             raise ConfigError(f"slurm: {' '.join(str(error).split())}") from None
         self._handles: list[_JobHandle] = []
 
-    def start(self, run: RunFolder, stages: Sequence[str]) -> Handle:
+    def start(self, run: StudyRunFolder, stages: Sequence[str]) -> Handle:
         """See `Executor`; a job that an earlier start has left in the queue is taken up again.
 
         Raises:
@@ -147,7 +147,7 @@ class Submitit:
         self._handles.append(handle)
         return handle
 
-    def _still_running(self, run: RunFolder) -> Any:
+    def _still_running(self, run: StudyRunFolder) -> Any:
         """The run's job of an earlier start, if SLURM still has it."""
         before = read_record(run.job)
         if before is None or before["cluster"] != "slurm" or self._cluster != "slurm":
@@ -231,7 +231,7 @@ class _FutureHandle:
 
 
 class _JobHandle:
-    def __init__(self, job: Any, run: RunFolder):
+    def __init__(self, job: Any, run: StudyRunFolder):
         self._job, self._run = job, run
 
     def done(self) -> bool:

@@ -11,9 +11,9 @@ from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError
 from stepjepa.study.grid import Run
 from stepjepa.study.reading_data import BUILTIN, ROWS
-from stepjepa.study.results import LOCK, STATE, RunFolder, write_record
+from stepjepa.study.results import STATE, StudyRunFolder, write_record
 from stepjepa.study.spec import SPLITS, Block, Data
-from stepjepa.utils.files import check_writable, json_bytes, write_whole
+from stepjepa.utils.files import LOCK, check_writable, json_bytes, write_whole
 
 # Options of training that say how a row becomes a chat, and a chat tokens: a model is asked as it was trained.
 CHAT_OPTIONS = (
@@ -90,7 +90,7 @@ def split_files(block: Block, folder: Path) -> dict[str, list[str]]:
     return {"train": list(data.train), "select": [data.select] if data.select else [], "test": [data.test]}
 
 
-def write_plan(folder: RunFolder, run: Run, block: Block, files: dict[str, list[str]]) -> None:
+def write_plan(folder: StudyRunFolder, run: Run, block: Block, files: dict[str, list[str]]) -> None:
     """All that carrying a run out needs, in its folder."""
     folder.path.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {"train_file": [absolute(file) for file in files["train"]]}

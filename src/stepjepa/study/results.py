@@ -7,20 +7,18 @@ whole, as the last of its stage, and never again.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import DataError
-from stepjepa.training.checkpoints import last_complete_checkpoint
+from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.files import write_json
 
 STATE = "state.json"
-LOCK = ".lock"
 # What stays of a model whose weights are deleted.
 _RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
 
@@ -51,26 +49,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         raise DataError(f"{path}: cannot be read ({error}); delete it, and its stage is done again") from None
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock while in the ``with``, as long as the process lives; False where another one holds it."""
-    try:
-        import fcntl
-    except ImportError:  # a system without: nobody is kept out
-        yield True
-        return
-    with open(path, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks
-            pass
-        yield True
-
-
-class RunFolder:
+class StudyRunFolder:
     """The folder of one run."""
 
     def __init__(self, path: Path):
@@ -109,9 +88,9 @@ class RunFolder:
         return read_record(self.record(stage))
 
     @property
-    def checkpoint(self) -> Path | None:
-        """From where an unfinished training goes on."""
-        return last_complete_checkpoint(self.model)
+    def training(self) -> RunFolder:
+        """The folder of its training, which knows how far that is."""
+        return RunFolder(self.model)
 
     @property
     def has_weights(self) -> bool:

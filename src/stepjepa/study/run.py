@@ -21,9 +21,10 @@ from stepjepa.study.grid import Run, all_runs, arm_runs, variant_runs
 from stepjepa.study.identity import check_same, data_identity, study_identity
 from stepjepa.study.leaks import leak_notes
 from stepjepa.study.plan import check_folder, clear_folder, split_files, write_builtin, write_plan
-from stepjepa.study.results import LOCK, RunFolder, State, locked
+from stepjepa.study.results import State, StudyRunFolder
 from stepjepa.study.selection import choose_cell
 from stepjepa.study.spec import Arm, Block, Study
+from stepjepa.utils.files import LOCK, locked
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Item:
     """
 
     run: Run
-    folder: RunFolder
+    folder: StudyRunFolder
     stages: tuple[str, ...]
     handle: Handle | None = None
     error: str | None = None
@@ -223,7 +224,7 @@ class StudyRun:
     def _add(self, run: Run, block: Block, stages: tuple[str, ...], write: bool) -> Item:
         path = self.folder / run.folder
         if path not in self.items:
-            item = Item(run, RunFolder(path), stages)
+            item = Item(run, StudyRunFolder(path), stages)
             if write and item.open:
                 write_plan(item.folder, run, block, self.files[block.name])
             self.items[path] = item

@@ -17,9 +17,10 @@ from stepjepa.errors import DataError
 from stepjepa.evaluation.runner import evaluate
 from stepjepa.study.geometry import GEOMETRY, geometry_scores
 from stepjepa.study.plan import CHAT_OPTIONS
-from stepjepa.study.results import RunFolder, now, read_record, write_record
+from stepjepa.study.results import StudyRunFolder, now, read_record, write_record
 from stepjepa.training.encoding import chat_tokenizer, pair_columns
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.failures import explaining
 
 Options = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         DataError: the folder is none of a run's.
     """
-    folder = RunFolder(Path(argv[0]))
+    folder = StudyRunFolder(Path(argv[0]))
     plan = read_record(folder.plan)
     if plan is None:
         raise DataError(f"{folder.plan}: there is no plan of a run")
@@ -39,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
         begin = time.perf_counter()
         source = RowSource(plan["files"][split], plan["splits"].get(split, "test"))
         options = JEPAOptions(objective="regular", **plan["chat"])
-        scored = score_run(folder.model, source, plan["metrics"], options=options, **plan["evaluation"])
+        with explaining("evaluate: {batch_size: ...} in the study", "start the study again"):
+            scored = score_run(folder.model, source, plan["metrics"], options=options, **plan["evaluation"])
         write_record(folder.record(split), {"at": now(), "metrics": scored, "seconds": time.perf_counter() - begin})
         print("  ".join([split, *(f"{name} {value}" for name, value in scored.items())]), flush=True)
     return 0

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepjepa.study.grid import Run, cell_name
-from stepjepa.study.results import RunFolder
+from stepjepa.study.results import StudyRunFolder
 from stepjepa.study.spec import Arm, Block
 
 
-def choose_cell(block: Block, arm: Arm, runs: Sequence[tuple[Run, RunFolder]]) -> dict[str, Any]:
+def choose_cell(block: Block, arm: Arm, runs: Sequence[tuple[Run, StudyRunFolder]]) -> dict[str, Any]:
     """The cell with the best mean over the seeds; of equal ones the first. A cell that diverged for a seed is out.
 
     Args:

@@ -17,7 +17,9 @@ from typing import Any
 
 from stepjepa.errors import StepJepaError
 from stepjepa.study.child import ENDS_WITH, watch
-from stepjepa.study.results import RunFolder, locked, now, read_record, write_record
+from stepjepa.study.results import StudyRunFolder, now, read_record, write_record
+from stepjepa.training.run_folder import recorded_steps
+from stepjepa.utils.files import LOCK, locked
 
 LOG_LINES = 5
 _GRACE = 10  # seconds from asking a process to end until it is killed
@@ -49,8 +51,8 @@ def carry_out(
     Raises:
         StageFailed: the run's later stages are not begun.
     """
-    run = RunFolder(Path(folder))
-    with locked(run.path / ".lock") as alone:
+    run = StudyRunFolder(Path(folder))
+    with locked(run.path / LOCK) as alone:
         if not alone:
             raise StageFailed(stages[0], f"another process is at work in {folder}")
         variables = {**(environment or {}), ENDS_WITH: pipe or ""}
@@ -91,18 +93,19 @@ def _end_job() -> None:
     os._exit(1)
 
 
-def _train(run: RunFolder, environment: Mapping[str, str]) -> None:
-    checkpoint = run.checkpoint
-    # What a killed training left without a whole checkpoint is worth nothing.
-    how = ["--overwrite_output_dir", "true"] if checkpoint is None else ["--resume_from_checkpoint", str(checkpoint)]
+def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
+    training = run.training
+    checkpoint, complete = training.checkpoint, training.finished_steps is not None
+    # What a killed training left without a checkpoint is worth nothing.
+    how = ["--resume_from_checkpoint", "true"] if complete or checkpoint else ["--overwrite_output_dir", "true"]
     argv = ["train", "--config", str(run.train_config), "--output_dir", str(run.model), *how]
     begin = time.perf_counter()
     _run_child(run, "train", argv, environment)
     written = read_record(run.model / "metrics.json") or {}
     record = read_record(run.model / "run.json") or {}
     metrics = written.get("metrics", {})
-    steps = max((entry.get("step", 0) for entry in written.get("log_history", [])), default=0)
-    begun = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
+    steps = written.get("steps", 0)
+    begun = 0 if complete or checkpoint is None else recorded_steps(checkpoint)[0]
     seconds = metrics.get("train_runtime")
     if seconds is not None and begun:  # of the steps since the checkpoint; the others took as long
         seconds = seconds * steps / (steps - begun) if steps > begun else None
@@ -120,14 +123,14 @@ def _train(run: RunFolder, environment: Mapping[str, str]) -> None:
     )
 
 
-def _score(run: RunFolder, splits: Sequence[str], environment: Mapping[str, str]) -> None:
+def _score(run: StudyRunFolder, splits: Sequence[str], environment: Mapping[str, str]) -> None:
     _run_child(run, "score", ["score", str(run.path), *splits], environment)
     for split in splits:
         if run.done(split) is None:
             raise StageFailed(split, f"{run.log('score')}: the process ended well and left no record of {split}")
 
 
-def _run_child(run: RunFolder, stage: str, argv: list[str], environment: Mapping[str, str]) -> None:
+def _run_child(run: StudyRunFolder, stage: str, argv: list[str], environment: Mapping[str, str]) -> None:
     log = run.log(stage)
     with open(log, "ab") as file:
         file.write(f"--- {now()} stepjepa {' '.join(argv)}\n".encode())

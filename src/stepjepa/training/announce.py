@@ -115,7 +115,8 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
 def first_broken_step(log_history: Sequence[dict[str, Any]]) -> int | None:
     """The step of the first log entry with a loss that is NaN or infinite."""
     for entry in log_history:
-        if any(not math.isfinite(entry[name]) for name in ("lm_loss", "jepa_loss") if name in entry):
+        losses = [entry[name] for name in ("lm_loss", "jepa_loss") if name in entry]
+        if any(loss is None or not math.isfinite(loss) for loss in losses):  # None where a checkpoint has kept it
             return entry["step"]
     return None
 

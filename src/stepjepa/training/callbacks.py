@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import TrainerCallback
 
 from stepjepa.modeling.ema import TargetEncoder, momentum_at
@@ -17,3 +19,19 @@ class TargetEncoderCallback(TrainerCallback):
         """See `TrainerCallback`."""
         done = (state.global_step + 1) / max(state.max_steps, 1)
         self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
+
+
+class ResumedLogCallback(TrainerCallback):
+    """Lets a trainer that goes on from a checkpoint take up its log, once the Trainer has set its own to 0.
+
+    Args:
+        trainer: a `JEPATrainer`.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        if self.trainer._resumed_from is not None:
+            self.trainer.resume_log()

@@ -64,5 +64,6 @@ def planned_steps(args: Any, examples: int, processes: int) -> int:
     """Optimizer steps of a run as `transformers.Trainer` counts them."""
     if args.max_steps > 0:
         return args.max_steps
-    batches = math.ceil(examples / (args.per_device_train_batch_size * processes))
+    rounded = math.floor if args.dataloader_drop_last else math.ceil
+    batches = rounded(examples / (args.per_device_train_batch_size * processes))
     return math.ceil(args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))

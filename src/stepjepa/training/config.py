@@ -19,7 +19,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
     """Arguments of `JEPATrainer`: every field of `TrainingArguments`, and those of `JEPAOptions`.
 
     Defaults that differ from `TrainingArguments`: ``learning_rate`` 2e-5 (the published one), ``logging_steps`` 10,
-    ``report_to`` none.
+    ``report_to`` none, ``logging_nan_inf_filter`` false: a loss that is not finite is logged as what it is.
 
     Raises:
         ConfigError: a value that cannot be used.
@@ -29,6 +29,11 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps (a share if below 1)."})
     report_to: None | str | list[str] = field(
         default="none", metadata={"help": "Where logs go: none, tensorboard, wandb, trackio, all."}
+    )
+
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={"help": "Leave losses that are not finite out of the logged means (waits for every step)."},
     )
 
     def __post_init__(self) -> None:

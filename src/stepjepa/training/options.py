@@ -187,6 +187,9 @@ class JEPAOptions:
         "base model was initialised in this run and exists nowhere else.",
         _OUTPUT,
     )
+    terminate_on_nan: bool = option(
+        True, "Stop at the first step whose loss or gradient norm is NaN or infinite. false trains on.", _OUTPUT
+    )
     keep_predictors: bool = option(False, "Keep the predictor tokens in the final model and tokenizer.", _OUTPUT)
     overwrite_output_dir: bool = option(False, "Remove what an earlier run left in output_dir and start anew.", _OUTPUT)
 

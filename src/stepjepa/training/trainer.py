@@ -7,6 +7,7 @@ plain functions. What is its own is the scale (counts of the whole optimizer ste
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from functools import cached_property
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PrinterCallback, TrainerState
-from transformers.trainer import DEFAULT_PROGRESS_CALLBACK, TRAINER_STATE_NAME
+from transformers import PrinterCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.errors import ConfigError
@@ -26,22 +27,22 @@ from stepjepa.modeling.forward import ForestOutput, causal_lm
 from stepjepa.modeling.load import load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.training.batches import EpochCallback, EpochSampler
-from stepjepa.training.callbacks import TargetEncoderCallback
-from stepjepa.training.checkpoints import last_complete_checkpoint
+from stepjepa.training.callbacks import ResumedLogCallback, TargetEncoderCallback
 from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.evaluating import ScoreAnswers, evaluated
+from stepjepa.training.finite import FiniteWatch
 from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
 from stepjepa.training.reading import ExampleReader, tokenizer_for
-from stepjepa.training.saving import SavingTrainer
+from stepjepa.training.resuming import ResumingTrainer
 from stepjepa.training.setup import make_collator, set_up_model
 from stepjepa.training.streaming import StreamedExamples, stream_loader
 from stepjepa.training.view import display_callback
 
 
-class JEPATrainer(SavingTrainer):
+class JEPATrainer(ResumingTrainer):
     """Trains a causal language model with a JEPA objective.
 
     Args:
@@ -140,6 +141,8 @@ class JEPATrainer(SavingTrainer):
         self._view = display_callback(bool(args.disable_tqdm), getattr(score_answers, "metrics", ()))
         self.add_callback(self._view)
         self._meter = LossMeter()
+        self._watch = FiniteWatch(self.args.device)
+        self.add_callback(ResumedLogCallback(self))
         if score_answers is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise ConfigError("eval_metrics generates with whole weights on every process; use DDP")
         self.score_answers = score_answers
@@ -180,7 +183,10 @@ class JEPATrainer(SavingTrainer):
         labels = sum(batch["label_ids"].numel() for batch in batch_samples)
         weight = sum(float(total_weight(batch)) for batch in batch_samples)
         counts = torch.tensor([labels, weight], device=device, dtype=precise_dtype(device))
-        return self.accelerator.reduce(counts, reduction="sum")
+        # What was not finite in earlier steps is summed along, so that all processes stop together.
+        sums = self.accelerator.reduce(torch.cat([counts, self._watch.flag.to(counts)]), reduction="sum")
+        self._watch.copy_to_host(sums[2])
+        return sums[:2]
 
     def _forward(
         self, model: Any, inputs: dict[str, torch.Tensor], step: int
@@ -218,6 +224,36 @@ class JEPATrainer(SavingTrainer):
             loss = total_loss(self.args, parts, counts[0], counts[1], lbd) * self.accelerator.num_processes
         return (loss, output) if return_outputs else loss
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As `Trainer.training_step`."""
+        loss = super().training_step(*args, **kwargs)
+        self._watch.add(loss)
+        return loss
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        """As the Trainer's, after every step and epoch; what is not finite ends the run before anything is written."""
+        self._last_step, self._epoch_ended = (grad_norm, learning_rate), not self._watch.in_step
+        step = self.state.global_step
+        self._watch.end_step(step, grad_norm, self.accelerator.optimizer_step_was_skipped)
+        waits = self.control.should_log or self.control.should_save or self.control.should_evaluate
+        if waits or self._watch.broken_before():
+            self._check_finite()
+        super()._maybe_log_save_evaluate(
+            tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate
+        )
+        if self._globalstep_last_logged == step:
+            tr_loss.zero_()  # the Trainer subtracts it from itself, and NaN stays
+
     # Compute
 
     @cached_property
@@ -242,6 +278,15 @@ class JEPATrainer(SavingTrainer):
         ratio = cost_over_regular(dataset, self.data_collator, self._cost, args.train_batch_size, order)
         return equal_compute(planned_steps(args, len(dataset), self.accelerator.num_processes), ratio)
 
+    @property
+    def requested_steps(self) -> int:
+        """Optimizer steps that the options and the data ask for."""
+        args, dataset = self.args, self.train_dataset
+        if args.same_flop and args.uses_pairs:
+            return self.equal_compute.steps
+        size = 0 if isinstance(dataset, StreamedExamples) else len(dataset)  # type: ignore[arg-type]
+        return planned_steps(args, size, self.accelerator.num_processes)
+
     # The log
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -255,6 +300,9 @@ class JEPATrainer(SavingTrainer):
             metrics |= self._meter.speed()
             self._meter = LossMeter()
             logs = {"loss": logs.pop("loss"), **metrics, **logs}
+        if "train_loss" in logs:  # the Trainer divides by the steps since the run went on
+            steps = max(self.state.global_step, 1)
+            logs["train_loss"] = math.nan if self._broken else self._total_loss_scalar / steps
         super().log(logs, start_time)
 
     def recent_losses(self) -> dict[str, float]:
@@ -304,25 +352,6 @@ class JEPATrainer(SavingTrainer):
         )
 
     # What is read and written
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As `Trainer.train`; ``resume_from_checkpoint=True`` passes over checkpoints that a kill cut short."""
-        if resume_from_checkpoint is True:
-            found = last_complete_checkpoint(self.args.output_dir or "")
-            if found is None:
-                raise ConfigError(f"resume_from_checkpoint: no whole checkpoint in {self.args.output_dir}")
-            resume_from_checkpoint = str(found)
-        if self.args.same_flop and self.args.uses_pairs:
-            self.args.max_steps = self.equal_compute.steps
-        if resume_from_checkpoint and isinstance(self.train_dataset, StreamedExamples):
-            state = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
-            seen = state.global_step * self.args.gradient_accumulation_steps
-            self.train_dataset.go_on(resume_from_checkpoint, seen)
-        self._meter.since = time.perf_counter()
-        try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
-        finally:
-            self._view.close()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         begin = time.perf_counter()

@@ -7,11 +7,13 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import ConfigError
+
+LOCK = ".lock"  # the name of the lock file in a folder that one process at a time may write
 
 
 @contextmanager
@@ -92,6 +94,49 @@ def json_bytes(record: Any, indent: int | None = None) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return json.dumps(_finite(record), indent=indent, allow_nan=False).encode()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file within this context, as long as the process lives; False where another process holds it.
+
+    The file is removed at the end. One that a dead process has left is no obstacle. Where the system or the file system has
+    no locks, nobody is kept out.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield True
+        return
+    while True:
+        try:
+            file = open(path, "a")
+        except OSError:  # a folder that cannot be written to
+            yield True
+            return
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:
+                pass
+            if not _same_file(path, file.fileno()):  # its last holder has removed it meanwhile
+                continue
+            try:
+                yield True
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
+
+
+def _same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:

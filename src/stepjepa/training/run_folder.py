@@ -1,0 +1,335 @@
+"""The folder of a training run: what state it is in, which checkpoint can be gone on from, and who may write to it.
+
+Everything that asks whether a run is complete, cut off or running asks `RunFolder`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.files import LOCK, check_writable, locked
+from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch
+
+RECORD, METRICS = "run.json", "metrics.json"
+# In every checkpoint that a run can go on from, one for each process; `training.log_state` writes it.
+LOG_STATE = "log_state_{}.pt"
+_STATE = "trainer_state.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
+_BEGUN = ("resolved.yaml", RECORD, "data_report.json", "runs", ".export", LOCK)
+# In the order in which they are removed: first those by which a run is complete.
+_OWN_FILES = [METRICS, MANIFEST]
+_OWN_FILES += (
+    "run.json resolved.yaml data_report.json config.json generation_config.json model.safetensors "
+    "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
+    "jepa_head.safetensors"
+).split()
+# A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
+# else.
+_FREE_OPTIONS = set(
+    "merge_lora keep_predictors overwrite_output_dir track_flop max_row_length strict_data data_cache "
+    "dataset_num_proc terminate_on_nan".split()
+)
+FIXED_ON_RESUME = [
+    *"model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules seed data_seed".split(),
+    *"per_device_train_batch_size gradient_accumulation_steps train_sampling_strategy".split(),
+    *(name for name in JEPAOptions.__dataclass_fields__ if name not in _FREE_OPTIONS),
+]
+_held: set[Path] = set()  # folders that this process writes to
+T = TypeVar("T")
+
+
+class RunFolder:
+    """The `output_dir` of a run.
+
+    States: **new** (nothing of a run in it), **running** (another process holds its lock), **complete** (its recorded step
+    is the number of steps that was asked for, and the exported model matches its manifest), **cut off** (anything else).
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    # State
+
+    @property
+    def state(self) -> str:
+        """``new``, ``running``, ``complete`` or ``cut off``, as any reader may ask."""
+        if self._held_elsewhere():
+            return "running"
+        if self.finished_steps is not None:
+            return "complete"
+        return "cut off" if (self.path / RECORD).is_file() or self._numbered() else "new"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run that was begun here last has written its metrics, its last file. Nothing else is looked at."""
+        metrics = self._read(METRICS)
+        return bool(metrics) and metrics.get("steps") == self._read(RECORD).get("steps")
+
+    @cached_property
+    def finished_steps(self) -> int | None:
+        """The steps of the run that ended here; None where none has, where a longer one was begun, or where the exported
+        model is not as it was written."""
+        steps = self._read(METRICS).get("steps")
+        if steps is None or not self.ended:
+            return None
+        return steps if mismatch(self.path, only_weights=True) is None else None
+
+    @property
+    def final_metrics(self) -> dict[str, Any]:
+        """The metrics of the run that ended here."""
+        return self._read(METRICS).get("metrics", {})
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            record = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    # Who may write
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Be the only run that writes to this folder, for as long as this context lasts; the folder is made.
+
+        Every process of the run must enter it; the main one holds the lock.
+
+        Raises:
+            ConfigError: another process writes to it, or it cannot be written to.
+        """
+        place = self.path.resolve()
+        if place in _held:
+            yield
+            return
+        with ExitStack() as stack:
+            on_main(lambda: stack.enter_context(self._alone()))
+            _held.add(place)
+            stack.callback(_held.discard, place)
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"--output_dir {self.path}: is a file; give a folder")
+        check_writable(self.path)
+        made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked(self.path / LOCK) as alone:
+                if not alone:
+                    raise ConfigError(
+                        f"--output_dir {self.path}: another run is writing to this folder; wait for its end, or give "
+                        "another folder"
+                    )
+                yield
+        finally:
+            with suppress(OSError):  # what was made for nothing
+                for place in made:
+                    place.rmdir()
+
+    def _held_elsewhere(self) -> bool:
+        if self.path.resolve() in _held or not (self.path / LOCK).exists():
+            return False
+        with locked(self.path / LOCK) as alone:
+            return not alone
+
+    # Checkpoints
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint that a run can go on from, None where there is none; and why newer ones cannot serve.
+
+        Raises:
+            ConfigError: there are checkpoints, none can serve, and not all of them were cut short by a kill.
+        """
+        passed: list[str] = []
+        lost: list[str] = []
+        for _, folder in sorted(self._numbered(), reverse=True):
+            problem, cut_short = checkpoint_problem(folder)
+            if problem is None:
+                return folder, passed
+            passed.append(f"{folder}: {problem}")
+            lost += [] if cut_short else [passed[-1]]
+        if lost:
+            more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
+            raise ConfigError(
+                f"--resume_from_checkpoint: no checkpoint can be gone on from: {lost[0]}{more}; start over with "
+                "--overwrite_output_dir, or give another --output_dir"
+            )
+        return None, passed
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint that a run can go on from, None where there is none."""
+        with suppress(ConfigError):
+            return self.newest()[0]
+        return None
+
+    def rotate(self, newest: Path, limit: int | None, best: str | None) -> None:
+        """Remove checkpoints until `limit` are left, the oldest first, but neither `newest` nor the `best`.
+
+        None and numbers below 1 are no limit. Those with a higher number than the newest are of an earlier start: first.
+        """
+        if limit is None or limit < 1:
+            return
+        step = int(newest.name.rpartition("-")[2])
+        kept = {newest.resolve(), *([Path(best).resolve()] if best else [])}
+        others = [
+            (number <= step, number, folder) for number, folder in self._numbered() if folder.resolve() not in kept
+        ]
+        number_kept = sum(place.is_dir() for place in kept)
+        for _, _, folder in sorted(others)[: max(len(others) - max(limit - number_kept, 0), 0)]:
+            remove_checkpoint(folder)
+
+    def remove_leftovers(self, checkpoint: Path) -> None:
+        """Finish removing checkpoints older than this one, where a kill came in between."""
+        step = int(checkpoint.name.rpartition("-")[2])
+        for number, folder in self._numbered():
+            if number < step and checkpoint_problem(folder)[1]:
+                remove_checkpoint(folder)
+
+    def _numbered(self) -> list[tuple[int, Path]]:
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        return [(int(match[1]), entry) for entry in entries if (match := _CHECKPOINT.match(entry.name))]
+
+    # Starting
+
+    def check_free(self, overwrite: bool, resuming: bool = False, checkpoint: Path | None = None) -> None:
+        """Refuse to write over anything.
+
+        A run that goes on may do so over what it has left: its checkpoints, or what a kill before the first of them leaves.
+
+        Raises:
+            ConfigError: the folder holds something else and overwriting was not asked for.
+        """
+        own = checkpoint is not None and checkpoint.resolve().parent == self.path.resolve()
+        if overwrite or own or not self.path.is_dir():
+            return
+        unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
+        if resuming and (unfinished or self.finished_steps is not None):
+            return
+        entries = [
+            entry for entry in self.path.iterdir() if entry.name != LOCK and not (resuming and _left_over(entry))
+        ]
+        if entries:
+            raise ConfigError(
+                f"--output_dir {self.path}: the folder is not empty ({entries[0].name}); give another one, go on from a "
+                "checkpoint with --resume_from_checkpoint true, or start over with --overwrite_output_dir"
+            )
+
+    def clear(self) -> None:
+        """Remove what a run writes (checkpoints, model, records) and nothing else."""
+        for name in _OWN_FILES:
+            (self.path / name).unlink(missing_ok=True)
+        for entry in self.path.glob("model-*.safetensors"):
+            entry.unlink()
+        for _, folder in self._numbered():
+            remove_checkpoint(folder)
+
+    def check_same(self, record: dict[str, Any]) -> None:
+        """Refuse to go on with other data, or with settings that change what the checkpoints mean.
+
+        Args:
+            record: ``run.json`` of the run that is about to start.
+
+        Raises:
+            ConfigError: what differs.
+        """
+        before = self._read(RECORD)
+        for name in FIXED_ON_RESUME:
+            old, new = before.get("settings", {}).get(name), record["settings"].get(name)
+            if name in before.get("settings", {}) and old != new:
+                raise ConfigError(
+                    f"--resume_from_checkpoint: the run in {self.path} has {name}={old}, not {new}; resume with the same "
+                    "settings, or give another --output_dir"
+                )
+        if before.get("processes", record["processes"]) != record["processes"]:
+            raise ConfigError(
+                f"--resume_from_checkpoint: the run in {self.path} has {before['processes']} processes, not "
+                f"{record['processes']}; resume with as many, or give another --output_dir"
+            )
+        data = [
+            {name: digest for name, digest in one.get("data", {}).items() if not name.startswith("eval")}
+            for one in (before, record)
+        ]
+        if before and data[0] != data[1]:
+            raise ConfigError(
+                f"--resume_from_checkpoint: the training data is not that of the run in {self.path}; resume with the same "
+                "file, or give another --output_dir"
+            )
+
+
+def checkpoint_problem(folder: Path) -> tuple[str | None, bool]:
+    """Why a run cannot go on from a checkpoint, None where it can; and whether a kill has cut it short."""
+    files = listed_files(folder)
+    if files is None and not (folder / MANIFEST).exists():
+        if not folder.is_dir():
+            return "there is no such checkpoint", False
+        if not (folder / _STATE).exists() or list(folder.glob(LOG_STATE.format("*"))):
+            return "cut short by a kill while it was written", True
+        return f"written by version 0.1, without {MANIFEST}; this version cannot go on from it", False
+    problem = mismatch(folder)
+    if problem is None and LOG_STATE.format(0) not in (files or {}):
+        problem = "written with save_only_model, without the optimizer's state; a run cannot go on from it"
+    return problem, False
+
+
+def checked_checkpoint(folder: Path) -> Path:
+    """A checkpoint that was named, if a run can go on from it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    problem, _ = checkpoint_problem(folder)
+    if problem is not None:
+        raise ConfigError(f"--resume_from_checkpoint {folder}: {problem}")
+    return folder
+
+
+def recorded_steps(checkpoint: Path) -> tuple[int, int]:
+    """The step that a checkpoint was written at, and how many steps its run was to have."""
+    state = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
+    return state["global_step"], state["max_steps"]
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint; its manifest first, so that one that is removed in part is not taken for a damaged one."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    (folder / _STATE).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def on_main(work: Callable[[], T]) -> T:
+    """Do `work` in the main process alone; its result, or its error, in all processes."""
+    import torch  # here, so that a reader of records need not load it
+
+    group = torch.distributed
+    if not (group.is_available() and group.is_initialized()):
+        return work()
+    told: list[Any] = [None, None]
+    if group.get_rank() == 0:
+        try:
+            told[0] = work()
+        except StepJepaError as error:
+            told[1] = error
+    group.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]
+
+
+def _left_over(entry: Path) -> bool:
+    """Whether a run that was killed before its first checkpoint has left this."""
+    if entry.name in _BEGUN or entry.name.startswith(".stepjepa-"):
+        return True
+    temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
+    return temporary or (entry.name.startswith("checkpoint-") and checkpoint_problem(entry)[1])

@@ -1,0 +1,77 @@
+"""A full disk and a lack of memory, told apart from other errors and said in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stepjepa.errors import RunError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# safetensors and tokenizers raise errors of their own with the system's number in the text; torch.save says only that its
+# writer failed.
+_FULL_TEXTS = (*(f"os error {number}" for number in _FULL), "PytorchStreamWriter failed writing", "unexpected pos ")
+_MEMORY_TEXTS = ("can't allocate memory", "out of memory", "Cannot allocate memory")
+
+
+def why_not_written(error: BaseException) -> str | None:
+    """``No space left on device`` or the like for an error of a full disk, quota or file size limit; None for any other."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno in _FULL else None
+    text = str(error)
+    if not any(part in text for part in _FULL_TEXTS):
+        return None
+    named = (os.strerror(number) for number in _FULL if f"os error {number}" in text)
+    return next(named, "the disk is full, or a quota is used up")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on a device."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in _MEMORY_TEXTS)
+
+
+@contextmanager
+def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
+    """Within this context, a full disk is a `RunError`: what could not be written, why, and what to do then.
+
+    Raises:
+        RunError: see above.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = why_not_written(error)
+        if reason is None:
+            raise
+        raise _not_written(what, reason, then) from error
+
+
+@contextmanager
+def explaining(lower: str, then: str) -> Iterator[None]:
+    """Within this context, a full disk and a lack of memory are a `RunError` of one line.
+
+    Args:
+        lower: what to lower for less memory.
+        then: how the command is gone on with afterwards.
+
+    Raises:
+        RunError: see above.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        reason = why_not_written(error)
+        if reason is not None:
+            raise _not_written(getattr(error, "filename", None) or "a file", reason, then) from error
+        if not is_out_of_memory(error):
+            raise
+        words = next(iter(str(error).strip().splitlines()), "") or "an allocation failed"
+        raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
+
+
+def _not_written(what: str | os.PathLike[str], reason: str, then: str) -> RunError:
+    return RunError(f"{os.fspath(what)}: could not be written ({reason}); free some space, then {then}")

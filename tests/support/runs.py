@@ -1,0 +1,58 @@
+"""Runs of ``stepjepa train`` in this process, and what they leave in their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stepjepa.cli.main import main
+from support.rows import step_rows
+
+STEPS = 6
+
+
+def train(output: Path, *flags: Any) -> int:
+    """Train a tiny model for `STEPS` steps of 20 rows, a checkpoint every second one; the exit status."""
+    rows = output.parent / "rows.jsonl"
+    if not rows.exists():
+        rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
+    words = (
+        f"--train_file {rows} --output_dir {output} --model_name tiny --step_jepa --lbd 0.5 --max_steps {STEPS} "
+        "--save_steps 2 --logging_steps 1 --per_device_train_batch_size 4 --learning_rate 0.01 --disable_tqdm true"
+    )
+    return main(["train", *words.split(), *map(str, flags)])
+
+
+def resume(output: Path, *flags: Any) -> int:
+    """The same, with ``--resume_from_checkpoint true``."""
+    return train(output, "--resume_from_checkpoint", "true", *flags)
+
+
+def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Bytes and time of change of every file, by its path inside the folder."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """Weights, metrics and log of a finished run, without times and speeds."""
+
+    def timeless(entry: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in entry.items() if "runtime" not in name and "per_second" not in name}
+
+    record = json.loads((folder / "metrics.json").read_text(), parse_constant=lambda word: f"no JSON: {word}")
+    return {
+        "weights": {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))},
+        "metrics": timeless(record["metrics"]),
+        "log": [timeless(entry) for entry in record["log_history"]],
+    }
+
+
+def one_line(said: str, command: str = "train") -> str:
+    """The error line of a command that said nothing else on standard error after its notes."""
+    lines = said.strip().splitlines()
+    assert lines and "Traceback" not in said, said
+    assert [line for line in lines if "error" in line] == lines[-1:], said
+    assert lines[-1].startswith(f"stepjepa {command}: error: ") and len(lines[-1]) < 500, lines[-1]
+    return lines[-1]
