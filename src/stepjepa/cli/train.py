@@ -39,8 +39,8 @@ def run(argv: list[str]) -> int:
     logging.getLogger("stepjepa").setLevel(level)
     disable_progress_bar()  # of loading and writing; training has its own
 
-    def save_options(path: Path) -> None:
-        dump_yaml((options, config), path)
+    def save_options(path: Path, settled: Any) -> None:
+        dump_yaml((options, settled), path)
 
     unread = [] if options.lora else [name for name in _LORA if getattr(options, name) != getattr(RunOptions(), name)]
     lines = [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]

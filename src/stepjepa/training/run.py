@@ -51,7 +51,7 @@ _OWN_FILES = set(
 def run_training(
     run: RunOptions,
     config: JEPAConfig,
-    save_options: Callable[[Path], None] | None = None,
+    save_options: Callable[[Path, JEPAConfig], None] | None = None,
     scratch_lr: float | None = None,
     score_answers: ScoreAnswers | None = None,
 ) -> tuple[JEPATrainer, dict[str, Any]]:
@@ -59,8 +59,8 @@ def run_training(
 
     Args:
         run: what to read and which model to train.
-        config: the training configuration.
-        save_options: writes the options to a path (``resolved.yaml``).
+        config: the training configuration; it stays as it is, and the trainer's `args` are what was settled.
+        save_options: writes the settled configuration to a path (``resolved.yaml``).
         scratch_lr: learning rate for a model that starts from random weights; None keeps the configuration's.
         score_answers: see `JEPATrainer`.
 
@@ -127,7 +127,7 @@ def run_training(
             clear(output)
         output.mkdir(parents=True, exist_ok=True)
         if save_options is not None:
-            save_options(output / "resolved.yaml")
+            save_options(output / "resolved.yaml", config)
         write_json(output / "run.json", record)
         write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
     result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
