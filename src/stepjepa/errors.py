@@ -17,3 +17,7 @@ class DataError(StepJepaError):
 
 class ConfigError(StepJepaError):
     """An option has a value that cannot be used, or does not exist."""
+
+
+class RunError(StepJepaError):
+    """Nothing was wrong with the options or the data, and something else broke: the network, the disk, the memory."""

@@ -16,7 +16,7 @@ import traceback
 
 from stepjepa import __version__
 from stepjepa.cli.values import nearest
-from stepjepa.errors import StepJepaError
+from stepjepa.errors import RunError, StepJepaError
 
 # name -> (module, what it does)
 COMMANDS = {
@@ -39,6 +39,7 @@ COMMANDS = {
         "stepjepa.cli.analyze",
         "where source and target views lie in a model: numbers, figures, signs of collapse",
     ),
+    "export": ("stepjepa.cli.export", "write a checkpoint as a final model: plain, LoRA merged or as an adapter"),
     "report": (
         "stepjepa.cli.report",
         "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
@@ -94,11 +95,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def tell(error: StepJepaError, name: str) -> int:
-    """Print an error that is being handled, as a line of the command `name`; exit status 2."""
+    """Print an error that is being handled, as a line of the command `name`; exit status 2, or 1 for a run that broke."""
     if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exc()
     print(f"{name}: error: {error}", file=sys.stderr)
-    return 2
+    return 1 if isinstance(error, RunError) else 2
 
 
 def _help() -> str:

@@ -139,6 +139,8 @@ def run_training(
         if config.streaming:  # only now is known what was read
             write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
         write_json(output / "metrics.json", {"metrics": metrics, "log_history": trainer.state.log_history})
+    if config.push_to_hub:
+        trainer.push_to_hub()
     return trainer, metrics
 
 
