@@ -150,6 +150,9 @@ def test_a_checkpoint_exports_to_what_its_run_would_have_written(tmp_path, hub, 
     assert main([*words, *(["--keep_predictors"] if kind == "kept" else [])]) == 0
     capsys.readouterr()
     exported, final = contents(tmp_path / "out"), contents(tmp_path / "run")
+    words_of = [json.loads(files.pop("tokenizer_config.json")) for files in (exported, final)]
+    loaded = {"is_local", "local_files_only"}  # which transformers writes of every tokenizer that was loaded
+    assert {name: value for name, value in words_of[0].items() if name not in loaded} == words_of[1]
     assert exported.pop("adapter_config.json", b"").count(b"tiny") == final.get("adapter_config.json", b"").count(
         b"tiny"
     )
