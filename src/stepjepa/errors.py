@@ -22,6 +22,7 @@ class ConfigError(StepJepaError):
 
 
 class RunError(StepJepaError):
-    """A run broke after it had begun: a loss that is not finite, a full disk, too little memory."""
+    """Nothing was wrong with the options or the data, and something broke: a loss that is not finite, the network, a
+    full disk, too little memory."""
 
     status = 1

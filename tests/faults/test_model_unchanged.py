@@ -115,6 +115,7 @@ def check_plain(model, folder, vocabulary):
         assert found.logits.shape[-1] == vocabulary
         torch.testing.assert_close(found.logits, expected.logits)
         torch.testing.assert_close(found.loss, expected.loss)
+        assert found.past_key_values is not None and model.config.use_cache == plain.config.use_cache is True
         given = {"max_new_tokens": 5, "do_sample": False}
         assert torch.equal(model.generate(IDS, **given), plain.generate(IDS, **given))
     model.train(training)

@@ -180,8 +180,8 @@ def feed(
     return feeding.to_dict(), feeding_lines(feeding, report.rows_skipped), feeding_warnings(feeding)
 
 
-def file_argument(parser: StrictParser, argv: Sequence[str]) -> list[str]:
-    """`argv` with its first free word (one that is no flag and no flag's value) as ``--file WORD``."""
+def file_argument(parser: StrictParser, argv: Sequence[str], name: str = "file") -> list[str]:
+    """`argv` with its first free word (one that is no flag and no flag's value) as ``--file WORD``, or ``--NAME WORD``."""
     waiting = False  # for the value of the flag before
     switch = False  # that flag may stand without a value
     many = None  # that flag takes any number of values
@@ -197,7 +197,7 @@ def file_argument(parser: StrictParser, argv: Sequence[str]) -> list[str]:
         elif taken or (word.startswith("-") and len(word) > 1):
             waiting = False
         else:
-            return [*argv[:index], *argv[index + 1 :], f"--file={word}"]
+            return [*argv[:index], *argv[index + 1 :], f"--{name}={word}"]
     return list(argv)
 
 

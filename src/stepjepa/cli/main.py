@@ -39,6 +39,7 @@ COMMANDS = {
         "stepjepa.cli.analyze",
         "where source and target views lie in a model: numbers, figures, signs of collapse",
     ),
+    "export": ("stepjepa.cli.export", "write a checkpoint as a final model: plain, LoRA merged or as an adapter"),
     "report": (
         "stepjepa.cli.report",
         "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",

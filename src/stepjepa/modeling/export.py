@@ -13,10 +13,19 @@ from safetensors.torch import save_file
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
-from stepjepa.modeling.extras import ROWS, extras_weights, is_extra, predictor_rows, save_predictors
+from stepjepa.modeling.extras import (
+    OLD_HEAD_FILE,
+    PREDICTORS_FILE,
+    ROWS,
+    extras_weights,
+    is_extra,
+    predictor_rows,
+    save_predictors,
+)
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.predictors import known_predictors, predictor_names
 from stepjepa.modeling.segments import SEGMENTS
+from stepjepa.utils.files import share
 from stepjepa.utils.manifest import MANIFEST, write_manifest
 
 
@@ -54,17 +63,30 @@ def export_model(
     output_dir.mkdir()
     try:
         _write(model, tokenizer, output_dir, merge_lora, keep_predictors, state_dict)
+        share(output_dir)
         written = sorted(entry.name for entry in output_dir.iterdir())
-        mode = 0o666 & output_dir.stat().st_mode
         (target / MANIFEST).unlink(missing_ok=True)  # of the model that is replaced
         for name in written:
-            if not (output_dir / name).is_dir():
-                (output_dir / name).chmod(mode)  # safetensors leaves it readable to the user alone
             os.replace(output_dir / name, target / name)
+        for name in _stale(written):
+            (target / name).unlink(missing_ok=True)
         write_manifest(target, written)
     finally:
         shutil.rmtree(output_dir, ignore_errors=True)
     return written
+
+
+def _stale(written: list[str]) -> set[str]:
+    """Files of an earlier export that would be read together with, or in place of, those that were written."""
+    stale = {PREDICTORS_FILE, OLD_HEAD_FILE}
+    if "config.json" in written:
+        stale |= {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "model.safetensors",
+            "model.safetensors.index.json",
+        }
+    return stale - set(written)
 
 
 def _write(

@@ -27,7 +27,7 @@ from stepjepa.utils.files import replacing
 PREDICTORS_FILE = "predictors.safetensors"
 ROWS = "predictors.weight"  # the rows' name in it
 EMA_FILE = "target_encoder.safetensors"
-_OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows in the vocabulary of its checkpoints
+OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows in the vocabulary of its checkpoints
 _NAME = "jepa"
 
 
@@ -159,7 +159,7 @@ def attach_saved(inner: Any, folder: str | os.PathLike[str], with_head: bool = T
         ConfigError: the file is damaged, or of a model of another width or vocabulary.
     """
     path = Path(folder) / PREDICTORS_FILE
-    old = Path(folder) / _OLD_HEAD_FILE
+    old = Path(folder) / OLD_HEAD_FILE
     if not path.is_file():
         if not old.is_file():
             return None

@@ -19,7 +19,8 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
     """Arguments of `JEPATrainer`: every field of `TrainingArguments`, and those of `JEPAOptions`.
 
     Defaults that differ from `TrainingArguments`: ``learning_rate`` 2e-5 (the published one), ``logging_steps`` 10,
-    ``report_to`` none, ``logging_nan_inf_filter`` false: a loss that is not finite is logged as what it is.
+    ``report_to`` none, ``logging_nan_inf_filter`` false (a loss that is not finite is logged as what it is),
+    ``hub_strategy`` end (the only one).
 
     Raises:
         ConfigError: a value that cannot be used.
@@ -27,6 +28,9 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Initial learning rate of AdamW."})
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps (a share if below 1)."})
+    hub_strategy: str = field(  # type: ignore[assignment]
+        default="end", metadata={"help": "What --push_to_hub uploads: the final model, when training has ended (end)."}
+    )
     report_to: None | str | list[str] = field(
         default="none", metadata={"help": "Where logs go: none, tensorboard, wandb, trackio, all."}
     )
@@ -65,6 +69,11 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
             "train_sampling_strategy": getattr(self, "train_sampling_strategy", "random")
             not in ("random", "sequential", "group_by_length"),
         }
+        strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
+        if strategy != "end":
+            raise ConfigError(
+                f"hub_strategy is {strategy}, and checkpoints are not uploaded; use end: the final model, after training"
+            )
         for name, is_set in ignored.items():
             if is_set:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")

@@ -44,8 +44,8 @@ def run_training(
 
     Args:
         run: what to read and which model to train.
-        config: the training configuration.
-        save_options: writes the settled options to a path (``resolved.yaml``).
+        config: the training configuration; it stays as it is, and the trainer's `args` are what was settled.
+        save_options: writes the settled configuration to a path (``resolved.yaml``).
         scratch_lr: learning rate for a model that starts from random weights; None keeps the configuration's.
         score_answers: see `JEPATrainer`.
 
@@ -123,6 +123,8 @@ def _run(
                 write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
             steps = trainer.state.global_step
             write_json(output / METRICS, {"steps": steps, "metrics": metrics, "log_history": trainer.state.log_history})
+    if config.push_to_hub:
+        trainer.push_to_hub()
     return trainer, metrics
 
 

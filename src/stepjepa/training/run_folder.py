@@ -25,7 +25,7 @@ RECORD, METRICS = "run.json", "metrics.json"
 LOG_STATE = "log_state_{}.pt"
 _STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-_BEGUN = ("resolved.yaml", RECORD, "data_report.json", "runs", ".export", LOCK)
+_BEGUN = ("resolved.yaml", RECORD, "data_report.json", "runs", ".export", ".upload", LOCK)
 # In the order in which they are removed: first those by which a run is complete.
 _OWN_FILES = [METRICS, MANIFEST]
 _OWN_FILES += (

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from huggingface_hub import HfApi
 from torch import nn
 from transformers import Trainer
+from transformers.modelcard import TrainingSummary
 from transformers.trainer import TRAINER_STATE_NAME
 
 from stepjepa.errors import RunError
@@ -23,7 +27,7 @@ from stepjepa.training.run_folder import RunFolder
 from stepjepa.training.setup import ModelSetup
 from stepjepa.training.streaming import StreamedExamples
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import write_json
+from stepjepa.utils.files import share, write_json, write_whole
 from stepjepa.utils.manifest import write_manifest
 
 logger = logging.getLogger("stepjepa")
@@ -124,7 +128,9 @@ class SavingTrainer(Trainer):
         plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
         super()._save(output_dir, plain)
         if self.args.should_save:
-            save_extras(self._inner, str(output_dir or self.args.output_dir), state_dict)
+            folder = Path(output_dir or self.args.output_dir or "")
+            save_extras(self._inner, folder, state_dict)
+            share(folder)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the final model: the vocabulary and tokenizer as they came, the predictors in a file next to them.
@@ -136,9 +142,12 @@ class SavingTrainer(Trainer):
             if not self._rotates:  # the arguments are written by now
                 self.args.save_total_limit = None
             return
+        self._export(str(output_dir or self.args.output_dir))
+
+    def _export(self, folder: str) -> None:
+        """Write the final model; every process must call it."""
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
         if self.args.should_save:
-            folder = str(output_dir or self.args.output_dir)
             with writing(folder, GO_ON):
                 export_model(
                     self.accelerator.unwrap_model(self.model),
@@ -149,6 +158,74 @@ class SavingTrainer(Trainer):
                     state_dict=state_dict,
                 )
         self.accelerator.wait_for_everyone()
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As `Trainer.init_hf_repo`.
+
+        Raises:
+            RunError: the Hub cannot be reached, or refuses.
+        """
+        with reaching_hub("nothing was uploaded"):
+            super().init_hf_repo(token=token, private=private)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Upload what `save_model` writes, and a model card; nothing in the output folder changes.
+
+        Args:
+            blocking: it always waits for the upload.
+            kwargs: of the card, see `Trainer.create_model_card`.
+
+        Returns:
+            What `huggingface_hub.HfApi.upload_folder` gives; None on other processes than the first.
+
+        Raises:
+            RunError: the Hub cannot be reached, or refuses.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        folder = Path(self.args.output_dir or "") / ".upload"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            self._export(str(folder))
+            if not self.is_world_process_zero():
+                return None
+            name = kwargs.pop("model_name", None) or str(self.hub_model_id).split("/")[-1]
+            card = TrainingSummary.from_trainer(self, model_name=name, **kwargs).to_model_card()
+            write_whole(folder / "README.md", [card.encode()])
+            with reaching_hub(f"the model was not uploaded to {self.hub_model_id}"):
+                return HfApi().upload_folder(
+                    repo_id=str(self.hub_model_id),
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    token=token or self.args.hub_token,
+                    revision=revision or self.args.hub_revision,
+                )
+        finally:
+            if self.is_world_process_zero():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def reaching_hub(said: str) -> Iterator[None]:
+    """Turn whatever goes wrong between here and the Hub into one line that begins with what was `said`.
+
+    Raises:
+        RunError: something went wrong.
+    """
+    try:
+        yield
+    except Exception as error:  # huggingface_hub's, httpx's, the system's
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RunError(f"{said}: {why[:200]}") from None
 
 
 def missing_weights(model: nn.Module, missing: list[str]) -> list[str]:

@@ -112,6 +112,7 @@ class JEPATrainer(ResumingTrainer):
         evaluation = reader.read_evaluation(eval_dataset)
         model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
         collator = make_collator(self.setup, args, reader.pad_id, model.config._attn_implementation, args.device.type)
+        use_cache = getattr(model.config, "use_cache", None)
         try:
             super().__init__(
                 model=model,
@@ -124,6 +125,8 @@ class JEPATrainer(ResumingTrainer):
             )
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
+        if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
+            model.config.use_cache = use_cache
         extras = trained_extras(causal_lm(model))
         if extras is not None:  # what is sharded is gathered by name
             extras.in_state_dict = self.is_fsdp_enabled or self.is_deepspeed_enabled

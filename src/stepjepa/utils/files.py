@@ -65,6 +65,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def share(folder: Path) -> None:
+    """Let whoever may read a folder read the files in it; safetensors writes them for their owner alone."""
+    readers = folder.stat().st_mode & 0o444
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(path.stat().st_mode | readers)
+
+
 def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     """Write a file atomically.
 
