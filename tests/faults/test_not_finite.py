@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from stepjepa.errors import RunError
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows
@@ -115,6 +114,8 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, caplog, br
 
 
 def test_the_python_trainer_stops_too(tmp_path, breaks_at):
+    from stepjepa.errors import RunError
+
     breaks_at(2, math.nan)
     tokenizer = load_tokenizer("tiny", (m["content"] for row in step_rows(20) for m in row["messages"]))
     with pytest.raises(RunError, match="step 2: the loss is not finite"):

@@ -12,7 +12,12 @@ from stepjepa.errors import RunError
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # safetensors and tokenizers raise errors of their own with the system's number in the text; torch.save says only that its
 # writer failed.
-_FULL_TEXTS = (*(f"os error {number}" for number in _FULL), "PytorchStreamWriter failed writing", "unexpected pos ")
+_FULL_TEXTS = (
+    *(f"os error {number}" for number in _FULL),
+    "PytorchStreamWriter failed writing",
+    "unexpected pos ",
+    "iostream error",
+)
 _MEMORY_TEXTS = ("can't allocate memory", "out of memory", "Cannot allocate memory")
 
 
