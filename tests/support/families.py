@@ -9,10 +9,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from stepjepa.data.examples import Example
+from stepjepa.data.views import Pair
 
 VOCABULARY, WINDOW = 100, 6
 _WIDTH, _HEADS, _LAYERS = 32, 4, 2
@@ -180,3 +185,28 @@ def family_model(family: str, attention: str | None = None, seed: int = 0) -> An
             config, dtype=torch.float32, **({} if attention is None else {"attn_implementation": attention})
         )
     return model.eval()
+
+
+def _example(length: int, seed: int, *pairs: Pair) -> Example:
+    ids = np.random.default_rng(seed).integers(3, 90, length).astype(np.int32)
+    return Example(ids, ((length // 3, length),), pairs)
+
+
+# Longer than the window; one without a pair.
+EXAMPLES = [
+    _example(20, 1, Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)),
+    _example(15, 2),
+    _example(31, 3, Pair(11, 11, 15, 25, 24)),
+]
+
+
+@torch.no_grad()
+def own_losses(model: Any) -> list[float]:
+    """Summed cross-entropy of each of `EXAMPLES` by a model's own logits, one plain chat at a time."""
+    losses = []
+    for example in EXAMPLES:
+        ids = torch.from_numpy(example.input_ids.astype(np.int64))
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :, :VOCABULARY]
+        (start, stop), *_ = example.label_spans
+        losses.append(float(F.cross_entropy(logits[start - 1 : stop - 1], ids[start:stop], reduction="sum")))
+    return losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_se
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.masks import unsupported_layers
+from stepjepa.modeling.parts import idle_parts
 from stepjepa.modeling.predictors import embedding_name
 from stepjepa.modeling.presets import PRESETS, preset_config, train_tokenizer
 
@@ -155,6 +157,8 @@ def masks_unsupported(model: Any) -> str | None:
 def add_lora(model: Any, peft_config: Any, predictor_ids: list[int], seed: int = 0) -> Any:
     """Wrap the model with PEFT; the predictor tokens' rows are trained along with the adapter.
 
+    An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
+
     Args:
         seed: of the adapter's first weights; the global generators stay as they are.
 
@@ -169,6 +173,10 @@ def add_lora(model: Any, peft_config: Any, predictor_ids: list[int], seed: int =
     embedding, targets = embedding_name(model), peft_config.target_modules
     if not isinstance(targets, str) and embedding in (targets or ()):
         raise ConfigError(f"--lora_target_modules: {embedding} is the embedding; LoRA is for linear layers")
+    if targets == "all-linear" and peft_config.exclude_modules is None:
+        idle = idle_parts(model)
+        if idle:
+            peft_config.exclude_modules = f"({'|'.join(map(re.escape, idle))})(\\..*)?"
     if predictor_ids:
         peft_config.trainable_token_indices = {embedding: list(predictor_ids)}
     device = model.get_input_embeddings().weight.device
