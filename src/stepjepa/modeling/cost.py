@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask
 
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.configs import text_config
@@ -256,7 +256,7 @@ def _attending(inner: Any, attend: Any) -> Iterator[None]:
     config, modes = text_config(inner.config), {part: part.training for part in inner.modules()}
     own = config._attn_implementation
     AttentionInterface.register(_PROBE, attend)
-    AttentionMaskInterface.register(_PROBE, sdpa_mask)
+    AttentionMaskInterface.register(_PROBE, eager_mask)
     config._attn_implementation = _PROBE
     inner.eval()
     try:

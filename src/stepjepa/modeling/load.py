@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.masks import unsupported_layers
+from stepjepa.modeling.parts import idle_parts
 from stepjepa.modeling.predictors import embedding_name
 from stepjepa.modeling.presets import PRESETS, preset_config, train_tokenizer
 
@@ -157,6 +159,8 @@ def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
     """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
     they are.
 
+    An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
+
     Args:
         seed: of the adapter's first weights; the global generators stay as they are.
 
@@ -169,11 +173,16 @@ def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
     embedding, targets = embedding_name(model), peft_config.target_modules
     if not isinstance(targets, str) and embedding in (targets or ()):
         raise ConfigError(f"--lora_target_modules: {embedding} is the embedding; LoRA is for linear layers")
+    peft_config = copy.deepcopy(peft_config)
+    if targets == "all-linear" and peft_config.exclude_modules is None:
+        idle = idle_parts(model)
+        if idle:
+            peft_config.exclude_modules = f"({'|'.join(map(re.escape, idle))})(\\..*)?"
     device = model.get_input_embeddings().weight.device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            return get_peft_model(sharing_copy(model), copy.deepcopy(peft_config))
+            return get_peft_model(sharing_copy(model), peft_config)
     except ValueError as error:
         raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
 

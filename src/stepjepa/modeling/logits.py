@@ -141,7 +141,7 @@ def _found(model: Any, vocabulary: int) -> OutputHead:
     # Also without the options: a configuration may have those that its class does not read.
     forms = [(scale, softcap), (1.0, softcap), (scale, None), (1.0, None)]
     heads = dict.fromkeys(replace(head, scale=scale, softcap=softcap) for scale, softcap in forms)
-    widths = dict.fromkeys([config.hidden_size, weight.shape[-1]])
+    widths = dict.fromkeys([getattr(config, "hidden_size", weight.shape[-1]), weight.shape[-1]])
     with torch.no_grad(), unchanged(model):
         for part, width in itertools.product(_sources(model), widths):
             states_ND = _states(model, head, width, weight.device)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from stepjepa.modeling.configs import text_config
 
@@ -72,6 +73,37 @@ def unreached(model: Any, outputs: Iterable[torch.Tensor]) -> dict[str, torch.nn
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and id(parameter) not in reached | routed
     }
+
+
+def idle_parts(model: Any) -> list[str]:
+    """Names of the largest parts of a causal LM whose linear layers do nothing for plain text: towers, their projectors.
+
+    Experts that these few tokens were not sent to are left out; so is everything where the model does not run.
+    """
+    linears = {name: part for name, part in model.named_modules() if isinstance(part, (torch.nn.Linear, Conv1D))}
+    called, embedding = set[str](), model.get_input_embeddings().weight
+    if embedding.device.type == "meta":
+        return []
+    hooks = [
+        part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)) for name, part in linears.items()
+    ]
+    try:
+        with torch.no_grad(), unchanged(model):
+            own_forward(model)(
+                input_ids=torch.arange(5, 11, device=embedding.device)[None] % len(embedding), use_cache=False
+            )
+    except Exception:
+        return []
+    finally:
+        for hook in hooks:
+            hook.remove()
+    routed = set(decoder(model).modules()) if has_experts(model) else set()
+    found: dict[str, None] = {}
+    for name in (name for name, part in linears.items() if name not in called and part not in routed):
+        parts = name.split(".")
+        prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+        found[next(one for one in prefixes if not any(f"{other}.".startswith(f"{one}.") for other in called))] = None
+    return list(found)
 
 
 @contextmanager

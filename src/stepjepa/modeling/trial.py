@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,12 @@ from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import Batch, ForestCollator
 from stepjepa.forest.layout import build_forest, label_indices
 from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.load import masks_unsupported
 from stepjepa.modeling.logits import difference, output_head, tolerance
 from stepjepa.modeling.parts import backbone, causal_lm, own_forward, unchanged, unreached
-from stepjepa.modeling.segments import use_sdpa, use_segments
-from stepjepa.modeling.windows import window_of
+from stepjepa.modeling.segments import SEGMENTS, use_segments
+from stepjepa.modeling.windows import heeds_window, window_of
 
 logger = logging.getLogger("stepjepa")
 _WINDOW = 4  # tokens; the examples are longer
@@ -74,9 +75,9 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
     """
     inner: Any = causal_lm(model)
     name = type(inner).__name__
-    if asked != "two_pass" and inner.config._attn_implementation == "flex_attention" and device == "cpu":
+    if asked != "two_pass" and text_config(inner.config)._attn_implementation == "flex_attention" and device == "cpu":
         raise ConfigError("--attn_implementation flex_attention has no backward on CPU; use sdpa")
-    choice = _agreed(_choice(model, asked, vocabulary, device, tuple(predictor_ids)), device)
+    choice = _agreed(_choice(model, asked, vocabulary, device, tuple(predictor_ids)))
     if not choice.forward:
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
@@ -85,6 +86,10 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
         use_segments(inner)
     if choice.reason:
         logger.warning("%s: forward %s, because %s", name, choice.forward, choice.reason)
+    if not heeds_window(inner):
+        logger.warning(
+            "%s: its configuration has a sliding_window that it does not use; every token sees all before it", name
+        )
     return choice.forward
 
 
@@ -104,7 +109,7 @@ def freeze_unreached(model: Any, predictor_ids: Sequence[int] = ()) -> list[str]
     """
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
-    if device.type == "meta" or inner.config._attn_implementation == "flex_attention":
+    if device.type == "meta":
         return []
     try:
         with unchanged(model), torch.enable_grad():
@@ -126,19 +131,20 @@ def _choice(model: Any, asked: str, vocabulary: int, device: str, predictor_ids:
         return Choice("two_pass" if reason or asked == "two_pass" else best, reason=reason)
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
         trial = Trial(model, vocabulary, predictor_ids)
-        fault = trial.own_fault() or trial.fault("two_pass")
+        with _plain_attention(inner):
+            fault = trial.own_fault() or trial.fault("two_pass")
         if fault:
             return Choice("", reason=fault)
         if asked == "two_pass":
             return Choice("two_pass")
-        by_segments = inner.config._attn_implementation == "sdpa" and device == "cpu" and best == "packed"
+        by_segments = text_config(inner.config)._attn_implementation == "sdpa" and device == "cpu" and best == "packed"
         if by_segments and not reason and not trial.fault("segments"):
             return Choice("packed", segments=True)
         reason = reason or trial.fault("packed") or (trial.fault("inline") if best == "inline" else "")
     return Choice("two_pass" if reason else best, reason=reason)
 
 
-def _agreed(choice: Choice, device: str) -> Choice:
+def _agreed(choice: Choice) -> Choice:
     """The worst of the choices of all processes."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -177,7 +183,7 @@ class Trial:
             try:
                 logits = own_forward(self._inner)(input_ids=both, use_cache=False).logits[..., : self._head.vocabulary]
             except Exception as error:
-                return f"its own forward does not take plain text ({_first_line(error)})"
+                return f"its own forward does not run on plain text ({_first_line(error)})"
             if logits.shape[:2] != both.shape:
                 return "its own forward does not give logits for every token"
             if not logits.isfinite().all():
@@ -195,7 +201,7 @@ class Trial:
             form: ``two_pass`` (tried first: the others are compared with its states), ``packed``, ``segments``, ``inline``.
         """
         try:
-            with _by_segments(self._inner) if form == "segments" else nullcontext(), self._kept() as kept:
+            with _attention(self._inner, SEGMENTS if form == "segments" else ""), self._kept() as kept:
                 output = self._model(**_on(self._batch(form), self._device))
                 predicting = kept[0].flatten(0, 1).index_select(0, self._labels)
                 logits = self._head.logits(self._inner, predicting)
@@ -223,7 +229,7 @@ class Trial:
         if form == "two_pass":
             batch = TwoPassCollator(self._ids, 0)(self._examples)
         else:
-            flex = self._inner.config._attn_implementation == "flex_attention"
+            flex = text_config(self._inner.config)._attn_implementation == "flex_attention"
             collator = ForestCollator(self._ids, 0, 128 if flex else 1, inline=form == "inline")
             forests = [build_forest(example, self._ids) for example in self._examples]
             batch = collator.pack_one_row(forests) if form == "segments" else collator(self._examples)
@@ -242,13 +248,24 @@ class Trial:
             handle.remove()
 
 
+def _plain_attention(inner: Any) -> AbstractContextManager[None]:
+    """For the passes that others are compared with: FlexAttention would be compiled for them, and is what is tried."""
+    return _attention(inner, "eager" if text_config(inner.config)._attn_implementation == "flex_attention" else "")
+
+
 @contextmanager
-def _by_segments(inner: Any) -> Iterator[None]:
-    use_segments(inner)
+def _attention(inner: Any, implementation: str) -> Iterator[None]:
+    """Within this context the layers attend in another way (no other for an empty one)."""
+    config = text_config(inner.config)
+    own = config._attn_implementation
+    if implementation == SEGMENTS:
+        use_segments(inner)
+    elif implementation:
+        config._attn_implementation = implementation
     try:
         yield
     finally:
-        use_sdpa(inner)
+        config._attn_implementation = own
 
 
 def _examples(inner: Any, vocabulary: int) -> list[Example]:

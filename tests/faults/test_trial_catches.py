@@ -1,0 +1,175 @@
+"""The start-up trial notices what is wrong with a form, says one line, leaves no trace, and decides alike on all ranks."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+
+import pytest
+import torch
+from torch import distributed
+
+from stepjepa.errors import ConfigError
+from stepjepa.forest import dense
+from stepjepa.modeling import masks
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.setup import make_collator, set_up_model
+from support.families import EXAMPLES, family_model
+from support.models import tiny_model
+
+PAIRS = {"objective": "step_jepa", "predictors": 2}
+
+
+def chosen(model, **options):
+    """The model set up and the forward that was chosen."""
+    model, setup = set_up_model(model, JEPAOptions(**{**PAIRS, **options}), 0, "cpu")
+    return model, setup.forward
+
+
+def wider_windows(monkeypatch):
+    """Masks whose windows are one token too long."""
+
+    def wrong(batch, window=None):
+        return dense.dense_mask(batch, None if window is None else window + 1)
+
+    monkeypatch.setattr(masks, "dense_mask", wrong)
+
+
+@pytest.mark.parametrize("name", ["mistral_sliding", "gemma3_sliding"])
+def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog):
+    wider_windows(monkeypatch)
+    with caplog.at_level(logging.WARNING, "stepjepa"):
+        _, forward = chosen(tiny_model(name, "eager", sliding_window=200))
+    assert forward == "two_pass"
+    assert [record.getMessage().count("forward two_pass, because") for record in caplog.records] == [1]
+    with pytest.raises(ConfigError, match="does not follow the mask; use --forward two_pass"):
+        chosen(tiny_model(name, "eager", sliding_window=200), forward="packed")
+
+
+def test_branches_are_tried_with_the_predictors_of_the_run():
+    """RoFormer counts places in the row instead of positions, which only shows behind a source."""
+    for count, expected in ((0, "packed"), (2, "two_pass")):
+        _, forward = chosen(family_model("roformer"), predictors=count)
+        assert forward == expected
+
+
+@pytest.mark.parametrize("size", [3e-3, 1e-2])
+def test_a_small_fault_is_noticed_in_float32(size, monkeypatch):
+    own = masks.additive_mask
+    monkeypatch.setattr(
+        masks, "additive_mask", lambda mask, dtype: own(mask, dtype) / 2 + torch.rand(mask.shape) * size
+    )
+    assert chosen(family_model("llama", "eager"))[1] == "two_pass"
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma3_sliding", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_of_a_short_dtype_is_no_fault(name, dtype):
+    assert chosen(tiny_model(name).to(dtype))[1] == "packed"
+
+
+def test_segments_that_go_wrong_leave_the_dense_mask(monkeypatch):
+    own = masks.segment_plan
+    monkeypatch.setattr(masks, "segment_plan", lambda batch, window: own(batch, 2))
+    model, forward = chosen(tiny_model("llama"))
+    assert forward == "packed" and model.config._attn_implementation == "sdpa"
+
+
+def test_inline_is_tried_too(monkeypatch):
+    own = masks.dense_mask
+    monkeypatch.setattr(masks, "dense_mask", lambda batch, window: own({**batch, "floor": batch["order"] * 0}, window))
+    with pytest.raises(ConfigError, match="forward=inline cannot serve"):
+        chosen(tiny_model("llama"), forward="inline")
+    assert chosen(tiny_model("llama"))[1] == "packed"
+
+
+def test_two_pass_is_tried_too():
+    model = family_model("llama")
+    own = model.model.forward
+
+    def other_positions(*args, position_ids=None, **kwargs):
+        return own(*args, position_ids=None if position_ids is None else 3 * position_ids, **kwargs)
+
+    model.model.forward = other_positions
+    with pytest.raises(ConfigError, match="do not give its own logits") as refused:
+        chosen(model, forward="two_pass")
+    assert "\n" not in str(refused.value)
+
+
+def flex(monkeypatch, wrong):
+    own = masks.block_mask
+    if wrong:
+        monkeypatch.setattr(
+            masks, "block_mask", lambda batch, window: own({**batch, "attach": batch["attach"] * 0 - 1}, window)
+        )
+    model = tiny_model("llama", "flex_attention")
+    return set_up_model(model, JEPAOptions(**PAIRS), 0, "cuda")[1].forward
+
+
+@pytest.mark.long  # compiled for the first time it takes 40 s
+@pytest.mark.parametrize(("wrong", "forward"), [(False, "packed"), (True, "two_pass")])
+def test_flex_attention_is_tried_where_it_runs(wrong, forward, monkeypatch):
+    """Without a gradient it runs on CPU as well, uncompiled."""
+    assert flex(monkeypatch, wrong) == forward
+
+
+@pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gpt2"])
+def test_the_trial_leaves_no_trace(name, forward):
+    changes = {} if name == "gpt2" else {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+    model = tiny_model(name, **changes).train()
+    part = model.transformer.h[1] if name == "gpt2" else model.model.layers[1]
+    part.eval()
+    modes = [module.training for module in model.modules()]
+    config, buffers = model.config.to_dict(), {name: value.clone() for name, value in model.named_buffers()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    model, _ = chosen(model, forward=forward, predictors=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert model.config.to_dict() == config
+    assert all(torch.equal(value, buffers[name]) for name, value in model.named_buffers())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def choose_as(rank, folder, answers):
+    """What process `rank` chooses; the masks of process 1 alone are wrong."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    if rank == 1:
+        masks.dense_mask = lambda batch, window=None: dense.dense_mask(
+            {**batch, "attach": batch["attach"] * 0 - 1}, window
+        )
+    for forward in ("auto", "packed"):
+        try:
+            answers.put((forward, chosen(tiny_model("llama", "eager"), forward=forward)[1]))
+        except ConfigError as error:
+            answers.put((forward, str(error)))
+    distributed.barrier()
+
+
+def test_all_processes_choose_the_same(tmp_path):
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    processes = [context.Process(target=choose_as, args=(rank, tmp_path, answers)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = [answers.get(timeout=60) for _ in range(4)]
+    for process in processes:
+        process.join(timeout=60)
+    assert {answer for forward, answer in found if forward == "auto"} == {"two_pass"}
+    (refusal,) = {answer for forward, answer in found if forward == "packed"}
+    assert "forward=packed cannot serve" in refusal
+
+
+def test_the_states_that_training_reads_are_those_of_separate_passes():
+    """A fallback is what it says: views in rows of their own."""
+    states = []
+    for forward in ("packed", "two_pass"):
+        options = JEPAOptions(**PAIRS, forward=forward)
+        model, setup = set_up_model(family_model("moss_transcribe_diarize"), options, 0, "cpu")
+        collator = make_collator(setup, options, 0, model.config.get_text_config()._attn_implementation, "cpu")
+        with torch.no_grad():
+            output = model(**collator(EXAMPLES))
+        states.append(torch.cat([output.source_states, output.target_states]))
+    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
