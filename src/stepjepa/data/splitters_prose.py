@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from stepjepa.data.splitters_base import CharSpan, Uncut, flat, spans_from_cuts
 from stepjepa.data.splitters_words import ABBREVIATIONS, BEFORE_NUMBERS, split
@@ -40,6 +40,8 @@ class SentenceSplitter:
     like, with a blank line, and with a line whose next one does not go on with a small letter. Abbreviations, decimal
     numbers, initials, signs of list items and inline maths end none.
     """
+
+    name: ClassVar[str] = "sentence"
 
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""
@@ -105,6 +107,7 @@ class RegexSplitter:
         ConfigError: the pattern is broken or matches an empty text; later, when it takes too long for an answer.
     """
 
+    name: ClassVar[str] = "regex"
     pattern: str
 
     def __post_init__(self) -> None:
@@ -176,20 +179,6 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
         starts.append(start)
         reached = end
     return spans_from_cuts(text, starts[1:], Uncut(""))
-
-
-@dataclass(frozen=True)
-class ListedSteps:
-    """Finds steps that are known already; a text that does not hold them is one step."""
-
-    steps: tuple[str, ...]
-
-    def spans(self, text: str) -> list[CharSpan]:
-        """See `StepSplitter.spans`."""
-        try:
-            return spans_of_steps(text, self.steps)
-        except DataError:
-            return [(0, len(text))]
 
 
 def join_steps(steps: Sequence[str], separator: str = "\n\n") -> tuple[str, list[CharSpan]]:

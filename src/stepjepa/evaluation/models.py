@@ -36,12 +36,14 @@ class TrainingRecord:
         system_prompts: system message -> rows; None stands for rows without one.
         others: rows with further system messages, which the record does not hold.
         settings: of the run.
+        splitter: name of the step splitter that its training data were read with, None where they were several data sets.
     """
 
     found: bool = False
     system_prompts: Counter[str | None] = field(default_factory=Counter)
     others: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    splitter: str | None = None
 
     @property
     def added_predictors(self) -> int:
@@ -112,6 +114,7 @@ def read_record(place: Place) -> TrainingRecord:
             record.system_prompts[None] += report["without_system_prompt"]
         record.others += report.get("other_system_prompts") or 0
     record.settings = _read_json(folder / "run.json").get("settings") or {}
+    record.splitter = ((reports.get("train") or {}).get("steps") or {}).get("splitter") or None
     record.found = bool(record.system_prompts)
     return record
 
