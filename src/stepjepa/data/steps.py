@@ -155,9 +155,9 @@ def _total_of(row: Any) -> int | None:
     return int(value)
 
 
-def names_steps(row: Any) -> bool:
-    """Whether a row says itself that its answer has steps: it holds them, or has a number of them above 1."""
-    own = row.get(STEPS_COLUMN) if isinstance(row, Mapping) else None
+def names_steps(row: Any, column: str = STEPS_COLUMN) -> bool:
+    """Whether a row says itself that its answer has several steps: it holds them, or their number."""
+    own = row.get(column) if isinstance(row, Mapping) else None
     listed = isinstance(own, (list, tuple)) and len(own) > 1 and all(isinstance(step, str) for step in own)
     return listed or (_total_of(row) or 0) > 1
 
