@@ -164,21 +164,24 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     for number, step in enumerate(steps, start=1):
         if not isinstance(step, str):
             raise DataError(f"step {number} of {len(steps)} is no text but {type(step).__name__}")
-        words = step.split()
+        words = step.strip()
         if not words:
             continue
-        start = text.find(step.strip(), reached)
-        end = start + len(step.strip())
+        start = text.find(words, reached)
+        end = start + len(words)
         if start < 0:
-            loose = re.compile(r"\s+".join(map(re.escape, words))).search(text, reached)
+            loose = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if loose is None:
                 where = f"behind step {number - 1}" if number > 1 else "at all"
-                short = step.strip() if len(step.strip()) <= 60 else f"{step.strip()[:60]}..."
+                short = words if len(words) <= 60 else f"{words[:60]}..."
                 raise DataError(f"step {number} of {len(steps)} does not stand in the answer {where}: {short!r}")
             start, end = loose.span()
         starts.append(start)
         reached = end
-    return spans_from_cuts(text, starts[1:], Uncut(""))
+    if not starts and not text.strip():
+        return []
+    cuts = starts[1:]
+    return list(zip([0, *cuts], [*cuts, len(text)], strict=True))
 
 
 def join_steps(steps: Sequence[str], separator: str = "\n\n") -> tuple[str, list[CharSpan]]:
