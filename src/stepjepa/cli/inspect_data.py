@@ -16,13 +16,11 @@ class Found(NamedTuple):
         number: counted from 0.
         place: where it stands, in words.
         row: what stands there.
-        first: the first row of the data set.
     """
 
     number: int
     place: str
     row: Any
-    first: Any
 
 
 def find_row(source: Any, number: int) -> Found:
@@ -37,11 +35,10 @@ def find_row(source: Any, number: int) -> Found:
     if number < 0:
         raise ConfigError(f"--row {number}: rows are counted from 0")
     rows = RowSource(source)
-    count, first = 0, None
+    count = 0
     for label, row in rows:
-        first = row if count == 0 else first
         if count == number:
-            return Found(number, rows.place(label), row, first)
+            return Found(number, rows.place(label), row)
         count += 1
     if not count:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
@@ -58,7 +55,7 @@ def following(source: Any, found: Found) -> Iterator[Found]:
     rows = RowSource(source)
     for number, (label, row) in enumerate(rows):
         if number > found.number:
-            yield Found(number, rows.place(label), row, found.first)
+            yield Found(number, rows.place(label), row)
 
 
 def tokenizer_for(source: Any, model_name: str, method: JEPAOptions) -> Any:
