@@ -109,12 +109,13 @@ def read_record(place: Place) -> TrainingRecord:
     for name, report in reports.items():
         if name.partition("_")[0] != "train" or not isinstance(report, dict):
             continue
+        if name == "train" and isinstance(report.get("steps"), dict):
+            record.splitter = report["steps"].get("splitter") or None
         record.system_prompts.update(report.get("system_prompts") or {})
         if report.get("without_system_prompt"):
             record.system_prompts[None] += report["without_system_prompt"]
         record.others += report.get("other_system_prompts") or 0
     record.settings = _read_json(folder / "run.json").get("settings") or {}
-    record.splitter = ((reports.get("train") or {}).get("steps") or {}).get("splitter") or None
     record.found = bool(record.system_prompts)
     return record
 
