@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from stepjepa.analysis.style import save_figure
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.encoder import read_chat
 from stepjepa.data.steps import SeparatorSplitter
 from stepjepa.data.synthetic import generate_rows
 from stepjepa.inspect.figure_strip import draw_strip, strip_height
@@ -65,8 +66,10 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     renderer, splitter = ChatRenderer(tokenizer()), SeparatorSplitter()
     options = EncodeOptions("step_jepa", splitter, labels=labels)
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
-    store, _ = encode_dataset([{"messages": messages}], tokenizer(), renderer, options)
-    spans = trunk_spans(tokenizer(), renderer, messages, splitter)
+    row = {"messages": messages}
+    store, _ = encode_dataset([row], tokenizer(), renderer, options)
+    chat = read_chat(row, renderer, options)
+    spans = trunk_spans(tokenizer(), chat.rendered, chat.steps and chat.steps.spans)
     known = len(tokenizer())
     return row_record([store[0]], 2, token_text(tokenizer()), vocabulary=known, forward=forward, spans=[spans])
 

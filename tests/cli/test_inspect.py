@@ -133,7 +133,7 @@ def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
     lines = {"question": "How many?", "answer": "One.\nTwo.\nThree."}
     rows.write_text("\n".join(json.dumps(row) for row in (STEPS, lines, lines, lines)))
     out = inspect("--step_jepa", file=str(rows))
-    assert "steps are found by --step_splitter lines (4 of the first 4 answers" in " ".join(out.split())
+    assert "steps: found by --step_splitter lines" in " ".join(out.split())
     assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
     out = inspect("--step_jepa", "--step_splitter", "separator", "--row", "1", file=str(rows))
     assert "no pair: the answer has fewer than two steps" in out and "are found by" not in out
@@ -221,4 +221,4 @@ def test_published_data(shared_dir, capsys, monkeypatch):
     assert main(["inspect", file, "--model_name", "tiny", "--step_jepa", "--step_pairs", "all"]) == 0
     out = capsys.readouterr().out
     assert "target 2" in out and "####" in out
-    assert "steps are found by --step_splitter lines" in " ".join(out.split())
+    assert "steps: found by --step_splitter lines" in " ".join(out.split())

@@ -44,6 +44,7 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "  Steps a row: 2 in 2",
         f"  System prompt: {SYSTEM_PROMPT} (--system_prompt TEXT, or none)",
         "  out/train.jsonl: 2 rows",
+        "Next: stepjepa train --train_file out/train.jsonl --model_name mini --step_jepa --output_dir runs/train",
     ]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", "train.report.json"}
     assert main(["prepare", "--output_file", "out/train.jsonl", "--resume", "raw.jsonl"]) == 0

@@ -90,6 +90,8 @@ def test_the_template_changes_nothing_about_the_steps():
 
 def test_steps_that_share_a_token_make_no_pair(bpe_tokenizer):
     class Halves:
+        name = "halves"
+
         def spans(self, text):
             return [(0, 1), (1, 2), (2, len(text))]
 

@@ -77,7 +77,7 @@ def test_other_separators(separator, steps):
 def test_an_empty_separator_and_an_unknown_splitter_are_refused():
     with pytest.raises(ConfigError, match="step_separator is empty"):
         SeparatorSplitter("")
-    with pytest.raises(ConfigError, match="known splitters: separator, lines, numbered"):
+    with pytest.raises(ConfigError, match="known splitters: separator, numbered, lines"):
         make_splitter("paragraphs")
 
 

@@ -25,6 +25,10 @@ def steps_of(splitter, text):
     return [text[start:end] for start, end in splitter.spans(text)]
 
 
+def chosen(answers, separator="\n\n"):
+    return choose_splitter([(answer, None) for answer in answers], separator)
+
+
 @pytest.mark.parametrize(
     ("text", "style"),
     [
@@ -64,13 +68,22 @@ def test_splitters_can_be_compared_and_pickled():
 
 def test_a_data_set_gets_the_style_of_most_answers():
     numbered, lines, blank = "1. a\n\n2. b\n\nSo c.", "a\nb\n#### 5", "a\n\nb"
-    assert choose_splitter([numbered] * 3 + [blank]) == ("numbered", 3)
-    assert choose_splitter([blank] * 3 + [numbered]) == ("separator", 4)
-    assert choose_splitter([blank] * 3 + [numbered] * 2) == ("auto", 5)
-    assert choose_splitter([lines] * 3 + [blank]) == ("lines", 4)
-    assert choose_splitter(["First, a.\n\nThen, b."] * 2) == ("separator", 2)
-    assert choose_splitter(["x"] * 3 + [numbered]) == ("numbered", 1)
+    assert chosen([numbered] * 3 + [blank]) == "separator"  # whose blank lines serve every answer
+    assert chosen([numbered.replace("\n\n", "\n")] * 3 + [blank]) == "numbered"
+    assert chosen([numbered] * 3) == chosen(["x"] * 3 + [numbered]) == "separator"  # a tie
+    assert chosen([lines] * 3 + [blank]) == "lines"
+    assert chosen([blank] * 3 + [lines]) == "separator"
+    assert chosen(["First, a.\n\nThen, b."] * 2) == "separator"
+    assert chosen(["a<S>b"] * 2, "<S>") == chosen(["a", "b"]) == chosen([]) == "separator"
     assert set(SPLITTERS) == {"separator", "lines", "numbered"}
+
+
+def test_known_numbers_of_steps_decide():
+    numbered = "1. a\n\nb\n\n2. c"
+    assert choose_splitter([(numbered, 2)] * 3) == "numbered"
+    assert choose_splitter([(numbered, 3)] * 3) == "separator"
+    assert choose_splitter([(numbered, 2), ("1. a\n\n2. b", 2), ("a\n\nb", 2)]) == "separator"  # as often as numbered
+    assert choose_splitter([(numbered, 99)] * 3) == "separator"  # a number of something else: a tie
 
 
 @pytest.mark.parametrize(
@@ -165,5 +178,5 @@ def test_decisions(name, steps):
 
 def test_a_data_set_of_several_styles_is_left_to_each_answer():
     styles = ["1. a\n   - b\n2. c", "x\n\ny", "a short line\nanother one"]
-    assert choose_splitter(styles * 3 + ["x"]) == ("auto", 9)
-    assert choose_splitter(styles[:1] * 7 + styles[1:]) == ("numbered", 7)
+    assert chosen(styles * 3 + ["x"]) == "auto"
+    assert chosen(styles[:1] * 7 + styles[1:]) == "numbered"

@@ -10,7 +10,7 @@ import pytest
 from stepjepa.data.chat import ChatRenderer, RowError, plain_template
 from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.sources import PairColumns, row_to_messages
-from stepjepa.data.steps import choose_splitter, make_splitter
+from stepjepa.data.steps import make_splitter
 from stepjepa.data.streams import blocks, is_stream, split_pair, stream_ids
 from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError, DataError
@@ -136,15 +136,6 @@ def test_plain_template(llama3_tokenizer, bpe_tokenizer):
         assert renderer.prompt(chat[:1]) == start + "a\n"
         store, report = encode(tokenizer, [{"messages": chat}], renderer, objective="llm_jepa", labels="assistant")
         assert store[0].input_ids[-1] == tokenizer.eos_token_id and report.pairs == 1
-
-
-def test_choose_splitter():
-    lines, blank, numbered = "a\nb\nc", "a\n\nb", "1. a\n2. b"
-    assert choose_splitter([blank] * 3 + [lines]) == ("separator", 3)
-    assert choose_splitter([lines] * 3 + [blank]) == ("lines", 4)
-    assert choose_splitter([numbered] * 3 + ["x"]) == ("numbered", 3)
-    assert choose_splitter(["a<S>b"] * 2, "<S>") == ("separator", 2)
-    assert choose_splitter(["a", "b"])[1] == 0 and choose_splitter([]) == ("separator", 0)
 
 
 def test_label_modes(tmp_path, llama3_tokenizer):

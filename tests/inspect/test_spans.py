@@ -5,6 +5,7 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer, plain_template
 from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.encoder import read_chat
 from stepjepa.data.examples import Example
 from stepjepa.data.steps import LineSplitter, SeparatorSplitter
 from stepjepa.inspect.model import row_record, token_text
@@ -23,7 +24,8 @@ def encoded(tokenizer, messages, splitter):
     renderer = ChatRenderer(tokenizer)
     options = EncodeOptions("step_jepa", splitter, step_pairs="all")
     store, _ = encode_dataset([{"messages": messages}], tokenizer, renderer, options)
-    return store[0], trunk_spans(tokenizer, renderer, messages, splitter)
+    read = read_chat({"messages": messages}, renderer, options)
+    return store[0], trunk_spans(tokenizer, read.rendered, read.steps.spans)
 
 
 @pytest.mark.parametrize("splitter", [SeparatorSplitter(), LineSplitter()])
@@ -56,7 +58,7 @@ def test_several_answers_have_their_own_steps(tokenizer):
     _, spans = encoded(tokenizer, messages, SeparatorSplitter())
     names = [span.name for span in spans]
     assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
-    plain = trunk_spans(tokenizer, ChatRenderer(tokenizer), messages)
+    plain = trunk_spans(tokenizer, ChatRenderer(tokenizer).render(messages))
     assert [span.name for span in plain] == ["user", "answer 1", "user", "answer 2"]
 
 
@@ -73,7 +75,7 @@ def named(tokenizer, labels="assistant", **options):
     renderer = ChatRenderer(tokenizer)
     settings = EncodeOptions("llm_jepa", SeparatorSplitter(), labels=labels, **options)
     store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
-    spans = trunk_spans(tokenizer, renderer, CHAT, None, store[0].input_ids)
+    spans = trunk_spans(tokenizer, renderer.render(CHAT), None, store[0].input_ids)
     names, text = trunk_names(store[0], spans), token_text(tokenizer)
     found: dict[str, str] = {}
     for name, index in zip(names, store[0].input_ids.tolist(), strict=True):
@@ -139,9 +141,9 @@ def test_tokens_that_are_none_of_the_chats_are_not_named():
     tokenizer = byte_bpe_tokenizer()
     renderer = ChatRenderer(tokenizer)
     ids = np.asarray(tokenizer(renderer.render(CHAT).text, add_special_tokens=False)["input_ids"])
-    assert trunk_spans(tokenizer, renderer, CHAT, None, ids)
-    assert trunk_spans(tokenizer, renderer, CHAT, None, ids[::-1]) == ()
-    assert trunk_spans(tokenizer, renderer, CHAT, None, np.append(ids, [1, 1])) == ()
+    assert trunk_spans(tokenizer, renderer.render(CHAT), None, ids)
+    assert trunk_spans(tokenizer, renderer.render(CHAT), None, ids[::-1]) == ()
+    assert trunk_spans(tokenizer, renderer.render(CHAT), None, np.append(ids, [1, 1])) == ()
 
 
 def test_spans_beyond_the_trunk_name_nothing():

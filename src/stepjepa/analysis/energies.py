@@ -18,12 +18,11 @@ import torch
 
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import make_encoder
-from stepjepa.data.encoder import PlacedRow
+from stepjepa.data.encoder import PlacedRow, read_chat
 from stepjepa.data.examples import Example
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource, listed_steps
-from stepjepa.data.steps import spans_of_steps
+from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import encode_texts, token_span
 from stepjepa.errors import DataError
 from stepjepa.forest.collate import Batch, sub_batch
@@ -90,11 +89,11 @@ def encode_solutions(
 def _with_steps(
     example: Example, row: Any, tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions
 ) -> EncodedSolution:
-    chat = renderer.render(row["messages"])
+    read = read_chat(row, renderer, options)
+    assert read.steps is not None  # the objective is step_jepa
+    chat, spans = read.rendered, read.steps.spans[-1]
     answer = chat.spans[-1]
     text = chat.text[answer.start : answer.end]
-    listed = None if options.steps_column is None else listed_steps(row, options.steps_column)
-    spans = options.splitter.spans(text) if listed is None else spans_of_steps(text, listed)
     ((_, last),) = encode_texts(tokenizer, [chat.text])
     starts = [token_span(last, answer.start + start, answer.start + stop)[0] for start, stop in spans]
     labelled = example.label_spans[-1]

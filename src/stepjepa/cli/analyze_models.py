@@ -35,7 +35,7 @@ from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
-from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for, settle_splitter
+from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions
 
 # What decides how rows and views are read, held against what a run was trained with.
@@ -107,7 +107,6 @@ class Collector:
         self.options, self.explicit, self.folder, self.bar = options, explicit, folder, bar
         self.method = fed_method(options, FED)
         self.rows = RowSource(options.file, options.dataset_split)
-        settle_splitter(self.rows, self.method)
         self.first: tuple[str, Pairs] | None = None
         self.base: tuple[str, int, tuple[int, ...]] | None = None  # label, width and layers
 
@@ -218,7 +217,7 @@ def data_lines(pairs: Pairs) -> list[str]:
         line += f"; {skipped:,} rows skipped"
     if without:
         line += f"; {without:,} without a pair"
-    return [line]
+    return [line, *report.steps.lines()]
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from stepjepa.cli.fed import FED, fed_fields, fed_method, spellings, summary
 from stepjepa.cli.options import Option
 from stepjepa.cli.parser import StrictParser
 from stepjepa.cli.values import BadValue
-from stepjepa.data.encode import find_splitter
 from stepjepa.data.fields import option
 from stepjepa.data.format_check import check_format
 from stepjepa.data.format_report import FormatReport
@@ -82,12 +81,9 @@ def run(argv: list[str]) -> int:
     columns = None
     if method.source_column and method.target_column:
         columns = PairColumns(method.source_column, method.target_column, method.choice_column)
-    chosen: str = method.step_splitter
-    if chosen == "auto":
-        chosen = find_splitter(rows, method.step_separator, columns)[0]
     report = check_format(
         rows,
-        chosen,
+        method.step_splitter,
         method.step_separator,
         show=options.show,
         strict=method.strict_data,
@@ -139,16 +135,14 @@ def feed(
     from stepjepa.inspect.padding import Form, measure_padding, segment_tokens
     from stepjepa.modeling.load import is_preset, load_tokenizer
     from stepjepa.training.batches import DrawnExamples, EpochSampler
-    from stepjepa.training.encoding import chat_tokenizer, encode_options, make_renderer, pair_columns
+    from stepjepa.training.encoding import chat_tokenizer, make_renderer, pair_columns, settings_for
 
-    if method.step_splitter == "auto":
-        method.step_splitter = report.splitter  # type: ignore[assignment]
     texts: Iterable[str] = ()
     if is_preset(options.model_name):
         texts = texts_of([rows], pair_columns(method))
     tokenizer = chat_tokenizer(load_tokenizer(options.model_name, texts), method)
     renderer = make_renderer(tokenizer, method)
-    settings = encode_options(method)
+    settings = settings_for(rows, method)
     paired = method.uses_pairs and method.objective != "semantic_tube"
     form = Form(
         (method.predictors or 0) if paired else 0,

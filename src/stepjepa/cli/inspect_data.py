@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,13 +16,11 @@ class Found(NamedTuple):
         number: counted from 0.
         place: where it stands, in words.
         row: what stands there.
-        first: the first row of the data set.
     """
 
     number: int
     place: str
     row: Any
-    first: Any
 
 
 def find_row(source: Any, number: int) -> Found:
@@ -38,11 +35,10 @@ def find_row(source: Any, number: int) -> Found:
     if number < 0:
         raise ConfigError(f"--row {number}: rows are counted from 0")
     rows = RowSource(source)
-    count, first = 0, None
+    count = 0
     for label, row in rows:
-        first = row if count == 0 else first
         if count == number:
-            return Found(number, rows.place(label), row, first)
+            return Found(number, rows.place(label), row)
         count += 1
     if not count:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
@@ -59,7 +55,7 @@ def following(source: Any, found: Found) -> Iterator[Found]:
     rows = RowSource(source)
     for number, (label, row) in enumerate(rows):
         if number > found.number:
-            yield Found(number, rows.place(label), row, found.first)
+            yield Found(number, rows.place(label), row)
 
 
 def tokenizer_for(source: Any, model_name: str, method: JEPAOptions) -> Any:
@@ -78,51 +74,26 @@ def tokenizer_for(source: Any, model_name: str, method: JEPAOptions) -> Any:
 def row_spans(found: Found, example: Any, tokenizer: Any, renderer: Any, settings: Any) -> Any:
     """Names for the trunk of a row's example."""
     from stepjepa.data.chat import ChatRenderer
-    from stepjepa.data.sources import row_to_messages
+    from stepjepa.data.encoder import read_chat
     from stepjepa.data.streams import is_stream
     from stepjepa.inspect.spans import TrunkSpan, trunk_spans
 
     if settings.columns is None and is_stream(found.row):
         return [TrunkSpan("text", 0, len(example.input_ids))]
-    messages = row_to_messages(found.row, settings.system_prompt, settings.columns)
-    steps = settings.splitter if settings.objective == "step_jepa" else None
-    return trunk_spans(tokenizer, renderer or ChatRenderer(tokenizer), messages, steps, example.input_ids)
+    chat = read_chat(found.row, renderer or ChatRenderer(tokenizer), settings)
+    return trunk_spans(tokenizer, chat.rendered, chat.steps and chat.steps.spans, example.input_ids)
 
 
-def settle(source: Any, method: JEPAOptions) -> list[str]:
-    """Settle ``step_splitter=auto`` on the data set as training does, and what training says about it."""
-    from stepjepa.data.sources import RowSource
-    from stepjepa.training.encoding import logger, settle_splitter
-
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    try:
-        settle_splitter(RowSource(source), method)
-    finally:
-        logger.removeHandler(handler)
-    return said
-
-
-def encode_row(found: Found, tokenizer: Any, renderer: Any, settings: Any) -> tuple[Any, Any]:
+def encode_row(found: Found, encoder: Any) -> tuple[Any, Any]:
     """The examples that one row becomes, and the report on it.
+
+    Args:
+        encoder: of the data set (`data.encoder.RowEncoder`).
 
     Raises:
         DataError: training would skip the row, or stop at it.
     """
-    from stepjepa.data.chat import RowError
-    from stepjepa.data.encode import encode_dataset
-    from stepjepa.data.sources import row_to_messages
-    from stepjepa.data.streams import is_stream
-
-    try:
-        if is_stream(found.row) and not is_stream(found.first):
-            row_to_messages(found.row, settings.system_prompt, settings.columns)  # a data set of chats has no texts
-        return encode_dataset([found.row], tokenizer, renderer, settings)
-    except RowError as error:
-        raise DataError(f"{found.place}: {error}; training skips this row") from None
-    except DataError as error:
-        message = str(error)
-        skipped = "; training skips this row" if message.startswith("no row can be trained on") else ""
-        raise DataError(f"{found.place}: {message.rpartition('list row 0: ')[2]}{skipped}") from None
+    encoded = encoder([(found.place, found.row)])
+    for first in encoded.report.first_skipped.values():
+        raise DataError(f"{first}; training skips this row")
+    return encoded.store, encoded.report

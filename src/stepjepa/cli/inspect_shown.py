@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from stepjepa.cli.inspect_data import Found, encode_row, following, row_spans, settle, tokenizer_for
+from stepjepa.cli.inspect_data import Found, encode_row, following, row_spans, tokenizer_for
 from stepjepa.errors import DataError
 from stepjepa.training.options import JEPAOptions
 
@@ -34,7 +34,7 @@ class Shown:
 
     Attributes:
         tokenizer: of the run.
-        method: options, checked and settled on the data set.
+        method: options, checked.
         pieces: at least one.
         notes: what there is to say about them, each once.
     """
@@ -102,31 +102,34 @@ def show_rows(source: Any, found: Found, tokenizer: Any, method: JEPAOptions, se
     Rows that training skips are passed over; at the first one that is an error.
 
     Args:
-        method: checked; its splitter is settled on the data set.
+        method: checked.
 
     Raises:
         ConfigError: the template cannot be used.
         DataError: training would skip the first row, or stop at one.
     """
+    from stepjepa.data.encode import make_encoder
+    from stepjepa.data.sources import RowSource
     from stepjepa.inspect.notes import remarks, without_pairs
-    from stepjepa.training.encoding import chat_tokenizer, encode_options, make_renderer
+    from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 
     tokenizer = chat_tokenizer(tokenizer, method)
-    renderer = make_renderer(tokenizer, method)
-    general = settle(source, method)
-    settings = encode_options(method)
+    renderer, rows = make_renderer(tokenizer, method), RowSource(source)
+    settings = settings_for(rows, method)
+    encoder = make_encoder(rows, tokenizer, renderer, settings)
+    general: list[str] = []
     pieces: list[Piece] = []
     taken: list[tuple[Found, Any, Any]] = []
     for row in following(source, found):
         if sum(len(store) for _, store, _ in taken) >= count:
             break
         try:
-            taken.append((row, *encode_row(row, tokenizer, renderer, settings)))
+            taken.append((row, *encode_row(row, encoder)))
         except DataError as error:
             if row.number == found.number:
                 raise
             general.append(f"row {row.number} is passed over: {error}")
-    draw = Drawing(source, taken[-1][0].number, tokenizer, renderer, method, seed)
+    draw = Drawing(source, taken[-1][0].number, tokenizer, renderer, method, settings, seed)
     index = draw.before(found.number, taken[0][1])
     for row, store, report in taken:
         for part in range(len(store)):
@@ -134,6 +137,7 @@ def show_rows(source: Any, found: Found, tokenizer: Any, method: JEPAOptions, se
                 break
             example, drawn = draw.example(store, part, index + part)
             notes = [
+                *report.steps.lines(),
                 *without_pairs(source, method.objective, store[part], report),
                 *drawn,
                 *remarks(store, report, form_of(method), method.max_length),
@@ -178,15 +182,16 @@ class Drawing:
     is drawn they are not.
     """
 
-    def __init__(self, source: Any, last: int, tokenizer: Any, renderer: Any, method: JEPAOptions, seed: int):
+    def __init__(
+        self, source: Any, last: int, tokenizer: Any, renderer: Any, method: JEPAOptions, settings: Any, seed: int
+    ):
         from stepjepa.data.encode import encode_dataset
         from stepjepa.data.sources import RowSource
-        from stepjepa.training.encoding import encode_options
 
         self.method, self.seed = method, seed
         self.one_pair = method.objective == "step_jepa" and method.step_pairs == "random"
         self.tube = method.objective == "semantic_tube" and method.tube_mode in ("span", "three_index")
-        self._encode = lambda rows: encode_dataset(rows, tokenizer, renderer, encode_options(method))[0]
+        self._encode = lambda rows: encode_dataset(rows, tokenizer, renderer, settings)[0]
         self.drawn = method.uses_pairs and (self.one_pair or self.tube or method.jepa_ratio < 1)
         self._rows = [row for _, row in islice(RowSource(source), last + 1)] if self.drawn else []
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from stepjepa.cli.check import file_argument, needed_file, print_text
 from stepjepa.cli.parser import StrictParser
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
+from stepjepa.data.prepare_report import PrepareReport
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.training.options import option
 
@@ -33,5 +36,19 @@ def run(argv: list[str]) -> int:
     options: PrepareOptions
     source, options = parser.parse(file_argument(parser, argv))
     report = prepare(needed_file(source.file, "prepare"), options, AnswerRules(final_answer, answers_match))
-    print_text("\n".join(report.lines()))
+    print_text("\n".join([*report.lines(), *next_command(report, options)]))
     return 0
+
+
+def next_command(report: PrepareReport, options: PrepareOptions) -> list[str]:
+    """The command that trains on what was written; nothing where no row is left to train on."""
+    train = [file for file, rows in report.files.items() if rows]
+    evaluation = []
+    if options.valid_ratio and train and train[-1] == list(report.files)[-1]:
+        evaluation = ["--eval_file", train.pop()]
+    if not train:
+        return []
+    objective = "--step_jepa" if max(report.step_counts) > 1 else "--objective=llm_jepa"
+    output = f"runs/{Path(str(options.output_file)).stem}"
+    words = ["stepjepa", "train", "--train_file", *train, *evaluation, "--model_name", "mini", objective]
+    return [f"Next: {shlex.join([*words, '--output_dir', output])}"]

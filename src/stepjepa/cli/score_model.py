@@ -10,6 +10,7 @@ from stepjepa.analysis.energies import EncodedSolution, Readings, collect_readin
 from stepjepa.cli.evaluate import EvaluationBar
 from stepjepa.cli.predictors import Predictors, find_predictors, quiet
 from stepjepa.cli.score import TAKEN
+from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.memory import saying_out_of_memory
 from stepjepa.evaluation.models import (
@@ -42,6 +43,7 @@ class Scorer:
         method: how steps and views are read.
         vocabulary: V of the LM softmax.
         words: what the model is, and where sources are read.
+        splitter: the one that the run's ``step_splitter=auto`` was settled on, None where another is asked for.
     """
 
     place: Place
@@ -52,6 +54,7 @@ class Scorer:
     predictors: Predictors
     vocabulary: int
     words: str
+    splitter: StepSplitter | None
 
 
 def load_scorer(options: Any) -> Scorer:
@@ -86,9 +89,11 @@ def load_scorer(options: Any) -> Scorer:
         )
     method = replace(method, predictors=predictors.count, predictor_order=predictors.order)  # type: ignore[arg-type]
     vocabulary = softmax_size(causal_lm(model), tokenizer, place, record)
-    return Scorer(
-        place, record, method, model, tokenizer, predictors, vocabulary, f"{words}; {predictors.in_words(head)}"
-    )
+    splitter = None
+    if options.step_splitter is None and record.settings.get("step_splitter") == "auto" and record.splitter:
+        splitter = make_splitter(record.splitter, method.step_separator)
+    words = f"{words}; {predictors.in_words(head)}"
+    return Scorer(place, record, method, model, tokenizer, predictors, vocabulary, words, splitter)
 
 
 def chosen_method(options: Any, record: TrainingRecord) -> JEPAOptions:

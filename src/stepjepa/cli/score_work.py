@@ -25,6 +25,7 @@ from stepjepa.cli.score_records import chosen, result_lines, solution_records, s
 from stepjepa.data.chat_template import template_of
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.steps import LISTED, TOTAL_COLUMN
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.best_of import first_of_each
 from stepjepa.evaluation.metrics.base import Metric
@@ -178,6 +179,8 @@ def scored(
     # The chats are made already, whatever the columns were.
     method = replace(scorer.method, source_column=None, target_column=None, choice_column=None)
     encoded, report = encoded_solutions(scorer, method, found)
+    for words in report.steps.lines():
+        bar.say(f"         {words}")
     if all(one is None for one in encoded):
         first = next(iter(report.first_skipped.values()))
         raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
@@ -202,23 +205,24 @@ def scored(
 def encoded_solutions(
     scorer: Scorer, method: JEPAOptions, found: SolutionSet
 ) -> tuple[list[EncodedSolution | None], DataReport]:
-    """The solutions as training would read them; settles the splitter of `method`, as training does.
+    """The solutions as training would read them.
 
     Raises:
         ConfigError: there is no template, or there are no steps in columns.
     """
-    column = method.steps_column if method.step_splitter == "list" else None
-    if column is not None and found.generated:
+    if method.step_splitter == LISTED and found.generated:
         raise ConfigError("generated solutions come without a column of steps; add --step_splitter separator")
+    # What a row of predictions says about steps is about another answer.
+    names = () if found.generated else (method.steps_column, TOTAL_COLUMN)
     rows = [
-        {"messages": one.chat, **({} if column is None else {column: one.row.get(column)})} for one in found.solutions
+        {"messages": one.chat, **{name: one.row[name] for name in names if name in one.row}} for one in found.solutions
     ]
     source = RowSource(rows)
     source.name = found.source
     renderer = make_renderer(scorer.tokenizer, method)
     if renderer is None:
         raise ConfigError("the model's tokenizer has no chat template; give --chat_template FILE, or --plain")
-    settings = settings_for(source, method, max_positions(causal_lm(scorer.model)))
+    settings = settings_for(source, method, max_positions(causal_lm(scorer.model)), scorer.splitter)
     places = [one.place for one in found.solutions]
     return encode_solutions(list(zip(places, rows, strict=True)), scorer.tokenizer, renderer, settings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.utils.failures import explaining
 
 SCRATCH_LEARNING_RATE = 1e-3
+_LOOKED_AT = 20  # rows of a file
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 _LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
 _GO_ON = "start the same command again with --resume_from_checkpoint true"
@@ -34,7 +36,7 @@ def run(argv: list[str]) -> int:
     parser, (options, config) = parse(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.training.announce import conclusion, say
+    from stepjepa.training.announce import conclusion, is_main_process, say
     from stepjepa.training.run import leave_process_group, run_training
 
     logging.basicConfig(format="%(message)s")
@@ -47,6 +49,11 @@ def run(argv: list[str]) -> int:
 
     unread = [] if options.lora else [name for name in _LORA if getattr(options, name) != getattr(RunOptions(), name)]
     lines = [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]
+    if "objective" not in parser.explicit and is_main_process() and has_steps(options, config):
+        lines.append(
+            f"the data has steps and no objective is given: this trains {config.objective} with K = {config.predictors}, "
+            "whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
+        )
     for line in [*lines, *(f"--{name} has no effect without --lora" for name in unread)]:
         say(f"note   {line}")
     if options.debug_level >= 5 and "logging_steps" not in parser.explicit:
@@ -84,6 +91,18 @@ def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:
         raise SystemExit(0)
     options, config = parser.parse(argv)
     return parser, (options, config)
+
+
+def has_steps(options: RunOptions, config: Any) -> bool:
+    """Whether the first rows of the training data say that their answers have steps."""
+    from stepjepa.data.sources import RowSource
+    from stepjepa.data.steps import names_steps
+
+    try:
+        sources = [RowSource(name, options.dataset_split, config.streaming) for name in options.train_file or ()]
+        return any(names_steps(row, config.steps_column) for rows in sources for _, row in islice(rows, _LOOKED_AT))
+    except StepJepaError:  # the run will say it
+        return False
 
 
 def answer_scorer(options: RunOptions, config: Any) -> Any:

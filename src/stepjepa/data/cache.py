@@ -12,9 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 
-_FORMAT = 1
+_FORMAT = 2
 _REPORT = "report.json"  # written last: an entry without it is none
 
 
@@ -53,12 +51,7 @@ def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore,
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
     except (OSError, ValueError):
         return None
-    kinds = {field.name: str(field.type) for field in fields(DataReport)}
-    known: dict[str, Any] = {name: value for name, value in record.items() if name in kinds}
-    for name in known:
-        if "Counter" in kinds[name]:
-            known[name] = Counter(known[name])
-    return ExampleStore.of_arrays(arrays), DataReport(**known)
+    return ExampleStore.of_arrays(arrays), DataReport.from_dict(record)
 
 
 def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, report: DataReport) -> None:

@@ -7,19 +7,17 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from stepjepa.data.chat import ChatRenderer, RowError
+from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encoder import PlacedRow, RowEncoder
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.parallel import mapped
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import PairColumns, RowSource, listed_columns, row_to_messages
-from stepjepa.data.steps import choose_splitter
+from stepjepa.data.sources import RowSource, listed_columns
 from stepjepa.data.streams import is_stream
 from stepjepa.errors import DataError
 
 CHUNK_ROWS = 1000
-_SPLITTER_ROWS = 200
 
 
 def encode_dataset(
@@ -92,21 +90,3 @@ def _chunks(rows: RowSource) -> Iterator[tuple[None, list[PlacedRow]]]:
     placed = ((rows.place(number), row) for number, row in rows)
     while chunk := list(islice(placed, CHUNK_ROWS)):
         yield None, chunk
-
-
-def find_splitter(
-    source: RowSource, separator: str = "\n\n", columns: PairColumns | None = None
-) -> tuple[str, int, int]:
-    """The step splitter that serves a data set's first rows (``step_splitter=auto``), see `steps.choose_splitter`.
-
-    Returns:
-        Its name, the answers in which it finds two or more steps, and the answers that were looked at.
-    """
-    answers: list[str] = []
-    for _, row in islice(source, _SPLITTER_ROWS):
-        try:
-            messages = row_to_messages(row, None, columns)
-        except RowError:
-            continue
-        answers += (message["content"] for message in messages if message["role"] == "assistant")
-    return *choose_splitter(answers, separator), len(answers)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.chat import ChatRenderer, RenderedChat, RowError
+from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat, RowError
 from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.labels import label_spans
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.pairing import chat_pairs, stream_pairs, usable_pairs
-from stepjepa.data.report import DataReport
+from stepjepa.data.report import DataReport, StepCounts
 from stepjepa.data.sources import ANSWER_COLUMNS, listed_steps, row_to_messages
-from stepjepa.data.steps import CharSpan, join_steps, spans_of_steps
+from stepjepa.data.steps import RowSteps, join_steps, steps_of
 from stepjepa.data.streams import blocks, is_stream, stream_ids
 from stepjepa.data.tokens import (
     TokenSpan,
@@ -34,25 +34,49 @@ from stepjepa.errors import DataError
 PlacedRow = tuple[str, Any]  # where the row stands in words, the row
 
 
-class _Chat(NamedTuple):
-    place: str
+class ReadChat(NamedTuple):
+    """A row as a chat.
+
+    Attributes:
+        messages: checked.
+        rendered: as the template writes it.
+        steps: of its answers, as they stand in `rendered`; None for objectives that need none.
+    """
+
     messages: list[dict[str, str]]
     rendered: RenderedChat
-    steps: list[CharSpan] | None  # of the last answer, where a column names them
+    steps: RowSteps | None
+
+    @property
+    def answers(self) -> list[MessageSpan]:
+        """Where the answers stand."""
+        return [span for span in self.rendered.spans if span.role == "assistant"]
 
 
-def read_chat(row: Any, options: EncodeOptions) -> tuple[list[dict[str, str]], list[str] | None]:
-    """The chat of a row, and the steps of its last answer where a column holds them (the answer of a row that has none).
+def chat_of(row: Any, options: EncodeOptions) -> list[dict[str, str]]:
+    """The checked chat of a row; of one that is only to give its steps, which hold the answer, these as the answer.
 
     Raises:
-        RowError: the row holds no chat, or no list of steps.
+        RowError: the row holds no chat, or not the list of steps that is needed.
     """
-    listed = None
-    if options.steps_column is not None:
-        listed = listed_steps(row, options.steps_column)
-        if not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
-            row = {**row, "answer": join_steps(listed)[0]}
-    return row_to_messages(row, options.system_prompt, options.columns), listed
+    rules = options.rules
+    if rules.required and isinstance(row, Mapping) and not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
+        row = {**row, "answer": join_steps(listed_steps(row, str(rules.column)))[0]}
+    return row_to_messages(row, options.system_prompt, options.columns)
+
+
+def read_chat(row: Any, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
+    """A row rendered, with its steps.
+
+    Raises:
+        RowError: the row holds no chat, or not the steps that it must hold, or the template refuses it.
+    """
+    messages = chat_of(row, options)
+    read = ReadChat(messages, renderer.render(messages), None)
+    if options.objective != "step_jepa":
+        return read
+    answers = [read.rendered.text[span.start : span.end] for span in read.answers]
+    return read._replace(steps=steps_of(row, answers, options.rules))
 
 
 class Encoded(NamedTuple):
@@ -104,6 +128,11 @@ class RowEncoder:
         """The renderer; asked for by the first chat, because plain text needs none."""
         return self.renderer or ChatRenderer(self.tokenizer)
 
+    def new_counts(self) -> StepCounts:
+        """Where the steps of the data set come from, nothing counted yet."""
+        needed = self.options.objective == "step_jepa" and not self.streams
+        return StepCounts.of(self.options.rules) if needed else StepCounts()
+
     @cached_property
     def template_ends_turns(self) -> bool:
         """Whether the template writes an end-of-turn token behind a last answer."""
@@ -118,7 +147,7 @@ class _Chunk:
 
     def __init__(self, encoder: RowEncoder):
         self.encoder, self.options, self.tokenizer = encoder, encoder.options, encoder.tokenizer
-        self.report = DataReport(encoder.name)
+        self.report = DataReport(encoder.name, steps=encoder.new_counts())
         self.end_id: int | None = None
         self.appended_eos = False
 
@@ -126,7 +155,7 @@ class _Chunk:
         """See `RowEncoder.__call__`."""
         digests: list[bytes] = []
         examples: list[list[Example]] = [[] for _ in rows]
-        chats: list[tuple[int, _Chat]] = []
+        chats: list[tuple[int, str, ReadChat]] = []
         for index, (place, row) in enumerate(rows):
             try:
                 if self.encoder.streams and is_stream(row):
@@ -134,13 +163,13 @@ class _Chunk:
                     digests.append(hashlib.sha256(ids.tobytes()).digest())
                     examples[index] = self._stream(place, ids)
                     continue
-                chat, digest = self._read(place, row)
-                digests.append(digest)
-                chats.append((index, chat))
+                chat = read_chat(row, self.encoder.chats, self.options)
+                digests.append(_digest(chat))
+                chats.append((index, place, chat))
             except RowError as error:
                 self._refuse(error.reason, place, str(error))
-        found = self._chats([chat for _, chat in chats])
-        for (index, _), example in zip(chats, found, strict=True):
+        found = self._chats([(place, chat) for _, place, chat in chats])
+        for (index, *_), example in zip(chats, found, strict=True):
             examples[index] = [] if example is None else [example]
         store = ExampleStore([example for several in examples for example in several])
         report = self.report
@@ -148,19 +177,6 @@ class _Chunk:
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
         report.end_of_turn = "" if self.encoder.streams or not found else self._end_of_turn()
         return Encoded([len(several) for several in examples], store, report, b"".join(digests))
-
-    def _read(self, place: str, row: Any) -> tuple[_Chat, bytes]:
-        """A row as a rendered chat, and a digest of what it holds."""
-        messages, listed = read_chat(row, self.options)
-        rendered, spans = self.encoder.chats.render(messages), None
-        if listed is not None:
-            last = [span for span in rendered.spans if span.role == "assistant"][-1]
-            try:
-                spans = spans_of_steps(rendered.text[last.start : last.end], listed)
-            except DataError as error:
-                raise RowError("steps_not_found", str(error)) from None
-        digest = hashlib.sha256(json.dumps(messages if listed is None else [messages, listed]).encode()).digest()
-        return _Chat(place, messages, rendered, spans), digest
 
     def _refuse(self, reason: str, place: str, message: str) -> None:
         """Skip a row, or with ``strict`` stop at it."""
@@ -176,23 +192,25 @@ class _Chunk:
         token = self.tokenizer.convert_ids_to_tokens(self.end_id)
         return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
 
-    def _chats(self, chats: list[_Chat]) -> list[Example | None]:
+    def _chats(self, chats: list[tuple[str, ReadChat]]) -> list[Example | None]:
         """An example of each chat, None for one that is refused."""
-        texts = [self._closed_text(chat.rendered) for chat in chats]
+        texts = [self._closed_text(chat.rendered) for _, chat in chats]
         examples: list[Example | None] = []
-        for chat, text, tokens in zip(chats, texts, self._tokens(texts), strict=True):
+        for (place, chat), text, tokens in zip(chats, texts, self._tokens(texts), strict=True):
             example = None
             try:
                 if isinstance(tokens, RowError):
                     raise tokens
                 if not self.encoder.template_ends_turns:
                     tokens = self._apart(chat.rendered, text, *tokens)
-                example = self._example(chat, *tokens)
+                example = self._example(place, chat, *tokens)
                 self._count(example)
+                if chat.steps is not None:
+                    self.report.steps.count(place, chat.steps)
                 self.report.system_folded += chat.rendered.folded_system
                 self.report.see_system_prompt(chat.messages)
             except RowError as error:
-                self._refuse(error.reason, chat.place, str(error))
+                self._refuse(error.reason, place, str(error))
             examples.append(example)
         return examples
 
@@ -240,7 +258,7 @@ class _Chunk:
             return ids, last
         return encode_apart(self.tokenizer, text, ends)
 
-    def _example(self, chat: _Chat, ids: np.ndarray, last: np.ndarray) -> Example:
+    def _example(self, place: str, chat: ReadChat, ids: np.ndarray, last: np.ndarray) -> Example:
         limit = self.options.max_length
         turns, ids = self._turns(chat, ids, last)
         ends = {self.end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
@@ -255,7 +273,7 @@ class _Chunk:
         if max(turn.label_stop for turn in turns) > limit:
             if self.options.strict:
                 raise DataError(
-                    f"{chat.place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
+                    f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
                     "raise --max_length or drop --strict_data"
                 )
             self.report.answers_truncated += 1
@@ -264,10 +282,9 @@ class _Chunk:
         pairs, views = usable_pairs(self.options, found, len(trunk), self.report)
         return Example(trunk, spans, tuple(pairs), views)
 
-    def _turns(self, row: _Chat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
+    def _turns(self, row: ReadChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
         """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
         chat, turns = row.rendered, list[Turn]()
-        last_answer = max(index for index, span in enumerate(chat.spans) if span.role == "assistant")
         user: tuple[TokenSpan, int] | None = None
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
@@ -286,12 +303,13 @@ class _Chunk:
             elif index + 1 == len(chat.spans) and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(self.tokenizer.eos_token_id))
                 close, self.end_id, self.appended_eos = len(ids), self.tokenizer.eos_token_id, True
-            steps: tuple[TokenSpan, ...] = ()
-            if self.options.objective == "step_jepa":
-                if row.steps is None:
-                    found = self.options.splitter.spans(chat.text[span.start : span.end])
-                else:
-                    found = row.steps if index == last_answer else []
-                steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
+            found = row.steps.spans[len(turns)] if row.steps is not None else []
+            steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
             turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, close, steps))
         return turns, ids
+
+
+def _digest(chat: ReadChat) -> bytes:
+    """A digest of a row's messages, and of its steps where they matter."""
+    parts: Any = chat.messages if chat.steps is None else [chat.messages, chat.steps.spans]
+    return hashlib.sha256(json.dumps(parts).encode()).digest()

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.data.chat import RowError
+from stepjepa.data.encoder import chat_of
 from stepjepa.data.format_report import SHOWN_CHARACTERS, FormatReport, RowSample, escaped, printable
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.report import StepCounts
 from stepjepa.data.signs import Leak, question_of
-from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, listed_steps, row_to_messages
-from stepjepa.data.splitters_base import CharSpan
-from stepjepa.data.steps import StepSplitter, join_steps, make_splitter, spans_of_steps
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.steps import RowSteps, StepRules, StepSplitter, make_splitter, rules_for, steps_of
 from stepjepa.data.streams import is_stream, stream_ids
 from stepjepa.errors import ConfigError, DataError
 
@@ -58,7 +60,7 @@ def check_format(
 
     Args:
         source: what `RowSource` takes.
-        splitter, separator: what `make_splitter` takes, or ``list`` for steps that `steps_column` holds.
+        splitter, separator, steps_column: how steps are found, as `rules_for` takes them.
         show: how many usable rows to keep as samples.
         strict: a row that cannot be used is an error instead of a count.
         split: the split of a Hub data set.
@@ -73,7 +75,8 @@ def check_format(
     if show < 0:
         raise ConfigError(f"show is {show}; give how many rows to show, 0 or more")
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
-    counter = _Counter(rows, splitter, separator, columns, steps_column if splitter == "list" else None, system_prompt)
+    rules = rules_for(rows, splitter, separator, steps_column, columns)
+    counter = _Counter(rows, rules, separator, columns, system_prompt)
     report = counter.report
     for number, row in rows:
         if not report.rows_read:
@@ -151,21 +154,31 @@ class _Counter:
     def __init__(
         self,
         rows: RowSource,
-        splitter: str,
+        rules: StepRules,
         separator: str,
         columns: PairColumns | None,
-        steps_column: str | None,
         system_prompt: str | None,
     ):
-        self.rows, self.columns, self.steps_column, self.system_prompt = rows, columns, steps_column, system_prompt
-        self.chosen = None if steps_column else make_splitter(splitter, separator)
-        self.auto = make_splitter("auto", separator if splitter in ("separator", "auto") else "\n\n")
-        self.others = {name: other for name in _CANDIDATES if (other := make_splitter(name)) != self.chosen}
-        shown = getattr(self.chosen, "separator", separator if splitter == "regex" else "\n")
+        self.rows, self.columns = rows, columns
+        self.options = EncodeOptions(
+            "step_jepa",
+            rules.splitter,
+            system_prompt=system_prompt,
+            columns=columns,
+            steps_column=rules.column,
+            steps_required=rules.required,
+        )
+        name = rules.name
+        self.auto = make_splitter("auto", separator if name in ("separator", "auto") else "\n\n")
+        self.others = {
+            other.name: other for other in map(make_splitter, _CANDIDATES) if rules.required or other != rules.splitter
+        }
+        shown = "\n" if rules.required else getattr(rules.splitter, "separator", separator if name == "regex" else "\n")
         self.sentences = make_splitter("sentence")
-        counted = dict.fromkeys([*self.others, *(["sentence"] if self.chosen != self.sentences else [])], 0)
-        self.report = FormatReport(rows.name, splitter, shown, rows.files, other_splitters=counted)
-        self.plain_cut = shown if splitter in ("separator", "lines") else "\n\n"
+        counted = dict.fromkeys([*self.others, *(["sentence"] if name != "sentence" else [])], 0)
+        counts = StepCounts.of(rules)
+        self.report = FormatReport(rows.name, name, shown, rows.files, other_splitters=counted, steps=counts)
+        self.plain_cut = shown if name in ("separator", "lines") else "\n\n"
 
     def count(self, number: int, row: Any, sample: bool) -> RowSample | None:
         """Count a row; how it is shown, where a sample is wanted.
@@ -176,25 +189,11 @@ class _Counter:
         if self.report.plain_text and is_stream(row):
             shown = self._count_stream(number, row)
             return RowSample(self.rows.place(number), (), None, _cut(shown), 0, None) if sample else None
-        listed = None
-        if self.steps_column is not None:
-            listed = listed_steps(row, self.steps_column)
-            if not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
-                row = {**row, "answer": join_steps(listed)[0]}
-        messages = row_to_messages(row, self.system_prompt, self.columns)
+        messages = chat_of(row, self.options)
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        spans = self._spans(answers, listed)
-        self._count_chat(number, messages, answers, spans)
-        return self._sample(self.rows.place(number), messages, len(spans[0])) if sample else None
-
-    def _spans(self, answers: list[str], listed: list[str] | None) -> list[list[CharSpan]]:
-        """The steps of each answer; of those that a column holds, the last one's."""
-        if self.chosen is not None:
-            return [self.chosen.spans(answer) for answer in answers]
-        try:
-            return [*([] for _ in answers[1:]), spans_of_steps(answers[-1], listed or [])]
-        except DataError as error:
-            raise RowError("steps_not_found", str(error)) from None
+        steps = steps_of(row, answers, self.options.rules)
+        self._count_chat(number, messages, answers, steps)
+        return self._sample(self.rows.place(number), messages, steps) if sample else None
 
     def _count_stream(self, number: int, row: Mapping[str, Any]) -> str:
         report = self.report
@@ -208,8 +207,9 @@ class _Counter:
         report.repeats.count(self.rows, number, text, "")
         return text
 
-    def _count_chat(self, number: int, messages: _Chat, answers: list[str], spans: list[list[CharSpan]]) -> None:
-        report = self.report
+    def _count_chat(self, number: int, messages: _Chat, answers: list[str], found: RowSteps) -> None:
+        report, spans = self.report, found.spans
+        report.steps.count(self.rows.place(number), found)
         report.message_counts[len(messages)] += 1
         report.role_orders[", ".join(message["role"] for message in messages)] += 1
         steps = [len(found) for found in spans]
@@ -218,7 +218,7 @@ class _Counter:
         report.pairs_all += sum(max(count - 1, 0) for count in steps)
         finding = [name for name, other in self.others.items() if _finds_steps(other, answers)]
         if max(steps) < 2:
-            if _finds_steps(self.auto, answers):
+            if not found.own and _finds_steps(self.auto, answers):
                 report.auto_rows += 1
                 report.first_auto = report.first_auto or self.rows.place(number)
             if not finding and "sentence" in report.other_splitters and _finds_steps(self.sentences, answers):
@@ -229,11 +229,11 @@ class _Counter:
         report.repeats.count(self.rows, number, question_of(messages), "\n".join(answers))
         report.signs.count(self.rows.place(number), messages, spans, self.plain_cut)
 
-    def _sample(self, place: str, messages: _Chat, steps: int) -> RowSample:
+    def _sample(self, place: str, messages: _Chat, steps: RowSteps) -> RowSample:
         user = next((message["content"] for message in messages if message["role"] == "user"), None)
         answer = next(message["content"] for message in messages if message["role"] == "assistant")
         separators, separator = None, self.report.separator
-        if self.report.splitter in ("separator", "lines"):
+        if self.report.splitter in ("separator", "lines") and not steps.own:
             # A blank line is one in files with Windows line ends too.
             separators = (answer if separator.strip("\n") else answer.replace("\r\n", "\n")).count(separator)
         return RowSample(
@@ -241,7 +241,7 @@ class _Counter:
             roles=tuple(message["role"] for message in messages),
             user=None if user is None else _cut(user),
             answer=_cut(answer),
-            steps=steps,
+            steps=len(steps.spans[0]),
             separators=separators,
         )
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stepjepa.data.report import REASONS, listed_files
+from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.signs import Leak, Repeats, Signs
 
 SHOWN_CHARACTERS = 400
@@ -64,6 +64,7 @@ class FormatReport:
             `first_auto` is the place of the first.
         text_rows, id_rows: usable rows of text, and of token ids.
         characters, ids: how much they hold.
+        steps: where they come from.
         signs, repeats, leak: what `warnings` warns of; `leak` is None without an evaluation file.
         samples: the first usable rows.
     """
@@ -91,6 +92,7 @@ class FormatReport:
     id_rows: int = 0
     characters: int = 0
     ids: int = 0
+    steps: StepCounts = field(default_factory=StepCounts)
     signs: Signs = field(default_factory=Signs)
     repeats: Repeats = field(default_factory=Repeats)
     leak: Leak | None = None
@@ -159,7 +161,13 @@ class FormatReport:
         return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
 
     def chosen(self) -> str:
-        """The splitter in words."""
+        """How steps were looked for, in words."""
+        if self.steps.own and self.splitter != "list":
+            rest = f", else {self._splitter_in_words()}" if self.steps.own < self.steps.rows else ""
+            return f"the rows' own steps{rest}"
+        return self._splitter_in_words()
+
+    def _splitter_in_words(self) -> str:
         if self.splitter == "regex" or (self.splitter == "separator" and self.separator != "\n\n"):
             return f"splitter {self.splitter!r} ({escaped(self.separator)})"
         return "splitter 'auto' (for each answer)" if self.splitter == "auto" else f"splitter {self.splitter!r}"
@@ -170,6 +178,7 @@ class FormatReport:
         for name in ("message_counts", "step_counts", "rows_skipped", "role_orders"):
             record[name] = {str(key): rows for key, rows in sorted(record[name].items())}
         record |= {
+            "steps": self.steps.to_dict(),
             "signs": asdict(self.signs),
             "repeats": self.repeats.to_dict(),
             "leak": None if self.leak is None else asdict(self.leak),

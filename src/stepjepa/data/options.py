@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepjepa.data.sources import PairColumns
-from stepjepa.data.steps import StepSplitter
+from stepjepa.data.steps import StepRules, StepSplitter
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class EncodeOptions:
         split_ratio: where ``split`` cuts.
         one_pair: keep the first pair of an example only (`inline`, where a second would see the first one's predictors).
         columns: the two columns that hold the views, None for the known names.
-        steps_column: the column that holds the steps of the last answer, None to find them with `splitter`.
+        steps_column, steps_required: see `StepRules`, where they are ``column`` and ``required``.
     """
 
     objective: str
@@ -50,3 +50,9 @@ class EncodeOptions:
     one_pair: bool = False
     columns: PairColumns | None = None
     steps_column: str | None = None
+    steps_required: bool = True
+
+    @property
+    def rules(self) -> StepRules:
+        """How the steps of the rows are found."""
+        return StepRules(self.splitter, self.steps_column, self.steps_required and self.steps_column is not None)

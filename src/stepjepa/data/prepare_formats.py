@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError
-from stepjepa.data.prepare_options import LISTED_STEPS, PrepareOptions
+from stepjepa.data.prepare_options import PrepareOptions
 from stepjepa.data.sources import listed_columns
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.steps import LISTED, make_splitter
 
 MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
 
@@ -134,7 +134,7 @@ def _implicit(line: Any, options: PrepareOptions) -> Example:
 def _response(row: Mapping[str, Any], columns: Columns, options: PrepareOptions) -> Example:
     """``teacher`` and ``columns``."""
     question, name = _text(row, columns.question), columns.response or ""
-    if options.step_splitter == LISTED_STEPS:
+    if options.step_splitter == LISTED:
         pieces = _listed(row, name)
         response, final = "\n\n".join(pieces), None
     else:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from stepjepa.data.fields import check_at_least, option
 from stepjepa.data.files import JSON_SUFFIXES
-from stepjepa.data.steps import STYLES, make_splitter
+from stepjepa.data.steps import LISTED, STYLES, make_splitter
 from stepjepa.errors import ConfigError
 
 # What the published data were prepared with; what a teacher is asked with, too.
@@ -18,7 +18,6 @@ SYSTEM_PROMPT = (
     "answer (do not include any other text or units) within \\boxed{}."
 )
 RESPONSE_COLUMN = "deepseek_response"
-LISTED_STEPS = "list"
 # Formats whose rows name their steps themselves; no splitter is needed, and a short step is a step.
 OWN_STEPS = ("gsm8k_socratic", "implicit_cot")
 PUBLISHED_LENGTH = 21  # the published preparation drops pieces of 20 characters or fewer
@@ -61,7 +60,7 @@ class PrepareOptions:
         "How steps are found in a response; auto takes lines for gsm8k, and decides for each response by itself else. list: "
         "the response column holds a list of steps.",
         _STEPS,
-        choices=(*STYLES, LISTED_STEPS),
+        choices=(*STYLES, LISTED),
     )
     step_separator: str = option(
         "\\n\\n", "The string between steps for step_splitter=separator and auto, the pattern for regex.", _STEPS
@@ -129,5 +128,5 @@ class PrepareOptions:
             raise ConfigError("resume goes on with what is there and overwrite starts anew: give one of them")
         if self.step_splitter != "auto" and self.format in OWN_STEPS:
             raise ConfigError(f"step_splitter: rows of format {self.format} name their steps themselves; leave it out")
-        if self.step_splitter != LISTED_STEPS:
+        if self.step_splitter != LISTED:
             make_splitter(self.step_splitter, self.step_separator)

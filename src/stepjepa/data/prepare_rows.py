@@ -13,6 +13,7 @@ from stepjepa.data.lines import line_row, line_text
 from stepjepa.data.prepare_formats import Example, Form, read_example
 from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
 from stepjepa.data.prepare_steps import StepFinder
+from stepjepa.data.steps import STEPS_COLUMN, TOTAL_COLUMN
 
 LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
 KEY_BITS = 64
@@ -114,8 +115,8 @@ class Converter:
             "question": example.question,
             "answer": example.answer,
             "ground_truth": truth,
-            "steps": steps,
-            "total_steps": len(steps),
+            STEPS_COLUMN: steps,
+            TOTAL_COLUMN: len(steps),
             "messages": messages,
         }
         try:

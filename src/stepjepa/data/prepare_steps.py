@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from stepjepa.data.chat import RowError
 from stepjepa.data.prepare_formats import Example
-from stepjepa.data.prepare_options import LISTED_STEPS, OWN_STEPS, PUBLISHED_LENGTH, PrepareOptions
+from stepjepa.data.prepare_options import OWN_STEPS, PUBLISHED_LENGTH, PrepareOptions
 from stepjepa.data.splitters_base import Uncut
-from stepjepa.data.steps import StepSplitter, make_splitter
+from stepjepa.data.steps import LISTED, StepSplitter, make_splitter
 
 _THINK_MARK = re.compile(r"</?think(?:ing)?>|\[/?THINK\]")
 _JOIN = "\n\n"
@@ -40,9 +40,9 @@ class StepFinder:
     """
 
     def __init__(self, format: str, options: PrepareOptions):
-        named = format in ("gsm8k", *OWN_STEPS) or options.step_splitter == LISTED_STEPS
+        named = format in ("gsm8k", *OWN_STEPS) or options.step_splitter == LISTED
         style = options.step_splitter
-        if style in ("auto", LISTED_STEPS):
+        if style in ("auto", LISTED):
             style = "lines" if named else "auto"
         self._splitter = make_splitter(style, options.step_separator)
         self._blank_lines = make_splitter("separator")

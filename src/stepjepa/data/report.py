@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+
+from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
 
 REASONS = {
     "not_an_object": "the row is no object with columns",
@@ -17,7 +19,7 @@ REASONS = {
     "no_messages": "'messages' is empty or no list of messages",
     "unknown_role": "a message has an unknown role",
     "no_steps": "the steps column is missing, or no list of texts",
-    "steps_not_found": "the steps of its column do not stand in the answer",
+    "steps_not_found": "the steps in the row do not stand in its answer",
     "content_not_text": "a message's content is no text",
     "broken_text": "a message holds half a character (a lone surrogate)",
     "no_assistant_message": "no assistant message",
@@ -48,6 +50,93 @@ _SHOWN_FILES = 6
 
 
 @dataclass
+class StepCounts:
+    """Where the steps of a data set's rows come from.
+
+    Attributes:
+        splitter: name of the splitter that serves rows which do not hold their steps; empty where no steps are looked for.
+        looked: whether rows may hold them.
+        rows: rows whose steps were looked for, and kept.
+        own: those of them whose steps are their own.
+        unread: reason -> rows with steps that could not be taken; the splitter served them.
+        first_unread: reason -> the first such row's place and what is wrong.
+        other_totals: rows with another number of steps than their ``total_steps`` says.
+        first_other_total: the first such row's place and both numbers.
+    """
+
+    splitter: str = ""
+    looked: bool = False
+    rows: int = 0
+    own: int = 0
+    unread: Counter[str] = field(default_factory=Counter)
+    first_unread: dict[str, str] = field(default_factory=dict)
+    other_totals: int = 0
+    first_other_total: str = ""
+
+    @classmethod
+    def of(cls, rules: StepRules) -> StepCounts:
+        """Counts of a data set that is read by `rules`, still empty."""
+        return cls(rules.name, rules.column is not None)
+
+    def count(self, place: str, steps: RowSteps) -> None:
+        """Count one row."""
+        self.rows += 1
+        self.own += steps.own
+        if steps.unread is not None:
+            reason, what = steps.unread
+            self.unread[reason] += 1
+            self.first_unread.setdefault(reason, f"{place}: {what}")
+        if steps.total not in (None, steps.found):
+            self.other_totals += 1
+            self.first_other_total = self.first_other_total or (
+                f"{place}: {steps.found} found, {TOTAL_COLUMN} is {steps.total}"
+            )
+
+    def add(self, other: StepCounts) -> None:
+        """Count in those of further rows of the same data set."""
+        self.splitter, self.looked = self.splitter or other.splitter, self.looked or other.looked
+        self.rows, self.own = self.rows + other.rows, self.own + other.own
+        self.unread.update(other.unread)
+        self.first_unread = {**other.first_unread, **self.first_unread}
+        self.other_totals += other.other_totals
+        self.first_other_total = self.first_other_total or other.first_other_total
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        return _plain(self)
+
+    @property
+    def words(self) -> str:
+        """Where they come from: ``the rows' own``, ``found by --step_splitter lines``, or which in how many rows."""
+        by = f"found by --step_splitter {self.splitter}" + (", for each answer" if self.splitter == "auto" else "")
+        if not self.looked or (self.rows and not self.own):
+            return by
+        own = "the row's own" if self.rows == 1 else "the rows' own"
+        if not self.rows:
+            return f"{own}, else {by}"
+        return own if self.own == self.rows else f"{own} in {self.own:,}, {by} in {self.rows - self.own:,}"
+
+    def lines(self) -> list[str]:
+        """The counts in words, one fact a line; none where no steps are looked for."""
+        if not self.splitter:
+            return []
+        lines = [f"steps: {self.words}"]
+        for reason, rows in self.unread.most_common():
+            lines.append(
+                f"own steps not taken in {_rows(rows)}: {REASONS.get(reason, reason)} (first: {self.first_unread[reason]})"
+            )
+        if self.other_totals:
+            lines.append(
+                f"not as many steps as {TOTAL_COLUMN} says in {_rows(self.other_totals)} (first: {self.first_other_total})"
+            )
+        return lines
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+@dataclass
 class DataReport:
     """Counts of one data set; every row is counted once as kept or skipped.
 
@@ -63,6 +152,7 @@ class DataReport:
         pairs_dropped: reason -> pairs of the kept rows that were found but cannot be used.
         answers_truncated: kept rows whose answer was cut at max_length.
         system_folded: rows whose system message was put into the user message (template without a system role).
+        steps: where the steps come from; empty for objectives that need none.
         system_prompts: the most common system messages -> chats that begin with them.
         without_system_prompt, other_system_prompts: chats that have none, or one that is not among those.
     """
@@ -86,6 +176,7 @@ class DataReport:
     tokens: int = 0
     labelled_tokens: int = 0
     target_tokens: int = 0
+    steps: StepCounts = field(default_factory=StepCounts)
     files: list[str] = field(default_factory=list)
     token_length: dict[str, int] = field(default_factory=dict)
 
@@ -110,6 +201,7 @@ class DataReport:
         for text, count in self.system_prompts.most_common()[_SYSTEM_PROMPTS:]:
             del self.system_prompts[text]
             self.other_system_prompts += count
+        self.steps.add(other.steps)
         for reason, first in other.first_skipped.items():
             self.first_skipped.setdefault(reason, first)
         if not self.end_of_turn or self.end_of_turn.startswith("none"):
@@ -125,7 +217,12 @@ class DataReport:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for `data_report.json`."""
-        return {key: dict(value) if isinstance(value, dict) else value for key, value in vars(self).items()}
+        return {**_plain(self), "steps": self.steps.to_dict()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
+        """The report that a record holds."""
+        return cls(**{**_known(cls, record), "steps": StepCounts(**_known(StepCounts, record.get("steps") or {}))})
 
     def lines(self) -> list[str]:
         """The report in words, one fact a line."""
@@ -138,6 +235,7 @@ class DataReport:
             lines.append(f"  {self.examples:,} examples: texts are cut into blocks of max_length")
         for reason, count in self.rows_skipped.most_common():
             lines.append(f"  skipped {count:,}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
+        lines += [f"  {line}" for line in self.steps.lines()]
         for reason, count in self.examples_without_pairs.most_common():
             lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}")
         for reason, count in self.pairs_dropped.most_common():
@@ -154,6 +252,18 @@ class DataReport:
             if self.end_of_turn:
                 lines.append(f"  end of turn: {self.end_of_turn}")
         return lines
+
+
+def _plain(counts: Any) -> dict[str, Any]:
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(counts).items()}
+
+
+def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a record are fields of a dataclass, counts as such."""
+    kinds = {one.name: str(one.type) for one in fields(kind)}
+    return {
+        name: Counter(value) if "Counter" in kinds[name] else value for name, value in record.items() if name in kinds
+    }
 
 
 def listed_files(names: Sequence[str]) -> str:

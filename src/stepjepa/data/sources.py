@@ -76,7 +76,7 @@ def listed_steps(row: Any, name: str) -> list[str]:
         there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
         raise RowError("no_steps", f"column {name!r} {there}; step_splitter=list reads the steps there")
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
-        raise RowError("no_steps", f"column {name!r} is no list of texts, which step_splitter=list reads")
+        raise RowError("no_steps", f"column {name!r} is no list of texts")
     return list(value)
 
 

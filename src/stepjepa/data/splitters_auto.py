@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from stepjepa.data.splitters_base import CharSpan, Source, line_feeds
 from stepjepa.data.splitters_marked import Outline, connected, headed, numbered
@@ -37,6 +38,7 @@ class AutoSplitter:
         sentences: whether a single paragraph is cut into its sentences.
     """
 
+    name: ClassVar[str] = "auto"
     separator: str = "\n\n"
     sentences: bool = False
 
@@ -53,11 +55,26 @@ class AutoSplitter:
         paragraphs = SeparatorSplitter(self.separator).spans(text)
         if self.separator.strip() and len(paragraphs) > 1:
             return "separator", paragraphs
+        return self._marked(text, len(paragraphs)) or self._plain(text, paragraphs)
+
+    def serving(self, text: str) -> set[str]:
+        """The styles that find steps in `text`: the one that is taken, and ``separator`` also where the text has marks or
+        headings and its paragraphs would be steps without them. Empty for a text of one step.
+        """
+        style, spans = self.decide(text)
+        found = {style} if len(spans) > 1 else set()
+        if style not in ("separator", "lines", "sentence"):
+            plain, spans = self._plain(text, SeparatorSplitter(self.separator).spans(text))
+            found |= {"separator"} if plain == "separator" and len(spans) > 1 else set()
+        return found
+
+    def _marked(self, text: str, paragraphs: int) -> tuple[str, list[CharSpan]] | None:
+        """Style and spans of a text with markers or headings, None for one without."""
         source = Source(text)
         outline = numbered(source)
         if len(outline.spans) > 1 and (outline.strong or _prevails(outline, text)):
             return "numbered", outline.spans
-        if len(paragraphs) > 1:
+        if paragraphs > 1:
             outline = connected(source)
             if len(outline.spans) > 1 and outline.strong and _prevails(outline, text):
                 return "connectives", outline.spans
@@ -65,6 +82,10 @@ class AutoSplitter:
             outline = headed(source)
             if len(outline.spans) > 1 and outline.strong:
                 return "headings", outline.spans
+        return None
+
+    def _plain(self, text: str, paragraphs: list[CharSpan]) -> tuple[str, list[CharSpan]]:
+        """Style and spans of a text by its paragraphs, lines or sentences."""
         body = paragraphs
         if body and text[slice(*body[0])].rstrip().endswith(_CLOSING_TAGS):
             body = body[1:]

@@ -6,13 +6,19 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 CharSpan = tuple[int, int]
 
 
 class StepSplitter(Protocol):
-    """Anything that cuts a text into steps."""
+    """Anything that cuts a text into steps.
+
+    Attributes:
+        name: what ``--step_splitter`` calls it.
+    """
+
+    name: ClassVar[str]
 
     def spans(self, text: str) -> list[CharSpan]:
         """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text."""

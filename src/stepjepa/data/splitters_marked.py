@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from stepjepa.data.markers import Marker, counted_lists, find_markers
 from stepjepa.data.splitters_base import CharSpan, Source, spans_from_cuts
@@ -126,6 +126,8 @@ class NumberedSplitter:
     blank line and not indented, is a step of its own. A text with fewer than two markers is one step.
     """
 
+    name: ClassVar[str] = "numbered"
+
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""
         return numbered(Source(text)).spans
@@ -137,6 +139,8 @@ class ConnectiveSplitter:
     (of a line, where no two paragraphs do). Everything else is as in `NumberedSplitter`.
     """
 
+    name: ClassVar[str] = "connectives"
+
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""
         return connected(Source(text)).spans
@@ -147,6 +151,8 @@ class HeadingSplitter:
     """Steps are the sections under the headings of the highest level that occurs twice, else under bold lines. What stands
     before the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
     """
+
+    name: ClassVar[str] = "headings"
 
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from stepjepa.data.splitters_base import CharSpan, spans_from_cuts
 from stepjepa.errors import ConfigError
@@ -20,6 +21,7 @@ class SeparatorSplitter:
     too.
     """
 
+    name: ClassVar[str] = "separator"
     separator: str = "\n\n"
 
     def __post_init__(self) -> None:
@@ -44,6 +46,8 @@ class SeparatorSplitter:
 @dataclass(frozen=True)
 class LineSplitter:
     """Every line that is not blank is a step, its line break included (GSM8K's original answers)."""
+
+    name: ClassVar[str] = "lines"
 
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""

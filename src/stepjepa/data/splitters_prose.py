@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from stepjepa.data.splitters_base import CharSpan, Uncut, flat, spans_from_cuts
 from stepjepa.data.splitters_words import ABBREVIATIONS, BEFORE_NUMBERS, split
@@ -40,6 +40,8 @@ class SentenceSplitter:
     like, with a blank line, and with a line whose next one does not go on with a small letter. Abbreviations, decimal
     numbers, initials, signs of list items and inline maths end none.
     """
+
+    name: ClassVar[str] = "sentence"
 
     def spans(self, text: str) -> list[CharSpan]:
         """See `StepSplitter.spans`."""
@@ -105,6 +107,7 @@ class RegexSplitter:
         ConfigError: the pattern is broken or matches an empty text; later, when it takes too long for an answer.
     """
 
+    name: ClassVar[str] = "regex"
     pattern: str
 
     def __post_init__(self) -> None:
@@ -161,35 +164,24 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     for number, step in enumerate(steps, start=1):
         if not isinstance(step, str):
             raise DataError(f"step {number} of {len(steps)} is no text but {type(step).__name__}")
-        words = step.split()
+        words = step.strip()
         if not words:
             continue
-        start = text.find(step.strip(), reached)
-        end = start + len(step.strip())
+        start = text.find(words, reached)
+        end = start + len(words)
         if start < 0:
-            loose = re.compile(r"\s+".join(map(re.escape, words))).search(text, reached)
+            loose = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if loose is None:
                 where = f"behind step {number - 1}" if number > 1 else "at all"
-                short = step.strip() if len(step.strip()) <= 60 else f"{step.strip()[:60]}..."
+                short = words if len(words) <= 60 else f"{words[:60]}..."
                 raise DataError(f"step {number} of {len(steps)} does not stand in the answer {where}: {short!r}")
             start, end = loose.span()
         starts.append(start)
         reached = end
-    return spans_from_cuts(text, starts[1:], Uncut(""))
-
-
-@dataclass(frozen=True)
-class ListedSteps:
-    """Finds steps that are known already; a text that does not hold them is one step."""
-
-    steps: tuple[str, ...]
-
-    def spans(self, text: str) -> list[CharSpan]:
-        """See `StepSplitter.spans`."""
-        try:
-            return spans_of_steps(text, self.steps)
-        except DataError:
-            return [(0, len(text))]
+    if not starts and not text.strip():
+        return []
+    cuts = starts[1:]
+    return list(zip([0, *cuts], [*cuts, len(text)], strict=True))
 
 
 def join_steps(steps: Sequence[str], separator: str = "\n\n") -> tuple[str, list[CharSpan]]:

@@ -1,105 +1,215 @@
-"""Step splitters: from the text of an answer to the character spans of its reasoning steps.
+"""The steps of a row: those that it holds itself, else those that a splitter finds in its answers.
 
-A splitter is a small object with one method, `spans(text) -> [(start, end), ...]`. The spans cover the text in order and
-without overlap, the separator belongs to the step that it ends, and a text without a boundary is one step. Thinking
-blocks, code fences, display maths and tables are never cut (DESIGN: steps are found in the answer's text, never in token
-ids, because tokenizers merge ``.\\n\\n`` into one token and chat headers end in ``\\n\\n`` themselves).
+`steps_of` is the one place that answers what the steps of a row are; `rules_for` settles for a data set how it answers.
+Splitters turn a text into character spans (`data.splitters`); they are named here as well, for everyone's import.
 
-This module names them all; each kind has a file of its own, `splitters_plain` to `splitters_auto`.
+A row may hold its steps in a column (`STEPS_COLUMN`, as `stepjepa prepare` writes it): a list of texts that stand in its
+last answer one behind the other. What stands in front of the first one belongs to it, what stands behind a step to that
+step, so that spans cover the answer. `TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the
+row, and a number that is not the one found is counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
+from stepjepa.data.chat import RowError
+from stepjepa.data.sources import PairColumns, listed_steps, row_to_messages
+from stepjepa.data.splitters import SPLITTERS, STYLES, choose_splitter, make_splitter
 from stepjepa.data.splitters_auto import AutoSplitter
 from stepjepa.data.splitters_base import CharSpan, StepSplitter, spans_from_cuts
 from stepjepa.data.splitters_marked import ConnectiveSplitter, HeadingSplitter, NumberedSplitter
 from stepjepa.data.splitters_plain import LineSplitter, SeparatorSplitter
-from stepjepa.data.splitters_prose import ListedSteps, RegexSplitter, SentenceSplitter, join_steps, spans_of_steps
-from stepjepa.errors import ConfigError
+from stepjepa.data.splitters_prose import RegexSplitter, SentenceSplitter, join_steps, spans_of_steps
+from stepjepa.errors import DataError
 
 __all__ = [
+    "LISTED",
     "SPLITTERS",
+    "STEPS_COLUMN",
     "STYLES",
+    "TOTAL_COLUMN",
     "AutoSplitter",
     "CharSpan",
     "ConnectiveSplitter",
     "HeadingSplitter",
     "LineSplitter",
-    "ListedSteps",
     "NumberedSplitter",
     "RegexSplitter",
+    "RowSteps",
     "SentenceSplitter",
     "SeparatorSplitter",
+    "StepRules",
     "StepSplitter",
     "choose_splitter",
     "join_steps",
     "make_splitter",
+    "names_steps",
+    "rules_for",
     "spans_from_cuts",
     "spans_of_steps",
+    "steps_of",
 ]
 
-SPLITTERS = ("separator", "lines", "numbered")  # those that `choose_splitter` chooses from
-STYLES = (*SPLITTERS, "connectives", "headings", "sentence", "regex", "auto")  # all that `make_splitter` knows
-
-_WITHOUT_OPTIONS: dict[str, type[StepSplitter]] = {
-    "lines": LineSplitter,
-    "numbered": NumberedSplitter,
-    "connectives": ConnectiveSplitter,
-    "headings": HeadingSplitter,
-    "sentence": SentenceSplitter,
-}
+STEPS_COLUMN, TOTAL_COLUMN = "steps", "total_steps"
+LISTED = "list"  # the step_splitter that takes a row's own steps and refuses a row without
+_SAMPLED_ROWS = 200  # that a splitter is chosen by
+_MOST = 10**9  # a larger number is none of steps
 
 
-def make_splitter(name: str, separator: str = "\n\n") -> StepSplitter:
-    r"""The splitter called `name`: one of `STYLES`.
+class StepRules(NamedTuple):
+    """How the steps of a data set's rows are found.
 
-    `separator` serves ``separator`` and ``auto``; the two-character escapes ``\n``, ``\r`` and ``\t`` in it (as a shell
-    passes them) mean the control characters. For ``regex`` it is the pattern, as it is, and needed.
+    Attributes:
+        splitter: finds those of an answer whose row does not hold them.
+        column: the column in which a row may hold the steps of its last answer, None to look into none.
+        required: whether a row that does not hold them there is refused; else the splitter serves it.
+    """
+
+    splitter: StepSplitter
+    column: str | None = None
+    required: bool = False
+
+    @property
+    def name(self) -> str:
+        """What ``--step_splitter`` calls the splitter, `LISTED` where none is asked."""
+        return LISTED if self.column is not None and self.required else self.splitter.name
+
+
+class RowSteps(NamedTuple):
+    """The steps of one row.
+
+    Attributes:
+        spans: of each answer's steps, in characters of the answer.
+        own: whether those of the last answer are the row's own.
+        unread: why the steps that the row holds are not taken: a key of `report.REASONS`, and what is wrong. None where they
+            are, or where it holds none.
+        total: what `TOTAL_COLUMN` says, None where it says no number.
+    """
+
+    spans: list[list[CharSpan]]
+    own: bool = False
+    unread: tuple[str, str] | None = None
+    total: int | None = None
+
+    @property
+    def found(self) -> int:
+        """Steps of the last answer, which `total` is about."""
+        return len(self.spans[-1])
+
+
+def steps_of(row: Any, answers: Sequence[str], rules: StepRules) -> RowSteps:
+    """The steps of a row.
+
+    Args:
+        answers: its assistant messages in order, as they are read: of the row, or as a chat template writes them.
 
     Raises:
-        ConfigError: unknown name, an empty separator, or no pattern or a broken one.
+        RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
     """
-    if name == "regex":
-        return RegexSplitter("" if separator in ("\n\n", "\\n\\n") else separator)
-    if name in ("separator", "auto"):
-        return (SeparatorSplitter if name == "separator" else AutoSplitter)(_unescaped(separator))
-    if name in _WITHOUT_OPTIONS:
-        return _WITHOUT_OPTIONS[name]()
-    raise ConfigError(f"step_splitter is {name!r}; known splitters: {', '.join(STYLES)}")
+    total = _total_of(row)
+    if rules.required:
+        return RowSteps([*([] for _ in answers[1:]), _own_spans(row, rules, answers[-1])], True, None, total)
+    unread = None
+    if _holds_steps(row, rules):
+        try:
+            # They are those of the last answer; the row says nothing about others.
+            before = [rules.splitter.spans(answer) for answer in answers[:-1]]
+            return RowSteps([*before, _own_spans(row, rules, answers[-1])], True, None, total)
+        except RowError as error:
+            unread = error.reason, str(error)
+    return RowSteps([rules.splitter.spans(answer) for answer in answers], False, unread, total)
 
 
-def _unescaped(separator: str) -> str:
-    for escape, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
-        separator = separator.replace(escape, character)
-    return separator
+def _holds_steps(row: Any, rules: StepRules) -> bool:
+    """Whether there is something in the column of a row's own steps; a list without a text in it is nothing."""
+    held = row.get(rules.column) if isinstance(row, Mapping) else None
+    if isinstance(held, (list, tuple)):
+        return any(not isinstance(step, str) or step.strip() for step in held)
+    return held is not None
 
 
-def choose_splitter(answers: Sequence[str], separator: str = "\n\n") -> tuple[str, int]:
-    """The splitter for a data set: the one of `SPLITTERS` that `AutoSplitter` takes for most of the answers, if it finds two
-    or more steps in most of them; else the one that does so in most, the earlier where two do.
+def _own_spans(row: Any, rules: StepRules, answer: str) -> list[CharSpan]:
+    """Spans of the steps that a row holds.
 
-    It is ``auto``, which decides for every answer by itself, where less than two thirds of the answers with steps have one
-    style, or where it finds steps in more answers.
-
-    Returns:
-        Its name, and in how many answers it finds two or more steps.
+    Raises:
+        RowError: it holds no list of texts, or they do not stand in the answer.
     """
-    auto = AutoSplitter(_unescaped(separator))
-    votes: Counter[str] = Counter()
-    found = 0
-    for style, spans in map(auto.decide, answers):
-        votes[style if style in SPLITTERS else "separator"] += len(spans) > 1
-        found += len(spans) > 1
-    if answers and 2 * found > len(answers) and 3 * max(votes.values()) < 2 * found:
-        return "auto", found
-    counts = {}
-    for name in sorted(("separator", "numbered", "lines"), key=lambda name: -votes[name]):
-        splitter = make_splitter(name, separator)
-        counts[name] = sum(len(splitter.spans(answer)) > 1 for answer in answers)
-        if 2 * counts[name] > len(answers):
-            return name, counts[name]
-    best = max(counts, key=lambda name: counts[name])
-    return ("auto", found) if found > counts[best] else (best, counts[best])
+    try:
+        return spans_of_steps(answer, listed_steps(row, str(rules.column)))
+    except RowError:
+        raise
+    except DataError as error:
+        raise RowError("steps_not_found", str(error)) from None
+
+
+def _total_of(row: Any) -> int | None:
+    """The number in `TOTAL_COLUMN`: as JSON has it, or as a table writes it."""
+    value = row.get(TOTAL_COLUMN) if isinstance(row, Mapping) else None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < len(str(_MOST)):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST or value % 1:
+        return None
+    return int(value)
+
+
+def names_steps(row: Any, column: str = STEPS_COLUMN) -> bool:
+    """Whether a row says itself that its answer has several steps: it holds them, or their number."""
+    own = row.get(column) if isinstance(row, Mapping) else None
+    listed = isinstance(own, (list, tuple)) and len(own) > 1 and all(isinstance(step, str) for step in own)
+    return listed or (_total_of(row) or 0) > 1
+
+
+def rules_for(
+    source: Iterable[tuple[int, Any]],
+    name: str,
+    separator: str = "\n\n",
+    column: str = STEPS_COLUMN,
+    columns: PairColumns | None = None,
+    splitter: StepSplitter | None = None,
+) -> StepRules:
+    """How the steps of a data set's rows are found.
+
+    With ``auto`` a row's own steps are taken where they stand in its answer, and one splitter serves all other rows: the one
+    that `choose_splitter` names for those among the first rows, or for all of the first rows where each holds its steps.
+
+    Args:
+        source: a `RowSource`; read with ``auto`` alone.
+        name: one of `STYLES`, or `LISTED`.
+        separator: see `make_splitter`.
+        column: the column that may hold a row's steps, for ``auto`` and `LISTED`.
+        columns: the two columns that make a chat, None for the known names.
+        splitter: the one that another data set of the run was settled on, in place of a choice of its own.
+
+    Raises:
+        ConfigError: an unknown splitter, or one that cannot be used.
+        DataError: the source cannot be read.
+    """
+    if name == LISTED:
+        return StepRules(SeparatorSplitter(), column, True)
+    if name != "auto":
+        return StepRules(make_splitter(name, separator))
+    rules = StepRules(splitter or make_splitter(name, separator), column)
+    if splitter is not None:
+        return rules
+    first: list[tuple[str, int | None]] = []  # answers and how many steps they have
+    without: list[tuple[str, int | None]] = []  # those of rows that do not hold their steps
+    for _, row in islice(source, _SAMPLED_ROWS):
+        try:
+            messages = row_to_messages(row, None, columns)
+        except RowError:
+            continue
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        known = [*((answer, None) for answer in answers[:-1]), (answers[-1], _total_of(row))]
+        first += known
+        without += [] if _is_own(row, rules, answers[-1]) else known
+    return rules._replace(splitter=make_splitter(choose_splitter(without or first, separator), separator))
+
+
+def _is_own(row: Any, rules: StepRules, answer: str) -> bool:
+    try:
+        return _holds_steps(row, rules) and bool(_own_spans(row, rules, answer))
+    except RowError:
+        return False

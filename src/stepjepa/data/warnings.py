@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stepjepa.data.format_report import FormatReport, counted, escaped, printable, short_place
+from stepjepa.data.report import REASONS
 from stepjepa.data.signs import LONG_STEP
 
 # Smaller shares are no reason to warn.
@@ -85,6 +86,7 @@ def _about_steps(report: FormatReport) -> Iterator[Caution]:
             f"{of_all(alone, chats, 'row')} have one step with {report.chosen()}",
             f"they make no pair for step_jepa and train as plain language modelling; {advice}; llm_jepa needs no steps",
         )
+    yield from _about_own_steps(report)
     if signs.one_word_steps > ONE_WORD_SHARE * signs.steps:
         yield Caution(
             "one_word_steps",
@@ -116,6 +118,30 @@ def _about_steps(report: FormatReport) -> Iterator[Caution]:
             "--step_pairs all in each. stepjepa prepare writes it at the end of the step before",
         )
     yield from _about_cuts(report)
+
+
+def _about_own_steps(report: FormatReport) -> Iterator[Caution]:
+    steps = report.steps
+    for reason, rows in steps.unread.items():
+        yield Caution(
+            f"own_{reason}",
+            rows,
+            steps.rows,
+            f"{of_all(rows, steps.rows, 'row')} hold steps that cannot be taken: {REASONS[reason]} (first: "
+            f"{short_place(steps.first_unread[reason], report.source)})",
+            f"their answers are split by --step_splitter {steps.splitter} instead: let the texts of the list stand in the "
+            "answer as they are, one behind the other, or name another --steps_column",
+        )
+    if steps.other_totals:
+        yield Caution(
+            "other_total_steps",
+            steps.other_totals,
+            steps.rows,
+            f"in {of_all(steps.other_totals, steps.rows, 'row')} the number of steps is not what total_steps says "
+            f"(first: {short_place(steps.first_other_total, report.source)})",
+            "training pairs the steps that are found: choose another --step_splitter, or give the rows their steps in a "
+            "column (stepjepa prepare writes them)",
+        )
 
 
 def _about_cuts(report: FormatReport) -> Iterator[Caution]:

@@ -37,12 +37,14 @@ class TrainingRecord:
         system_prompts: system message -> rows; None stands for rows without one.
         others: rows with further system messages, which the record does not hold.
         settings: of the run.
+        splitter: name of the step splitter that its training data were read with, None where they were several data sets.
     """
 
     found: bool = False
     system_prompts: Counter[str | None] = field(default_factory=Counter)
     others: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    splitter: str | None = None
 
     @property
     def added_predictors(self) -> int:
@@ -108,6 +110,8 @@ def read_record(place: Place) -> TrainingRecord:
     for name, report in reports.items():
         if name.partition("_")[0] != "train" or not isinstance(report, dict):
             continue
+        if name == "train" and isinstance(report.get("steps"), dict):
+            record.splitter = report["steps"].get("splitter") or None
         record.system_prompts.update(report.get("system_prompts") or {})
         if report.get("without_system_prompt"):
             record.system_prompts[None] += report["without_system_prompt"]

@@ -22,7 +22,6 @@ from stepjepa.data.format_check import excerpt
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import ListedSteps, StepSplitter
 from stepjepa.data.streams import is_stream
 from stepjepa.inspect.feeding_report import Coverage, FeedingReport, Sampled, Truncation
 from stepjepa.inspect.padding import Form
@@ -133,11 +132,8 @@ def _sampled(
         if encoder.streams and is_stream(row):
             yield Sampled(own, ())
             continue
-        splitter: StepSplitter | None = settings.splitter if settings.objective == "step_jepa" else None
-        messages, listed = read_chat(row, settings)
-        if listed is not None and splitter is not None:
-            splitter = ListedSteps(tuple(listed))
-        yield Sampled(own, trunk_spans(tokenizer, encoder.chats, messages, splitter, own.input_ids))
+        chat = read_chat(row, encoder.chats, settings)
+        yield Sampled(own, trunk_spans(tokenizer, chat.rendered, chat.steps and chat.steps.spans, own.input_ids))
 
 
 def _full_lengths(whole: RowEncoder, chunk: Sequence[PlacedRow], encoded: Encoded, max_length: int) -> np.ndarray:

@@ -57,6 +57,7 @@ def _pairs(report: FeedingReport) -> Iterator[str]:
         yield "  Pairs: none, the objective is regular"
         return
     paired = data.examples - sum(data.examples_without_pairs.values())
+    yield from (f"  {printable(line[:1].upper() + line[1:])}" for line in data.steps.lines())
     yield f"  Pairs: {data.pairs:,} in {of_all(paired, data.examples, 'example')}"
     for reason, count in data.examples_without_pairs.most_common():
         yield f"    no pair in {count:,}: {REASONS.get(reason, reason)}; plain language modelling"

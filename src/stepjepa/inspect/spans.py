@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.chat import ChatRenderer, RenderedChat
+from stepjepa.data.chat import RenderedChat
 from stepjepa.data.examples import Example
-from stepjepa.data.steps import StepSplitter
+from stepjepa.data.steps import CharSpan
 from stepjepa.data.tokens import encode_apart, encode_texts, token_span
 
 
@@ -23,24 +23,21 @@ class TrunkSpan(NamedTuple):
 
 def trunk_spans(
     tokenizer: Any,
-    renderer: ChatRenderer,
-    messages: Sequence[Mapping[str, str]],
-    splitter: StepSplitter | None = None,
+    chat: RenderedChat,
+    steps: Sequence[Sequence[CharSpan]] | None = None,
     trunk: np.ndarray | None = None,
 ) -> tuple[TrunkSpan, ...]:
-    """Where a chat's messages, and with a splitter the answers' steps, stand among its tokens.
+    """Where a chat's messages, and the answers' steps, stand among its tokens.
 
     Names are the roles, and "step 1" .. for an answer's steps ("answer 2, step 1" where there are several answers).
     Empty stretches are left out. What stands between, the template's own tokens, has no span.
 
     Args:
+        chat: rendered.
+        steps: of each answer, in characters of the answer; None names the answers as wholes.
         trunk: (T,) the tokens that were made of the chat. The spans are places in these, and there are none if no way to
             tokenise the chat leads to them.
-
-    Raises:
-        RowError: the template refuses the chat.
     """
-    chat = renderer.render(messages)
     last = next((last for ids, last in _tokenised(tokenizer, chat) if trunk is None or _agrees(ids, trunk)), None)
     if last is None:
         return ()
@@ -50,10 +47,11 @@ def trunk_spans(
     for span in chat.spans:
         name, pieces = span.role, [(0, span.end - span.start)]
         if span.role == "assistant":
+            if steps is not None:
+                pieces = list(steps[answers])
             answers += 1
             name = f"answer {answers}" if several else "answer"
-            if splitter is not None:
-                pieces = splitter.spans(chat.text[span.start : span.end])
+            if steps is not None:
                 name = f"{name}, step" if several else "step"
         for number, (start, end) in enumerate(pieces, 1):
             first, stop = token_span(last, span.start + start, span.start + end)

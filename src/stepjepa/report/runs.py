@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from typing import Any
 
 from stepjepa.data.report import DataReport
@@ -75,19 +73,13 @@ def versions(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], bo
 def data_lines(run: Run) -> list[str]:
     """The data report in words, as training has printed it."""
     lines = []
-    known = {one.name for one in fields(DataReport)}
     for split, record in run.data.items():
-        kept = {name: value for name, value in mapping(record).items() if name in known}
         try:
-            counted: dict[str, Any] = {name: Counter(value) for name, value in kept.items() if name in _COUNTED}
-            found = DataReport(**{"source": "", **kept, **counted}).lines()
+            found = DataReport.from_dict({"source": "", **mapping(record)}).lines()
         except (TypeError, ValueError, KeyError, AttributeError):  # of another version
             found = [f"{split}: the data report cannot be read"]
         lines += [f"{split}: {found[0]}", *found[1:]]
     return lines
-
-
-_COUNTED = {"rows_skipped", "examples_without_pairs", "pairs_dropped", "system_prompts"}
 
 
 def charts(runs: Sequence[tuple[str, Sequence[dict[str, Any]]]], quantities: Iterable[tuple[str, str]]) -> list[Chart]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.cli.values import nearest
-from stepjepa.data.prepare_options import LISTED_STEPS
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import JEPAOptions
 
@@ -94,7 +93,7 @@ def read_views(name: str, given: Options) -> dict[str, Any]:
         )
     try:
         method = _method({}, views)
-        if method.step_splitter != LISTED_STEPS:
+        if method.step_splitter != LISTED:
             make_splitter(method.step_splitter, method.step_separator)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None

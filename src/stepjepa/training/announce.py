@@ -60,6 +60,7 @@ def announce(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> 
         lines = report.lines()
         if args.streaming and name.startswith("train"):
             lines = [f"{report.source}: streamed, {args.shuffle_buffer:,} examples shuffled together"]
+            lines += report.steps.lines()
         tell(name, [line.removeprefix("  ") for line in lines], width)
     batches = first_batches(trainer)
     flop = []
@@ -93,6 +94,10 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
     speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = f", {median(speeds):,.0f} tokens/s (median of the log)" if speeds else ""
     say("")
+    if trainer.args.streaming:  # only now is known what the rows hold
+        for name, report in trainer.data_reports.items():
+            if name.startswith("train"):
+                tell("data", [f"{report.source}: {report.rows_read:,} rows read", *report.steps.lines()])
     tell("done", [f"{trainer.state.global_step:,} steps in {clock(metrics.get('train_runtime', 0.0))}{speed}"])
     scores = "  ".join(f"{name} {metrics[name]:.4f}" for name in answers if name in metrics)
     tell("final", [line for line in (short(metrics), scores) if line])

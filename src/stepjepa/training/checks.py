@@ -47,7 +47,7 @@ _NEEDS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ("shuffle_buffer", lambda o: o.streaming, "--streaming"),
     ("stopping_strategy", lambda o: o.mixing_weights and not o.streaming, "--mixing_weights, or with --streaming"),
     ("data_cache", lambda o: not o.streaming, "a pass over the data; it is streamed"),
-    ("steps_column", lambda o: o.step_splitter == "list", "--step_splitter list"),
+    ("steps_column", lambda o: o.step_splitter in ("list", "auto"), "--step_splitter list or auto"),
     (
         "step_separator",
         lambda o: o.step_splitter in ("auto", "separator", "regex"),

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from stepjepa.data.cache import cache_key, load_cached, save_cached
 from stepjepa.data.chat import ChatRenderer, with_template
-from stepjepa.data.encode import encode_dataset, find_splitter
+from stepjepa.data.encode import encode_dataset
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for
 from stepjepa.errors import DataError
 from stepjepa.training.options import JEPAOptions
 
-logger = logging.getLogger("stepjepa")
 
+def encode_options(options: JEPAOptions, positions: int | None = None, rules: StepRules | None = None) -> EncodeOptions:
+    """How rows become examples under `options`.
 
-def encode_options(options: JEPAOptions, positions: int | None = None) -> EncodeOptions:
-    """How rows become examples under `options`."""
-    listed = options.step_splitter == "list"
+    Args:
+        positions: positions that the model has, None for rotary ones.
+        rules: how steps are found, where that was settled on a data set; without them ``auto`` takes a row's own steps and
+            decides for every other answer by itself.
+    """
+    rules = rules or step_rules((), options, make_splitter("auto", options.step_separator))
     return EncodeOptions(
         objective=options.objective if options.uses_pairs else "regular",
-        splitter=make_splitter("separator" if listed else options.step_splitter, options.step_separator),
-        steps_column=options.steps_column if listed else None,
+        splitter=rules.splitter,
+        steps_column=rules.column,
+        steps_required=rules.required,
         step_pairs=options.step_pairs,
         last_token=options.last_token,
         max_length=options.max_length,
@@ -68,28 +73,27 @@ def chat_tokenizer(tokenizer: Any, options: JEPAOptions) -> Any:
     return with_template(tokenizer, options.chat_template, options.plain)
 
 
-def settle_splitter(source: RowSource, options: JEPAOptions) -> None:
-    """Replace ``step_splitter=auto`` by the splitter that serves the data set's first rows, and say which; it stays where
-    each answer is best served by itself."""
-    if options.objective != "step_jepa" or options.step_splitter != "auto":
-        return
-    name, found, seen = find_splitter(source, options.step_separator, pair_columns(options))
-    options.step_splitter = name  # type: ignore[assignment]
-    if name != "separator":
-        how = "in the way that serves each answer" if name == "auto" else f"by --step_splitter {name}"
-        logger.warning(
-            "%s: steps are found %s (%d of the first %d answers have two or more)", source.name, how, found, seen
-        )
+def step_rules(
+    rows: Iterable[tuple[int, Any]], options: JEPAOptions, splitter: StepSplitter | None = None
+) -> StepRules:
+    """How the steps of a data set are found under the options of a run, see `data.steps.rules_for`."""
+    if options.objective != "step_jepa":
+        splitter = splitter or make_splitter("separator")  # nobody asks for steps
+    return rules_for(
+        rows, options.step_splitter, options.step_separator, options.steps_column, pair_columns(options), splitter
+    )
 
 
-def settings_for(rows: RowSource, options: JEPAOptions, positions: int | None = None) -> EncodeOptions:
-    """How the rows of one data set become examples; settles its splitter.
+def settings_for(
+    rows: RowSource, options: JEPAOptions, positions: int | None = None, splitter: StepSplitter | None = None
+) -> EncodeOptions:
+    """How the rows of one data set become examples; with ``step_splitter=auto`` its first rows settle the splitter.
 
     Args:
         positions: positions that the model has, None for rotary ones.
+        splitter: the one that ``auto`` was settled on before, on the data set that this one is read like.
     """
-    settle_splitter(rows, options)
-    settings = encode_options(options, positions)
+    settings = encode_options(options, positions, step_rules(rows, options, splitter))
     if positions is not None:
         inserted = settings.predictors if options.forward == "inline" and options.uses_pairs else 0
         settings = replace(settings, max_length=min(settings.max_length, positions - inserted))
@@ -97,15 +101,23 @@ def settings_for(rows: RowSource, options: JEPAOptions, positions: int | None = 
 
 
 def encode(
-    source: Any, tokenizer: Any, options: JEPAOptions, positions: int | None = None, split: str = "train"
+    source: Any,
+    tokenizer: Any,
+    options: JEPAOptions,
+    positions: int | None = None,
+    split: str = "train",
+    splitter: StepSplitter | None = None,
 ) -> tuple[ExampleStore, DataReport]:
     """Examples of a data set under the options of a run.
+
+    Args:
+        positions, splitter: see `settings_for`.
 
     Raises:
         DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
-    settings = settings_for(rows, options, positions)
+    settings = settings_for(rows, options, positions, splitter)
     tokenizer = chat_tokenizer(tokenizer, options)
     renderer = make_renderer(tokenizer, options)
     key = cache_key(rows, tokenizer, settings, options.chat_template_kwargs) if options.data_cache else None

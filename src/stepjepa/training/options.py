@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepjepa.data.fields import option
+from stepjepa.data.steps import STEPS_COLUMN
 from stepjepa.errors import ConfigError
 
 _METHOD, _LOSS, _VIEWS, _TUBE, _DATA, _OUTPUT = "method", "loss", "views", "semantic tube", "data", "output"
@@ -99,8 +100,9 @@ class JEPAOptions:
         "auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "list"
     ] = option(
         "auto",
-        "How steps are found in an answer; auto takes the one of separator, numbered, lines that serves most rows, or "
-        "decides for each answer by itself where none does. list: a column holds the steps.",
+        "How steps are found in an answer; auto takes the steps that a row holds, and for other rows the one of separator, "
+        "numbered, lines that serves most of them, or what serves each answer where none does. list: every row holds its "
+        "steps.",
         _VIEWS,
     )
     step_separator: str = option(
@@ -108,7 +110,9 @@ class JEPAOptions:
         "The string between steps for step_splitter=separator; the pattern that opens a step for regex.",
         _VIEWS,
     )
-    steps_column: str = option("steps", "Column with the list of steps of the (last) answer, for list.", _VIEWS)
+    steps_column: str = option(
+        STEPS_COLUMN, "Column with the list of steps of the (last) answer, for auto and list.", _VIEWS
+    )
     views: Literal["in_context", "standalone"] | None = option(
         None,
         "llm_jepa: the source on the chat and a copy of the answer (in_context, the default), or each message rendered "

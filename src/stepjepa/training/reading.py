@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -14,6 +13,7 @@ from stepjepa.data.encode import make_encoder
 from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.data.streaming import ExampleStream, RowStream
 from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
@@ -117,7 +117,7 @@ class ExampleReader:
             return self.read(several[0], "train", args.jepa_ratio)
         stores = []
         for number, one in enumerate(several, 1):
-            store, self.reports[f"train_{number}"] = encode(one, self.tokenizer, copy.copy(args), self.positions)
+            store, self.reports[f"train_{number}"] = encode(one, self.tokenizer, args, self.positions)
             stores.append(store)
         mixture = (
             Mixture.weighted([len(store) for store in stores], weights, args.stopping_strategy) if weights else None
@@ -140,8 +140,18 @@ class ExampleReader:
             return source
         store = source
         if not isinstance(source, ExampleStore):
-            store, self.reports[name] = encode(source, self.tokenizer, self.args, self.positions)
+            splitter = self._settled if name.startswith("eval") else None
+            store, self.reports[name] = encode(source, self.tokenizer, self.args, self.positions, splitter=splitter)
         return DrawnExamples(store, self.args, self.args.seed, ratio, self.pad_id)
+
+    @property
+    def _settled(self) -> StepSplitter | None:
+        """The splitter that the training data were settled on, so that other rows are read like them; None where several
+        data sets may have settled on several."""
+        train = self.reports.get("train")
+        if train is None or not train.steps.looked or self.args.step_splitter != "auto":
+            return None
+        return make_splitter(train.steps.splitter, self.args.step_separator)
 
     def _rows(self, source: Any) -> RowSource:
         if isinstance(source, ExampleStore):
@@ -152,12 +162,11 @@ class ExampleReader:
         args = self.args
         encoders = []
         for source in sources:
-            options = args if len(sources) == 1 else copy.copy(args)
-            settings = settings_for(source, options, self.positions)
-            encoders.append(make_encoder(source, self.tokenizer, make_renderer(self.tokenizer, options), settings))
+            settings = settings_for(source, args, self.positions)
+            encoders.append(make_encoder(source, self.tokenizer, make_renderer(self.tokenizer, args), settings))
         rows = RowStream(sources, args.mixing_weights, args.process_index, args.world_size)
         stream = ExampleStream(rows, encoders, args.dataset_num_proc)
-        for number, (source, report) in enumerate(zip(sources, stream.reports, strict=True), 1):
-            report.fingerprint = source.fingerprint
+        for number, (source, encoder, report) in enumerate(zip(sources, encoders, stream.reports, strict=True), 1):
+            report.fingerprint, report.steps = source.fingerprint, encoder.new_counts()
             self.reports["train" if len(sources) == 1 else f"train_{number}"] = report
         return StreamedExamples(stream, args, args.seed, args.jepa_ratio, args.process_index, args.world_size)
