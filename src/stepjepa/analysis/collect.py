@@ -32,6 +32,7 @@ from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.forward import causal_lm, row_states
 from stepjepa.modeling.heads import HEAD_FILE, add_head, load_head, predictor_head
+from stepjepa.modeling.load import check_finite
 from stepjepa.modeling.trim import decoder_layers
 
 
@@ -237,7 +238,7 @@ def attach_head(model: Any, folder: str | Path) -> str | None:
     """Give a model the predictor head that was saved beside it; its kind, None where there is none.
 
     Raises:
-        ConfigError: the file is damaged, or of a model of another width.
+        ConfigError: the file is damaged, of a model of another width, or its weights are not finite.
     """
     path, inner = Path(folder) / HEAD_FILE, causal_lm(model)
     if not path.is_file():
@@ -250,6 +251,9 @@ def attach_head(model: Any, folder: str | Path) -> str | None:
     except (SafetensorError, RuntimeError, OSError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path}: is no predictor head of this model ({why}); use --no_head") from None
+    head = predictor_head(inner)
+    assert head is not None
+    check_finite(head, str(path))
     return kind
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -17,10 +16,11 @@ from stepjepa.analysis.plots import LOSS_CURVES, curve_figure
 from stepjepa.analysis.states import saved_layers
 from stepjepa.analysis.style import save_figure
 from stepjepa.analysis.summary import collapse_lines, tables
-from stepjepa.cli.check import folded, print_text
+from stepjepa.cli.check import folded
 from stepjepa.cli.progress import Bar
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.utils.files import check_writable, write_json, write_whole
+from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
+from stepjepa.utils.terminal import print_text
 
 ABOUT, NUMBERS, TABLE, CURVES = "analysis.json", "numbers.json", "numbers.csv", "curves"
 _STATES = re.compile(r"states-.+\.safetensors")
@@ -260,7 +260,7 @@ def read_log(name: str) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """An object in a file; empty where there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

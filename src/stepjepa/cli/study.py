@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.cli.check import file_argument, folded, print_text
+from stepjepa.cli.check import file_argument, folded
 from stepjepa.cli.parser import StrictParser
 from stepjepa.data.fields import option
 from stepjepa.errors import ConfigError
+from stepjepa.utils.terminal import print_error, print_text
 
 if TYPE_CHECKING:
     from stepjepa.study.spec import Study
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError("no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)")
     study = read(options)
     for note in study.notes:
-        _say(f"note   {note}")
+        print_text(f"note   {note}")
     if options.dry_run:
         from stepjepa.study.listing import listing
 
@@ -109,9 +109,9 @@ def carry_out(study: Study, overwrite: bool) -> int:
     from stepjepa.study.run import run_study
 
     try:
-        outcome = run_study(study, _say, overwrite)
+        outcome = run_study(study, print_text, overwrite)
     except (KeyboardInterrupt, SystemExit):
-        print("stepjepa study: ended before its end; the same command goes on from there", file=sys.stderr)
+        print_error("stepjepa study: ended before its end; the same command goes on from there")
         raise
     print_text("\n" + "\n".join(write_report(outcome)))
     return 1 if outcome.failed else 0
@@ -128,8 +128,3 @@ def check_libraries() -> None:
             raise ConfigError(
                 f"a study needs {name}, which is not installed; install it with: pip install 'stepjepa[study]'"
             )
-
-
-def _say(line: str) -> None:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -13,6 +13,7 @@ from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions, trainer_op
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.utils.terminal import PrintableFormatter
 
 SCRATCH_LEARNING_RATE = 1e-3
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
@@ -34,7 +35,9 @@ def run(argv: list[str]) -> int:
     from stepjepa.training.announce import conclusion, say
     from stepjepa.training.run import leave_process_group, run_training
 
-    logging.basicConfig(format="%(message)s")
+    shown = logging.StreamHandler()
+    shown.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(handlers=[shown])
     level = logging.DEBUG if options.debug_level >= 5 else logging.INFO if options.debug_level >= 1 else logging.WARNING
     logging.getLogger("stepjepa").setLevel(level)
     disable_progress_bar()  # of loading and writing; training has its own

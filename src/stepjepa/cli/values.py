@@ -13,13 +13,14 @@ written arrives in one of these forms:
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import types
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Literal, Union, get_args, get_origin
+
+from stepjepa.utils.files import parse_json
 
 _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
@@ -198,8 +199,8 @@ def _convert_dict(hint: Any, given: Any, text: bool) -> dict[str, Any]:
         if text and not given.lstrip().startswith("{"):
             raise _Mismatch
         try:
-            given = json.loads(given)
-        except json.JSONDecodeError as error:
+            given = parse_json(given)
+        except ValueError as error:
             raise BadValue(f"expected a JSON object, got {show(given)} ({error})") from None
     if not isinstance(given, dict):
         raise _Mismatch

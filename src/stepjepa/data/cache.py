@@ -26,6 +26,7 @@ from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import read_json
 
 _FORMAT = 1
 _REPORT = "report.json"  # written last: an entry without it is none
@@ -49,7 +50,7 @@ def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore,
     """What `save_cached` stored under the key, memory-mapped; None where there is nothing whole."""
     entry = Path(folder) / key
     try:
-        record = json.loads((entry / _REPORT).read_text(encoding="utf-8"))
+        record = read_json(entry / _REPORT)
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
     except (OSError, ValueError):
         return None

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.data.chat import RowError
-from stepjepa.data.format_report import SHOWN_CHARACTERS, FormatReport, RowSample, escaped, printable
+from stepjepa.data.format_report import SHOWN_CHARACTERS, FormatReport, RowSample
 from stepjepa.data.signs import Leak, question_of
 from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, listed_steps, row_to_messages
 from stepjepa.data.splitters_base import CharSpan
 from stepjepa.data.steps import StepSplitter, join_steps, make_splitter, spans_of_steps
 from stepjepa.data.streams import is_stream, stream_ids
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.text import printable
 
-__all__ = ["check_format", "escaped", "excerpt", "printable"]
+__all__ = ["check_format", "excerpt"]
 
 _Chat = list[dict[str, str]]
 _EXCERPT = 160  # characters of a row that is skipped

@@ -9,7 +9,6 @@ in between leaves files that are whole, and a journal with which ``resume`` rena
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 from stepjepa.data.prepare_options import PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.utils.files import sync, write_json
+from stepjepa.utils.files import read_json, sync, write_json
 
 CHECKPOINT_SECONDS = 2.0
 # Options that may differ between an interrupted run and the one that goes on with it.
@@ -260,7 +259,7 @@ def _lock(path: Path) -> int | None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None

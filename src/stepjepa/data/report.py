@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from stepjepa.utils.text import escaped
+
 REASONS = {
     "not_an_object": "the row is no object with columns",
     "no_known_columns": "none of the columns that make a chat",
@@ -158,6 +160,6 @@ class DataReport:
 
 def listed_files(names: Sequence[str]) -> str:
     """Names of files in one line, however many; what is not printable as escapes."""
-    shown = [name if name.isprintable() else repr(name) for name in names[:_SHOWN_FILES]]
+    shown = list(map(escaped, names[:_SHOWN_FILES]))
     more = len(names) - _SHOWN_FILES
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")

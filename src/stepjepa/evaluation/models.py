@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import warnings
@@ -16,8 +15,9 @@ from typing import Any
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
-from stepjepa.modeling.load import check_local, load_model, load_tokenizer
+from stepjepa.modeling.load import check_finite, check_local, load_model, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
+from stepjepa.utils.files import read_json
 
 _ADAPTER = "adapter_config.json"
 _MODEL_FILES = re.compile(
@@ -158,7 +158,7 @@ def add_adapter(model: Any, place: Place) -> Any:
     """The base model with its adapter.
 
     Raises:
-        ConfigError: the adapter does not fit the model.
+        ConfigError: the adapter does not fit the model, or its weights are not finite.
     """
     from peft import PeftConfig, PeftModel
 
@@ -170,10 +170,12 @@ def add_adapter(model: Any, place: Place) -> Any:
             rows = max(trained, default=-1) + 1
             if rows > vocabulary_size(model):  # a checkpoint, which holds predictor tokens behind the vocabulary
                 model.resize_token_embeddings(rows, mean_resizing=False)
-            return PeftModel.from_pretrained(model, str(place.folder))
+            adapted = PeftModel.from_pretrained(model, str(place.folder))
     except Exception as error:  # peft, safetensors and torch raise their own
         why = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"--model_name {place.name}: the adapter does not fit {place.base} ({why[:200]})") from None
+    check_finite(adapted, f"--model_name {place.name}")
+    return adapted
 
 
 def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:
@@ -237,7 +239,7 @@ def _samples(path: Path) -> Iterator[bytes]:
 def _read_json(path: Path) -> dict[str, Any]:
     """An object in a file; empty where there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

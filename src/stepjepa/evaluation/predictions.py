@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from stepjepa.data.chat import RowError
 from stepjepa.data.files import file_rows
 from stepjepa.errors import DataError
 from stepjepa.evaluation.teachers.files import json_line, replace
+from stepjepa.utils.files import json_bytes, read_json
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _OPTIONAL = ("note", "answer_nll", "answer_tokens")
@@ -62,7 +62,7 @@ def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
         DataError: the file cannot be written.
     """
     if path.suffix == ".json":
-        replace(path, [json.dumps(list(records), ensure_ascii=False, indent=1).encode() + b"\n"])
+        replace(path, [json_bytes(list(records), indent=1), b"\n"])
     else:
         replace(path, map(json_line, records))
 
@@ -95,8 +95,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"line {number}", row
         return
     try:
-        rows = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        rows = read_json(path)
+    except ValueError as error:
         raise DataError(f"{path}: broken JSON ({error})") from None
     for number, row in enumerate(rows):
         yield f"entry {number}", row

@@ -84,7 +84,7 @@ def load_model(
     and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast).
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: it cannot be loaded, or its weights are not finite.
     """
     kwargs: dict[str, Any] = {"dtype": "auto" if dtype == "auto" else getattr(torch, dtype)}
     if attn_implementation:
@@ -113,9 +113,35 @@ def load_model(
             "--merge_lora true and give that folder"
         )
     try:
-        return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
+        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
     except Exception as error:
         raise ConfigError(_not_loaded("model", name, error)) from None
+    check_finite(model, f"--model_name {name}")
+    return model
+
+
+def check_finite(model: torch.nn.Module, name: str) -> None:
+    """Refuse weights that training has broken: what they give is no result. One pass, one synchronization.
+
+    Args:
+        name: of the model in the message.
+
+    Raises:
+        ConfigError: a parameter holds NaN or infinity; the message names the first one.
+    """
+    weights = {key: value.detach() for key, value in model.named_parameters() if value.is_floating_point()}
+    if not weights:
+        return
+    device = next(iter(weights.values())).device
+    # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
+    sums = torch.stack([value.sum(dtype=torch.float32).to(device) for value in weights.values()]).isfinite().tolist()
+    doubtful = [key for key, finite in zip(weights, sums, strict=True) if not finite]
+    broken = [key for key in doubtful if not weights[key].isfinite().all()]
+    if broken:
+        raise ConfigError(
+            f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
+            "and it can answer nothing; take an earlier checkpoint, or train again with a lower learning rate"
+        )
 
 
 def _not_loaded(what: str, name: str, error: Exception) -> str:

@@ -8,7 +8,6 @@ whole, as the last of its stage, and never again.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -17,7 +16,7 @@ from typing import Any
 
 from stepjepa.errors import DataError
 from stepjepa.training.checkpoints import last_complete_checkpoint
-from stepjepa.utils.files import write_json
+from stepjepa.utils.files import read_json, write_json
 
 STATE = "state.json"
 LOCK = ".lock"
@@ -43,8 +42,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         DataError: it cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        return read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

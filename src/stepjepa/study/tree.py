@@ -6,7 +6,6 @@ what it means, as for a flag.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 
 from stepjepa.cli.values import Quoted, show
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import parse_json
 
 _NULL = ("", "~", "null", "Null", "NULL")
 _WORDS = {"True": True, "TRUE": True, "False": False, "FALSE": False}
@@ -124,7 +124,7 @@ def typed(node: Node) -> Any:
     if given in _WORDS:
         return _WORDS[given]
     try:
-        value = json.loads(given)
+        value = parse_json(given)
     except ValueError:
         try:
             return float(given) if given[:1] in "+-.0123456789" else given

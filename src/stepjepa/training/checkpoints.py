@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+
+from stepjepa.utils.files import read_json
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
 # Written last of all by `Trainer._save_checkpoint`: a folder whose state can be read is whole.
@@ -18,8 +19,7 @@ _LAST_FILE = "trainer_state.json"
 def is_complete(folder: str | os.PathLike[str]) -> bool:
     """Whether a checkpoint was written to its end and holds all that a run needs to go on."""
     try:
-        with open(Path(folder) / _LAST_FILE, encoding="utf-8") as file:
-            json.load(file)
+        read_json(Path(folder) / _LAST_FILE)
     except (OSError, ValueError):
         return False
     # Without these (save_only_model, or a kill between files) a run cannot go on exactly.

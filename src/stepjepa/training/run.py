@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import platform
 import shutil
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from stepjepa.training.evaluating import ScoreAnswers
 from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.training.reading import Sources
 from stepjepa.training.trainer import JEPATrainer
-from stepjepa.utils.files import check_writable, write_json
+from stepjepa.utils.files import check_writable, read_json, write_json
 
 # A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
 # else.
@@ -268,8 +267,7 @@ def check_same_run(output: Path, record: dict[str, Any]) -> None:
         ConfigError: what differs.
     """
     try:
-        with open(output / "run.json", encoding="utf-8") as file:
-            before = json.load(file)
+        before = read_json(output / "run.json")
     except (OSError, ValueError):
         return
     for name in FIXED_ON_RESUME:

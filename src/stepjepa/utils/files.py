@@ -13,6 +13,8 @@ from typing import Any
 
 from stepjepa.errors import ConfigError
 
+_MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -92,6 +94,37 @@ def json_bytes(record: Any, indent: int | None = None) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return json.dumps(_finite(record), indent=indent, allow_nan=False).encode()
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value in a file of JSON.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON in UTF-8.
+    """
+    return parse_json(Path(path).read_bytes())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or one that no program reads well: nested too deeply, a whole number beyond all floats.
+    """
+    try:
+        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
