@@ -7,6 +7,7 @@ status.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -16,7 +17,7 @@ import traceback
 from stepjepa import __version__
 from stepjepa.cli.values import nearest
 from stepjepa.errors import StepJepaError
-from stepjepa.utils.terminal import open_missing_streams, print_error, stdout_trouble
+from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
 
 # name -> (module, what it does)
 COMMANDS = {
@@ -74,21 +75,22 @@ def main(argv: list[str] | None = None) -> int:
 
 def _cannot_print(trouble: str, argv: list[str]) -> int:
     if trouble:
-        print_error(f"{_name(argv)}: error: standard output cannot be written ({trouble})")
+        print_error(f"{_name(argv)}: error: {trouble}")
         return 1
     return 141
 
 
 def _dispatch(argv: list[str]) -> int:
     if not argv:
-        print(_help(), file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(_help(), file=sys.stderr, flush=True)
         return 2
     command, rest = argv[0], argv[1:]
     if command in ("-h", "--help"):
-        print(_help())
+        print_text(_help())
         return 0
     if command == "--version":
-        print(f"stepjepa {__version__}")
+        print_text(f"stepjepa {__version__}")
         return 0
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"

@@ -86,7 +86,7 @@ def read(options: StudyOptions) -> Study:
     """
     from stepjepa.study.reading import read_study
     from stepjepa.study.recipes import open_study
-    from stepjepa.study.tree import set_value
+    from stepjepa.study.tree import check_read, set_value
 
     name, tree = open_study(str(options.file))
     given: dict[str, Any] = {name: getattr(options, name) for name in ("jobs", "executor")}
@@ -96,9 +96,9 @@ def read(options: StudyOptions) -> Study:
     assignments += options.overrides or []
     for assignment in assignments:
         if options.mini and "mini" in tree.given:  # on top of what the section says
-            tree = set_value(tree, f"mini.{assignment}")
-        else:
-            tree = set_value(tree, assignment)
+            assignment = f"mini.{assignment.removeprefix('mini.')}"
+        tree = set_value(tree, assignment)
+        check_read(tree, assignment, options.mini)
     study = read_study(tree, name, options.mini)
     return replace(study, output_dir=Path(options.output_dir)) if options.output_dir else study
 

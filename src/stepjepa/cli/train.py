@@ -10,10 +10,11 @@ from typing import Any
 from stepjepa.cli.parser import StrictParser, dump_yaml
 from stepjepa.cli.spellings import PUBLISHED, notes
 from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions, trainer_option_names
+from stepjepa.data.files import FILE_SUFFIXES
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
-from stepjepa.utils.terminal import PrintableFormatter
+from stepjepa.utils.terminal import PrintableFormatter, print_text
 
 SCRATCH_LEARNING_RATE = 1e-3
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
@@ -26,7 +27,7 @@ _EXAMPLE = (
 def run(argv: list[str]) -> int:
     """Parse, train, say where everything is. Exit status 0."""
     if any(word in ("-h", "--help") for word in argv):
-        print(help_text())
+        print_text(help_text())
         return 0
     _shown_parser().check_flags(argv, trainer_option_names)
     parser, (options, config) = parse(argv)
@@ -47,7 +48,8 @@ def run(argv: list[str]) -> int:
 
     unread = [] if options.lora else [name for name in _LORA if getattr(options, name) != getattr(RunOptions(), name)]
     lines = [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]
-    for line in [*lines, *(f"--{name} has no effect without --lora" for name in unread)]:
+    lines += [f"--{name} has no effect without --lora" for name in unread]
+    for line in [*lines, *evaluation_unread(options, parser.explicit)]:
         say(f"note   {line}")
     if options.debug_level >= 5 and "logging_steps" not in parser.explicit:
         config.logging_steps = 1
@@ -60,6 +62,25 @@ def run(argv: list[str]) -> int:
     del trainer  # the wrapped model must go before the process group
     leave_process_group()
     return 0
+
+
+def evaluation_unread(options: RunOptions, explicit: set[str]) -> list[str]:
+    """A line for every option of the data's splits and of the evaluation that the run does not read."""
+    files = [name for name in [*(options.train_file or ()), options.eval_file] if name]
+    plain = all(Path(name).suffix.lower() in FILE_SUFFIXES and Path(name).is_file() for name in files)
+    needs = {
+        "dataset_split": "" if plain else "train_file",
+        "eval_split": "" if plain and options.eval_file else "eval_file",
+        "eval_samples": "eval_metrics",
+        "eval_max_new_tokens": "eval_metrics",
+    }
+    lines = []
+    for name, other in needs.items():
+        if name in explicit and not other:
+            lines.append(f"--{name} has no effect: the files have no splits")
+        elif name in explicit and not getattr(options, other):
+            lines.append(f"--{name} has no effect without --{other}")
+    return lines
 
 
 def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError, check_messages
+from stepjepa.data.fields import check_split_name
 from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
 from stepjepa.errors import DataError
 from stepjepa.utils.files import parse_json
@@ -156,6 +157,7 @@ class RowSource:
 
     def __init__(self, source: Any, split: str = "train", streaming: bool = False):
         self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+        check_split_name(split)
         self._file: Path | None = None
         self._folder: Path | None = None
         self._split = split

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 import transformers
 
+from stepjepa.data.fields import is_secret
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import JEPAOptions
 
@@ -111,3 +113,13 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""
         return {**super().to_dict(), "last_token": self.last_token}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them (`__deepcopy__`)."""
+        secrets = {one.name: one.default for one in fields(self) if is_secret(one)}
+        return {**self.__dict__, **secrets}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JEPAConfig:
+        made = object.__new__(type(self))
+        made.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        return made

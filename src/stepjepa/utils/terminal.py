@@ -12,6 +12,8 @@ from typing import IO, Any
 
 from stepjepa.utils.text import one_line, printable, printable_json
 
+_STDOUT = "standard output"
+
 
 def print_text(text: str) -> None:
     """Print `text` at once; what is not printable, or not in standard output's encoding, is written as escapes."""
@@ -26,7 +28,11 @@ def print_json(record: Any) -> None:
 def print_drawn(text: str) -> None:
     """Print what was made for the terminal, its colors included; what the encoding cannot hold is written as escapes."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except OSError as error:
+        error.filename = _STDOUT  # for whoever reports it
+        raise
 
 
 def print_error(text: str) -> None:
@@ -70,7 +76,7 @@ def stdout_trouble() -> str | None:
             if any(event & select.POLLERR for _, event in poll.poll(0)):
                 trouble = ""
     except OSError as error:
-        trouble = "" if error.errno == errno.EPIPE else str(error.strerror or error)
+        trouble = "" if error.errno == errno.EPIPE else f"{_STDOUT}: {error.strerror or error}"
     if trouble is not None:
         _silence(sys.stdout)
     return trouble
