@@ -10,7 +10,7 @@ from typing import Any
 from stepjepa.cli.parser import Alias, StrictParser
 from stepjepa.cli.progress import Bar, ending
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.options import NLL, EvaluateOptions
+from stepjepa.evaluation.options import NLL, EvaluateOptions, listed_metrics
 from stepjepa.utils.terminal import print_json, print_text
 
 # Spellings of the published evaluate_step_jepa that are not field names already.
@@ -56,6 +56,8 @@ def with_names(parser: StrictParser, argv: list[str]) -> list[str]:
 
 def evaluate(options: EvaluateOptions, explicit: Collection[str]) -> int:
     """Do what the options say; exit status."""
+    if options.model_name and options.test_file and not options.metric:
+        print_text(listed_metrics())
     options.check()
     if options.output_file is not None and Path(options.output_file).is_dir():
         raise ConfigError(f"--output_file {options.output_file}: is a folder; see --output_dir")

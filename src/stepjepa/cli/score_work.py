@@ -42,7 +42,7 @@ from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import check_writable, json_bytes
-from stepjepa.utils.terminal import print_json, print_text
+from stepjepa.utils.terminal import print_json, print_text, show_log
 
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
 
@@ -90,7 +90,7 @@ def work(options: Any, notes: Sequence[str]) -> int:
     outputs = Outputs.of(options)
     outputs.check(options)
     transformers.utils.logging.disable_progress_bar()  # of loading
-    logging.basicConfig(format="%(message)s")
+    show_log(logging.WARNING)
     metric = _metric(options)
     kept = "sampled solutions are kept" if options.questions else "nothing is written yet"
     try:

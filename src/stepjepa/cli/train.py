@@ -14,7 +14,7 @@ from stepjepa.data.files import FILE_SUFFIXES
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
-from stepjepa.utils.terminal import PrintableFormatter, print_text
+from stepjepa.utils.terminal import print_text, show_log
 
 SCRATCH_LEARNING_RATE = 1e-3
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
@@ -36,11 +36,8 @@ def run(argv: list[str]) -> int:
     from stepjepa.training.announce import conclusion, say
     from stepjepa.training.run import leave_process_group, run_training
 
-    shown = logging.StreamHandler()
-    shown.setFormatter(PrintableFormatter("%(message)s"))
-    logging.basicConfig(handlers=[shown])
     level = logging.DEBUG if options.debug_level >= 5 else logging.INFO if options.debug_level >= 1 else logging.WARNING
-    logging.getLogger("stepjepa").setLevel(level)
+    show_log(level)
     disable_progress_bar()  # of loading and writing; training has its own
 
     def save_options(path: Path) -> None:

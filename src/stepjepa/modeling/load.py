@@ -37,9 +37,15 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
         raise ConfigError(f"--model_name {name}: no such folder or preset; did you mean {near[0]}?")
     check_local(name)
     try:
-        return auto_tokenizer(name, trust_remote_code=trust_remote_code)
+        tokenizer = auto_tokenizer(name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ConfigError(_not_loaded("tokenizer", name, error)) from None
+    longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest > 0:
+        raise ConfigError(
+            f"--model_name {name}: model_max_length is {longest!r} in its tokenizer_config.json; write a positive number"
+        )
+    return tokenizer
 
 
 def check_local(name: str) -> None:
@@ -117,7 +123,23 @@ def load_model(
     except Exception as error:
         raise ConfigError(_not_loaded("model", name, error)) from None
     check_finite(model, f"--model_name {name}")
+    embedding: Any = model.get_input_embeddings()
+    rows, needed = embedding.weight.shape[0], 1 + largest_id(tokenizer)
+    if needed > rows:
+        raise ConfigError(
+            f"--model_name {name}: the tokenizer needs {needed:,} embeddings and the model has {rows:,}; give the model its "
+            "own tokenizer, or one that was resized with it"
+        )
     return model
+
+
+def largest_id(tokenizer: Any) -> int:
+    """The largest id that any text may get: of the vocabulary itself and of the end, start and padding tokens. Other added
+    tokens may have no embedding, as the image token of a model for text."""
+    added = tokenizer.get_added_vocab()
+    marks = [tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id]
+    ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
+    return max([*ids, *(index for index in marks if index is not None)], default=-1)
 
 
 def check_finite(model: torch.nn.Module, name: str) -> None:

@@ -43,11 +43,19 @@ def print_error(text: str) -> None:
         _silence(sys.stderr)
 
 
-class PrintableFormatter(logging.Formatter):
-    """Log lines without anything that could steer the terminal."""
-
+class _PrintableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+def show_log(level: int) -> None:
+    """Show the library's own log on standard error, and no other: other libraries show theirs, and would do so twice."""
+    logger = logging.getLogger("stepjepa")
+    logger.setLevel(level)
+    if not any(isinstance(handler.formatter, _PrintableFormatter) for handler in logger.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(_PrintableFormatter("%(message)s"))
+        logger.addHandler(handler)
 
 
 def open_missing_streams() -> None:

@@ -41,6 +41,15 @@ def one_line(text: str, limit: int = LONGEST_LINE) -> str:
     return line[: limit - len(_MIDDLE) - tail] + _MIDDLE + line[len(line) - tail :]
 
 
+def lone_surrogate(text: str) -> str | None:
+    r"""The first half of a character pair that lacks its other half, as ``\ud800``; None where all are characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return escaped(text[error.start])
+    return None
+
+
 def printable_json(record: Any) -> str:
     """`record` as JSON over several lines that a terminal can show; NaN and infinity become null."""
     text = json_bytes(record, indent=2).decode()
