@@ -197,10 +197,10 @@ def _convert_number(kind: Any, given: str) -> Any:
         number = kind(_INFINITY.get(given.lower(), given) if kind is float else given)
     except ValueError:
         raise _Mismatch from None
-    if math.isnan(number):
-        raise _Mismatch
     if kind is int and abs(number) > _LARGEST:
         raise BadValue(f"expected a whole number below 2**63, got {show(given)}")
+    if math.isnan(number):
+        raise _Mismatch
     return number
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
@@ -26,7 +26,7 @@ from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.utils.files import read_json
+from stepjepa.utils.files import read_json, write_json
 
 _FORMAT = 1
 _REPORT = "report.json"  # written last: an entry without it is none
@@ -52,14 +52,14 @@ def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore,
     try:
         record = read_json(entry / _REPORT)
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
-    except (OSError, ValueError):
+        kinds = {field.name: str(field.type) for field in fields(DataReport)}
+        known: dict[str, Any] = {name: value for name, value in record.items() if name in kinds}
+        for name in known:
+            if "Counter" in kinds[name]:
+                known[name] = Counter(known[name])
+        return ExampleStore.of_arrays(arrays), DataReport(**known)
+    except (OSError, EOFError, ValueError, TypeError, AttributeError):  # nothing there, or damaged
         return None
-    kinds = {field.name: str(field.type) for field in fields(DataReport)}
-    known: dict[str, Any] = {name: value for name, value in record.items() if name in kinds}
-    for name in known:
-        if "Counter" in kinds[name]:
-            known[name] = Counter(known[name])
-    return ExampleStore.of_arrays(arrays), DataReport(**known)
 
 
 def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, report: DataReport) -> None:
@@ -71,11 +71,12 @@ def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, r
     root = Path(folder)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=root))
+        part = root / f".{key}.{secrets.token_hex(8)}"
+        part.mkdir()  # readable for whoever may read the folder around it
         try:
             for name, array in store.arrays().items():
                 np.save(part / f"{name}.npy", array)
-            (part / _REPORT).write_text(json.dumps(report.to_dict()), encoding="utf-8")
+            write_json(part / _REPORT, report.to_dict(), indent=None)
             if load_cached(root, key) is None:
                 shutil.rmtree(root / key, ignore_errors=True)  # a damaged entry
                 os.replace(part, root / key)

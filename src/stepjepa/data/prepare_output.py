@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from stepjepa.data.prepare_options import PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.utils.files import read_json, sync, write_json
+from stepjepa.utils.files import no_links, read_json, sync, write_json
 
 CHECKPOINT_SECONDS = 2.0
 # Options that may differ between an interrupted run and the one that goes on with it.
@@ -186,7 +186,7 @@ class Outputs:
                 for name in old.get("partials", []):
                     self._journal.with_name(Path(name).name).unlink(missing_ok=True)
             for path, size in zip(self._partials, self._sizes, strict=True):
-                file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+                file = no_links(path, os.O_RDWR | os.O_CREAT)
                 self._files.append(os.fdopen(file, "wb", buffering=2**20))
                 self._files[-1].truncate(size)
                 self._files[-1].seek(size)
@@ -242,7 +242,7 @@ def _lock(path: Path) -> int | None:
         import fcntl
     except ImportError:  # Windows
         return None
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    file = no_links(path, os.O_RDWR | os.O_CREAT)
     busy = False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -49,7 +49,7 @@ class TrainingRecord:
         settings = self.settings
         if settings.get("objective") == "regular" or not settings.get("lbd") or not settings.get("predictors"):
             return 0
-        return 1 if settings.get("same_predictor") else int(settings["predictors"])
+        return 1 if settings.get("same_predictor") else _count(settings["predictors"])
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,14 @@ def read_record(place: Place) -> TrainingRecord:
     for name, report in reports.items():
         if name.partition("_")[0] != "train" or not isinstance(report, dict):
             continue
-        record.system_prompts.update(report.get("system_prompts") or {})
-        if report.get("without_system_prompt"):
-            record.system_prompts[None] += report["without_system_prompt"]
-        record.others += report.get("other_system_prompts") or 0
-    record.settings = _read_json(folder / "run.json").get("settings") or {}
+        prompts = report.get("system_prompts")
+        for prompt, rows in prompts.items() if isinstance(prompts, dict) else ():
+            record.system_prompts[prompt] += _count(rows)
+        record.system_prompts[None] += _count(report.get("without_system_prompt"))
+        record.others += _count(report.get("other_system_prompts"))
+    record.system_prompts = +record.system_prompts  # those with rows
+    settings = _read_json(folder / "run.json").get("settings")
+    record.settings = settings if isinstance(settings, dict) else {}
     record.found = bool(record.system_prompts)
     return record
 
@@ -234,6 +237,11 @@ def _samples(path: Path) -> Iterator[bytes]:
         for number in range(_SAMPLES):
             file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
             yield file.read(_SAMPLE_BYTES)
+
+
+def _count(value: Any) -> int:
+    """A count as a record holds it; 0 for anything else."""
+    return value if type(value) is int and value > 0 else 0
 
 
 def _read_json(path: Path) -> dict[str, Any]:

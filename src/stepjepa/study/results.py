@@ -16,7 +16,7 @@ from typing import Any
 
 from stepjepa.errors import DataError
 from stepjepa.training.checkpoints import last_complete_checkpoint
-from stepjepa.utils.files import read_json, write_json
+from stepjepa.utils.files import no_links, read_json, write_json
 
 STATE = "state.json"
 LOCK = ".lock"
@@ -57,7 +57,7 @@ def locked(path: Path) -> Iterator[bool]:
     except ImportError:  # a system without: nobody is kept out
         yield True
         return
-    with open(path, "a") as file:
+    with open(path, "a", opener=no_links) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,6 +18,7 @@ from typing import Any
 from stepjepa.errors import StepJepaError
 from stepjepa.study.child import ENDS_WITH, watch
 from stepjepa.study.results import RunFolder, locked, now, read_record, write_record
+from stepjepa.utils.files import no_links
 
 LOG_LINES = 5
 _GRACE = 10  # seconds from asking a process to end until it is killed
@@ -129,7 +130,7 @@ def _score(run: RunFolder, splits: Sequence[str], environment: Mapping[str, str]
 
 def _run_child(run: RunFolder, stage: str, argv: list[str], environment: Mapping[str, str]) -> None:
     log = run.log(stage)
-    with open(log, "ab") as file:
+    with open(log, "ab", opener=no_links) as file:
         file.write(f"--- {now()} stepjepa {' '.join(argv)}\n".encode())
         file.flush()
         start = file.tell()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.utils.files import json_bytes, write_whole
+from stepjepa.utils.files import json_bytes, no_links, write_whole
 
 try:
     import fcntl
@@ -76,7 +76,7 @@ def open_locked(path: Path) -> BinaryIO:
     """
     with saying_where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b", buffering=0)
+        file = open(path, "a+b", buffering=0, opener=no_links)
     if fcntl is not None:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
