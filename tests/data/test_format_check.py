@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from stepjepa.data.format_check import check_format, escaped, excerpt, printable
+from stepjepa.data.format_check import check_format, excerpt
 from stepjepa.data.sources import PairColumns
 from stepjepa.errors import ConfigError, DataError
 
@@ -208,12 +208,6 @@ def test_nothing_from_the_file_can_steer_a_terminal():
     assert r"\ud800" in text
     assert "\U0001f600" in text
     json.dumps(report.to_dict()).encode()
-
-
-def test_printable_and_escaped():
-    assert printable("a\nb\r\x1b") == "a\nb\\r\\x1b"
-    assert escaped("a\nb\t") == "a\\nb\\t"
-    assert escaped("\u00e9\u65e5\U0001f600") == "\u00e9\u65e5\U0001f600"
 
 
 def test_errors():

@@ -74,7 +74,7 @@ def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
         (f'{LINE}\n{LINE}\n{{"messages": ', 3, "the file ends in the middle of this line (at character 12 of it)"),
         (f"{LINE}\n{LINE}\n".encode() + b'{"question": "caf\xc3', 3, "in the middle of this line (inside a character)"),
         (f'{LINE}\n{{"a": 1}}}}', 2, "broken JSON (Extra data at character 9); one JSON object per line is expected"),
-        (f'{LINE}\n{{"a": {"9" * 5000}}}\n', 2, "broken JSON (Exceeds the limit (4300 digits)"),
+        (f'{LINE}\n{{"a": {"9" * 5000}}}\n', 2, "broken JSON (a number of 5,000 digits)"),
         (json.dumps([{"messages": MESSAGES}]), 1, "looks like one JSON array; write one object per line"),
         (json.dumps([{"messages": MESSAGES}], indent=1), 1, "looks like one JSON array"),
         (f"\n\n[\n{LINE}\n]", 3, "looks like one JSON array"),
@@ -203,7 +203,7 @@ def test_the_files_of_a_folder_are_named(cache):
     assert RowSource(cache / "many" / "train.jsonl").files == [] == RowSource([{"messages": MESSAGES}]).files
     assert "  Files: more_train.jsonl, train.jsonl" in check_format(rows).lines()
     assert listed_files([*"abcdefgh", "x\n"]) == "a, b, c, d, e, f and 3 more"
-    assert "  files: 'x\\n'" in DataReport("many", files=["x\n"]).lines()
+    assert r"  files: x\n" in DataReport("many", files=["x\n"]).lines()
 
 
 def test_csv(cache):
@@ -285,7 +285,7 @@ def test_a_system_message_of_its_own_stays():
             "message 1 (user) has content of type dict",
         ),
         ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
-        ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", "found: 'a \\x1b[2J', " + "b" * 80 + "...; expected"),
+        ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 80 + "...; expected"),
         ({"messages": []}, "no_messages", "not a non-empty list"),
         ({"messages": {"role": ["user"], "content": []}}, "no_messages", "not a non-empty list"),
         ({"messages": MESSAGES[:1]}, "no_assistant_message", "no answer to learn"),

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from stepjepa.errors import DataError
-from stepjepa.utils.files import replacing
+from stepjepa.utils.files import parse_json, replacing
 
 KEY, VERSION = "stepjepa.states", 1
 FINAL = -1  # the layer that is the last hidden state behind the final norm
@@ -144,7 +144,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Any, dict[str, Any]]
             metadata = file.metadata() or {}
             if KEY not in metadata or set(file.keys()) - {"steps"} != {"source", "target", "rows"}:
                 raise DataError(f"{path}: holds no states; they are written by save_states")
-            about = json.loads(metadata[KEY])
+            about = parse_json(metadata[KEY])
             if about["version"] != VERSION:
                 raise DataError(f"{path}: is of version {about['version']}; this library reads version {VERSION}")
             yield file, about

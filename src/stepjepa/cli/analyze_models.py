@@ -37,6 +37,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.text import escaped
 
 # What decides how rows and views are read, held against what a run was trained with.
 _VIEWS = ("objective", "views", "step_pairs", "last_token")
@@ -88,7 +89,7 @@ def labels_of(names: Sequence[str]) -> list[str]:
         alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
         longer = [i for i in alike if counts[i] < len(parts[i])]
         if not longer:
-            return [f"{label}-{i + 1}" if i in alike else label for i, label in enumerate(labels)]
+            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
         for i in longer:
             counts[i] += 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -17,10 +16,12 @@ from stepjepa.analysis.plots import LOSS_CURVES, curve_figure
 from stepjepa.analysis.states import saved_layers
 from stepjepa.analysis.style import save_figure
 from stepjepa.analysis.summary import collapse_lines, tables
-from stepjepa.cli.check import folded, print_text
+from stepjepa.cli.check import folded
 from stepjepa.cli.progress import Bar
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.utils.files import check_writable, write_json, write_whole
+from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
+from stepjepa.utils.terminal import print_text, show_log
+from stepjepa.utils.text import one_line
 
 ABOUT, NUMBERS, TABLE, CURVES = "analysis.json", "numbers.json", "numbers.csv", "curves"
 _STATES = re.compile(r"states-.+\.safetensors")
@@ -28,6 +29,7 @@ _MEASURED = re.compile(
     rf"numbers\.(?:json|csv)|(?:{'|'.join(FIGURES)})\.(?:png|svg)|(?:{'|'.join(METHOD_TITLES)})-.+\.(?:png|svg)"
 )
 _CURVES = re.compile(rf"{CURVES}\.(?:png|svg)")
+_LABEL = 100  # characters
 _ABOUT = re.compile(re.escape(ABOUT))
 _NEW = ".new-states"
 
@@ -144,7 +146,7 @@ def collect(
     from stepjepa.cli.analyze_models import Collector, choose_models, method_record
 
     disable_progress_bar()  # of loading
-    logging.basicConfig(format="%(message)s")
+    show_log(logging.WARNING)
     chosen, base = choose_models(options.models or [], options.base_model)
     new = folder / _NEW
     there = folder.is_dir()
@@ -195,7 +197,9 @@ def read_index(name: str, base: str | None) -> tuple[list[Saved], str | None, di
     if not folder.is_dir():
         raise ConfigError(f"--from_states {name}: no such folder")
     about: dict[str, Any] = read_object(folder / ABOUT)
-    known = {str(one.get("states")): one for one in about.get("inputs", []) if isinstance(one, dict)}
+    inputs = about.get("inputs")
+    inputs = inputs if isinstance(inputs, list) else []
+    known = {str(one.get("states")): one for one in inputs if isinstance(one, dict)}
     paths = sorted(path for path in folder.glob("states-*.safetensors") if path.is_file())
     if not paths:
         raise ConfigError(
@@ -205,8 +209,8 @@ def read_index(name: str, base: str | None) -> tuple[list[Saved], str | None, di
     paths.sort(key=lambda path: order.index(path.name) if path.name in order else len(order))
     saved = [Saved(_label(path, known), path) for path in paths]
     if base is None:
-        base = about.get("base")
-        return saved, base if base in {one.label for one in saved} else None, about
+        labels = [one.label for one in saved]
+        return saved, about["base"] if about.get("base") in labels else None, about
     for one in saved:
         if base in (one.label, known.get(one.path.name, {}).get("model")):
             return saved, one.label, {**about, "base": one.label}
@@ -216,7 +220,9 @@ def read_index(name: str, base: str | None) -> tuple[list[Saved], str | None, di
 
 
 def _label(path: Path, known: dict[str, Any]) -> str:
-    return str(known.get(path.name, {}).get("label") or path.stem.removeprefix("states-"))
+    found = known.get(path.name)
+    label = found.get("label") if isinstance(found, dict) else None
+    return one_line(str(label or path.stem.removeprefix("states-")), _LABEL)
 
 
 def read_runs(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -260,7 +266,7 @@ def read_log(name: str) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """An object in a file; empty where there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

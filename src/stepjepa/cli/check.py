@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
@@ -23,6 +21,7 @@ from stepjepa.data.warnings import Caution, format_warnings, warning_lines
 from stepjepa.errors import ConfigError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.terminal import print_json, print_text
 
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 _WIDTH = 100
@@ -111,7 +110,7 @@ def run(argv: list[str]) -> int:
         notes.append("--model_name NAME adds what a model will see: pairs, truncation, tokens by kind, padding")
     record |= {"warnings": [asdict(caution) for caution in cautions], "notes": notes}
     if options.json:
-        print_text(json.dumps(record, indent=2))
+        print_json(record)
     else:
         lines += ["", *warning_lines(cautions), *(f"Note: {note}" for note in notes)]
         print_text("\n".join(folded(lines)))
@@ -213,12 +212,6 @@ def needed_file(name: str | None, command: str) -> str:
     if not name:
         raise ConfigError(f"no data file given; write: stepjepa {command} FILE")
     return name
-
-
-def print_text(text: str) -> None:
-    """Print `text`; what standard output's encoding cannot hold is written as escapes."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def folded(lines: Sequence[str]) -> list[str]:

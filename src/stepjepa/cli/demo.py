@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepjepa.cli.parser import StrictParser
 from stepjepa.study.demo_options import DemoOptions
+from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:
     from stepjepa.study.demo import ArmResult
@@ -62,11 +63,13 @@ def show(results: dict[str, ArmResult], options: DemoOptions) -> None:
         geometry = (f"{r.cosine:.4f}", f"{r.shuffled_cosine:.4f}", f"{r.target_std:.3f}", f"{r.effective_rank:.1f}")
         signs.add_row(arm, *geometry, f"{100 * r.stopped:.1f} %")
     console.print(signs)
+    folder = escaped(options.output_dir)
     found = paired_difference(*paired_counts(results["regular"].correct, results["step_jepa"].correct))
     console.print(
         f"step_jepa - regular: {percent(found, '+').replace(' %', ' points', 1)}, 95 % interval over the problems.\n"
         "One seed does not say whether JEPA helps: seeds differ by more than this, equal examples are not equal compute, "
         "and a gain that shuffled targets give as well is not JEPA's. 'regular' is read at the last token of step 1.\n"
-        f"Written to {options.output_dir}: regular/ and step_jepa/ (models), metrics.json, curves.png\n"
-        f"All of it on a page: stepjepa report {options.output_dir}"
+        f"Written to {folder}: regular/ and step_jepa/ (models), metrics.json, curves.png\n"
+        f"All of it on a page: stepjepa report {folder}",
+        markup=False,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from stepjepa.cli.parser import Alias, StrictParser
 from stepjepa.cli.progress import Bar, ending
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.options import NLL, EvaluateOptions
+from stepjepa.evaluation.options import NLL, EvaluateOptions, listed_metrics
+from stepjepa.utils.terminal import print_json, print_text
 
 # Spellings of the published evaluate_step_jepa that are not field names already.
 _PUBLISHED: dict[str, Alias] = {"model_path": "model_name"}
@@ -55,6 +56,8 @@ def with_names(parser: StrictParser, argv: list[str]) -> list[str]:
 
 def evaluate(options: EvaluateOptions, explicit: Collection[str]) -> int:
     """Do what the options say; exit status."""
+    if options.model_name and options.test_file and not options.metric:
+        print_text(listed_metrics())
     options.check()
     if options.output_file is not None and Path(options.output_file).is_dir():
         raise ConfigError(f"--output_file {options.output_file}: is a folder; see --output_dir")
@@ -68,12 +71,14 @@ def evaluate(options: EvaluateOptions, explicit: Collection[str]) -> int:
             bar.say(f"note     {line}")
         outcome = run_evaluation(options, bar)
     if options.json:
-        show(json.dumps(outcome.result, indent=2, ensure_ascii=False))
+        print_json(outcome.result)
         return 0
     lines = list(result_lines(outcome.result))
     if outcome.already:
         lines.insert(0, "complete already; --overwrite_output_dir evaluates anew")
-    show("\n".join([*lines, *(f"{'there' if outcome.already else 'written':<14} {path}" for path in outcome.files)]))
+    print_text(
+        "\n".join([*lines, *(f"{'there' if outcome.already else 'written':<14} {path}" for path in outcome.files)])
+    )
     return 0
 
 
@@ -98,18 +103,11 @@ def analyze(options: EvaluateOptions, explicit: Collection[str]) -> int:
         two = analysis.compare(files[0], files[1], options.show, metric)
         lines, record = words.comparison_lines(two), words.comparison_record(two)
     if options.json:
-        show(json.dumps(record, indent=2, ensure_ascii=False))
+        print_json(record)
         return 0
     notes = [f"note     --{name} has no effect with --analyze" for name in sorted(set(explicit) - _OF_ANALYSIS)]
-    show("\n".join([*notes, *lines]))
+    print_text("\n".join([*notes, *lines]))
     return 0
-
-
-def show(text: str) -> None:
-    """Print a text; what standard output cannot hold is written as escapes."""
-    from stepjepa.cli.check import print_text
-
-    print_text(text)
 
 
 class EvaluationBar(Bar):
@@ -168,9 +166,11 @@ def result_lines(result: dict[str, Any]) -> Iterator[str]:
 def _metric(found: dict[str, Any]) -> str:
     if found["kind"] == "accuracy":
         return f"{_share(found)} ({found['correct']} of {found['n']})"
-    if found["kind"] == "score":
+    if found["kind"] == "score" and found["value"] is not None:
         corpus = f"; of all texts together {found['corpus']:.4f}" if "corpus" in found else ""
         return f"{found['value']:.4f}{_ends(found)}{corpus}"
+    if found["value"] is None or not math.isfinite(found["value"]):
+        return f"no finite number ({found['n']} rows)"
     cut = f"; {found['answers_truncated']} answers cut at max_length" if found["answers_truncated"] else ""
     skipped = sum(found["skipped"].values())
     cut += f"; {skipped} rows left out" if skipped else ""

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.cli.check import file_argument, needed_file, print_text
+from stepjepa.cli.check import file_argument, needed_file
 from stepjepa.cli.parser import StrictParser
 from stepjepa.cli.progress import Bar, ending
 from stepjepa.evaluation.teachers.options import TeacherOptions
+from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
     from stepjepa.evaluation.teachers.requests import Teacher

@@ -40,6 +40,8 @@ def write_files(
         methods = methods.replace(f"K = {shown[0].method.predictors}", f"K = {counts}")
     title = f"{place}, {methods}"
     lines = [title, *notes]
+    if options.html:  # first: it needs no further library
+        lines += _write_page(options, source, found, shown, title.removesuffix(f", {form_of(shown[0].method)}"), notes)
     if options.png:
         rows = [
             (heading(one, number, len(records), len(shown)), record)
@@ -47,10 +49,11 @@ def write_files(
             for records in [one.records()]
             for number, record in enumerate(records)
         ]
-        save_png(row_figure(rows, title), options.png)
+        try:
+            save_png(row_figure(rows, title), options.png)
+        except ConfigError as error:
+            raise ConfigError(f"--png {options.png}: {error}{'; ' + lines[-1] if options.html else ''}") from None
         lines.append(f"written: {options.png}")
-    if options.html:
-        lines += _write_page(options, source, found, shown, title.removesuffix(f", {form_of(shown[0].method)}"), notes)
     return lines
 
 

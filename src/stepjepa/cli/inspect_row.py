@@ -6,7 +6,7 @@ from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli.check import file_argument, needed_file, print_text
+from stepjepa.cli.check import file_argument, needed_file
 from stepjepa.cli.fed import FED, fed_fields, fed_method, spellings, summary
 from stepjepa.cli.inspect_data import find_row, tokenizer_for
 from stepjepa.cli.inspect_shown import Shown, inspected, show_rows
@@ -14,6 +14,7 @@ from stepjepa.cli.parser import StrictParser
 from stepjepa.errors import ConfigError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, option
+from stepjepa.utils.terminal import print_drawn, print_text
 
 __all__ = ["FED", "InspectOptions", "find_row", "inspected", "run"]
 
@@ -89,7 +90,7 @@ def run(argv: list[str]) -> int:
 
         print_text("\n".join(write_files(options, source, found, shown, place, notes)))
         return 0
-    print_text(drawing(shown, place, notes))
+    print_drawn(drawing(shown, place, notes))
     return 0
 
 

@@ -8,15 +8,16 @@ status.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
-import select
 import sys
 import traceback
 
 from stepjepa import __version__
 from stepjepa.cli.values import nearest
 from stepjepa.errors import StepJepaError
+from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
 
 # name -> (module, what it does)
 COMMANDS = {
@@ -47,42 +48,56 @@ COMMANDS = {
 }
 
 
+# Of these the user's command is not the cause; the same command may work later.
+_SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the process's exit status: 0 done, 1 a run that broke, 2 the user's mistake,
-    130 interrupted."""
+    """Run a command and return the process's exit status: 0 done, 1 a run that broke or the system's trouble, 2 the user's
+    mistake, 130 interrupted, 141 where the reader of standard output has gone."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    open_missing_streams()
+    status = 0
     try:
         status = _dispatch(argv)
-        sys.stdout.flush()  # here, where a closed pipe can still be handled
-        return status
-    except BrokenPipeError:
-        if not _stdout_closed():
-            raise  # some other pipe, a data worker's for one: that is a failure
-        return 141
     except KeyboardInterrupt:
-        print(f"{_name(argv)}: interrupted", file=sys.stderr)
-        return 130
+        print_error(f"{_name(argv)}: interrupted")
+        status = 130
+    except OSError as error:
+        trouble = stdout_trouble()
+        if trouble is None:  # not standard output's
+            if isinstance(error, BrokenPipeError):
+                raise  # some other pipe, a data worker's for one: that is a failure
+            return tell(system_error(error), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2)
+        return _cannot_print(trouble, argv)
+    trouble = stdout_trouble()  # what is buffered is written here, where it can still be handled
+    return status if status or trouble is None else _cannot_print(trouble, argv)
+
+
+def _cannot_print(trouble: str, argv: list[str]) -> int:
+    if trouble:
+        print_error(f"{_name(argv)}: error: {trouble}")
+        return 1
+    return 141
 
 
 def _dispatch(argv: list[str]) -> int:
     if not argv:
-        print(_help(), file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(_help(), file=sys.stderr, flush=True)
         return 2
     command, rest = argv[0], argv[1:]
     if command in ("-h", "--help"):
-        print(_help())
+        print_text(_help())
         return 0
     if command == "--version":
-        print(f"stepjepa {__version__}")
+        print_text(f"stepjepa {__version__}")
         return 0
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"
         known = [*COMMANDS, "--help", "--version"] if kind == "option" else list(COMMANDS)
-        print(
-            f"stepjepa: error: unknown {kind} {command!r}; did you mean {nearest(command, known)!r}?",
-            file=sys.stderr,
-        )
-        print(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help", file=sys.stderr)
+        print_error(f"stepjepa: error: unknown {kind} {command!r}; did you mean {nearest(command, known)!r}?")
+        print_error(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help")
         return 2
     try:
         return importlib.import_module(COMMANDS[command][0]).run(rest)
@@ -91,16 +106,22 @@ def _dispatch(argv: list[str]) -> int:
     except SystemExit as stop:  # argparse leaves this way after printing a help text
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
-        print(stop.code, file=sys.stderr)
+        print_error(str(stop.code))
         return 1
 
 
-def tell(error: StepJepaError, name: str) -> int:
-    """Print an error that is being handled, as a line of the command `name`; its exit status."""
+def tell(error: Exception, name: str, status: int | None = None) -> int:
+    """Print an error that is being handled, as one line of the command `name`; the exit status, by default its own."""
     if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exc()
-    print(f"{name}: error: {error}", file=sys.stderr)
-    return error.status
+    print_error(f"{name}: error: {error}")
+    return getattr(error, "status", 2) if status is None else status
+
+
+def system_error(error: OSError) -> StepJepaError:
+    """An error of the system as a line: what could not be opened or written, and why."""
+    what = error.strerror or str(error) or type(error).__name__
+    return StepJepaError(what if error.filename is None else f"{os.fsdecode(error.filename)}: {what}")
 
 
 def _help() -> str:
@@ -123,23 +144,6 @@ def _help() -> str:
 
 def _name(argv: list[str]) -> str:
     return f"stepjepa {argv[0]}" if argv and argv[0] in COMMANDS else "stepjepa"
-
-
-def _stdout_closed() -> bool:
-    """Whether the reader of standard output has gone; if so, what is still buffered is thrown away."""
-    try:
-        sys.stdout.flush()
-        closed = False
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, or a system without poll
-            poll = select.poll()
-            poll.register(sys.stdout.fileno(), 0)
-            closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    except BrokenPipeError:
-        closed = True
-    if closed:
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return closed
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from stepjepa.cli.values import (
     show,
     union_members,
 )
+from stepjepa.data.fields import is_secret
 
 MISSING = dataclasses.MISSING
 
@@ -31,6 +32,7 @@ class Option:
         bare: the value of the flag written without one, MISSING if it needs one.
         default: the field's default, MISSING if it has none.
         help: the field's description.
+        secret: its value must not reach a message.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Option:
     bare: Any
     default: Any
     help: str
+    secret: bool = False
 
     @classmethod
     def of(cls, field: dataclasses.Field[Any]) -> Option:
@@ -56,6 +59,7 @@ class Option:
             bare=meta.get("const", bare) if meta.get("nargs") == "?" else bare,
             default=default,
             help=str(meta.get("help") or "").replace("%%", "%").strip(),
+            secret=is_secret(field),
         )
 
     @property

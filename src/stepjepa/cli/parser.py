@@ -237,7 +237,8 @@ class StrictParser(HfArgumentParser):
             return
         if len(words) > 1 and not (option and option.many):
             hint = self._hint(words[1]) if words[1].startswith("-") else "; quote a value that has spaces in it"
-            raise ConfigError(f"unexpected argument {words[1]!r} after '{spelling} {words[0]}'{hint}")
+            before = spelling if option and option.secret else f"{spelling} {words[0]}"
+            raise ConfigError(f"unexpected argument {words[1]!r} after '{before}'{hint}")
         given = words if len(words) > 1 else words[0] if words else _BARE
         yield from self._settings(name, given, spelling)
 

@@ -6,13 +6,14 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepjepa.cli.check import file_argument, needed_file, print_text
+from stepjepa.cli.check import file_argument, needed_file
 from stepjepa.cli.parser import StrictParser
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.training.options import option
+from stepjepa.utils.terminal import print_text
 
 
 @dataclass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+
+from stepjepa.utils.terminal import print_error
+from stepjepa.utils.text import escaped, printable
 
 _Bar = TypeVar("_Bar", bound="Bar")
 # Elsewhere than in a terminal: at most so many lines for one task, and none within so many seconds.
@@ -24,10 +26,10 @@ class Bar:
 
         self._console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
@@ -52,7 +54,7 @@ class Bar:
         """A bar for a task."""
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(name, total=total, completed=done, note=note)
+        self._task = self._progress.add_task(escaped(name), total=total, completed=done, note=note)
         self._name, self._total, self._done = name, total, done
         self._told, self._when = done, time.monotonic()
 
@@ -70,7 +72,7 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -88,7 +90,7 @@ def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print(f"stepjepa {command}: interrupted; {kept()}; the same command goes on from there", file=sys.stderr)
+        print_error(f"stepjepa {command}: interrupted; {kept()}; the same command goes on from there")
         raise
     finally:
         if in_main:

@@ -8,6 +8,7 @@ from pathlib import Path
 from stepjepa.cli.parser import StrictParser
 from stepjepa.data.fields import check_at_least, option
 from stepjepa.errors import ConfigError
+from stepjepa.utils.terminal import print_text
 
 _GROUP = "report"
 LARGE = 3_000_000  # bytes of a page
@@ -50,7 +51,6 @@ def run(argv: list[str]) -> int:
     check_at_least(options, {"max_predictions": 0})
     if not options.folders:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
-    from stepjepa.cli.check import print_text  # loads much that --help does not need
     from stepjepa.inspect.html import write_page
     from stepjepa.report.html import report_page
     from stepjepa.report.reading import read_folders

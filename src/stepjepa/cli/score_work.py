@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import platform
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import transformers
 
 import stepjepa
 from stepjepa.analysis.energies import EncodedSolution, encode_solutions
-from stepjepa.cli.evaluate import EvaluationBar, show
+from stepjepa.cli.evaluate import EvaluationBar
 from stepjepa.cli.progress import ending
 from stepjepa.cli.score import TAKEN
 from stepjepa.cli.score_model import Scorer, load_scorer, read, scorer_notes
@@ -43,7 +42,8 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.files import check_writable
+from stepjepa.utils.files import check_writable, json_bytes
+from stepjepa.utils.terminal import print_json, print_text, show_log
 
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
 
@@ -91,7 +91,7 @@ def work(options: Any, notes: Sequence[str]) -> int:
     outputs = Outputs.of(options)
     outputs.check(options)
     transformers.utils.logging.disable_progress_bar()  # of loading
-    logging.basicConfig(format="%(message)s")
+    show_log(logging.WARNING)
     metric = _metric(options)
     kept = "sampled solutions are kept" if options.questions else "nothing is written yet"
     try:
@@ -112,15 +112,15 @@ def work(options: Any, notes: Sequence[str]) -> int:
                 outputs.energies.parent.mkdir(parents=True, exist_ok=True)
             lines, result = scored(options, scorer, solutions, metric, bar)
             replace_file(outputs.energies, map(json_line, lines))
-            replace_file(outputs.metrics, [json.dumps(result, indent=2, ensure_ascii=False).encode() + b"\n"])
+            replace_file(outputs.metrics, [json_bytes(result, indent=2), b"\n"])
     finally:
         if metric is not None:
             metric.close()
     if options.json:
-        show(json.dumps(result, indent=2, ensure_ascii=False))
+        print_json(result)
         return 0
     files = [outputs.energies, outputs.metrics, *([outputs.samples.predictions] if options.questions else [])]
-    show("\n".join([*result_lines(result), *(f"{'written':<14} {path}" for path in files)]))
+    print_text("\n".join([*result_lines(result), *(f"{'written':<14} {path}" for path in files)]))
     return 0
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.cli.check import file_argument, folded, print_text
+from stepjepa.cli.check import file_argument, folded
 from stepjepa.cli.parser import StrictParser
 from stepjepa.data.fields import option
 from stepjepa.errors import ConfigError
 from stepjepa.utils.failures import explaining
+from stepjepa.utils.terminal import print_error, print_text
 
 if TYPE_CHECKING:
     from stepjepa.study.spec import Study
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError("no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)")
     study = read(options)
     for note in study.notes:
-        _say(f"note   {note}")
+        print_text(f"note   {note}")
     if options.dry_run:
         from stepjepa.study.listing import listing
 
@@ -87,7 +87,7 @@ def read(options: StudyOptions) -> Study:
     """
     from stepjepa.study.reading import read_study
     from stepjepa.study.recipes import open_study
-    from stepjepa.study.tree import set_value
+    from stepjepa.study.tree import check_read, set_value
 
     name, tree = open_study(str(options.file))
     given: dict[str, Any] = {name: getattr(options, name) for name in ("jobs", "executor")}
@@ -97,9 +97,9 @@ def read(options: StudyOptions) -> Study:
     assignments += options.overrides or []
     for assignment in assignments:
         if options.mini and "mini" in tree.given:  # on top of what the section says
-            tree = set_value(tree, f"mini.{assignment}")
-        else:
-            tree = set_value(tree, assignment)
+            assignment = f"mini.{assignment.removeprefix('mini.')}"
+        tree = set_value(tree, assignment)
+        check_read(tree, assignment, options.mini)
     study = read_study(tree, name, options.mini)
     return replace(study, output_dir=Path(options.output_dir)) if options.output_dir else study
 
@@ -111,9 +111,9 @@ def carry_out(study: Study, overwrite: bool) -> int:
 
     try:
         with explaining("jobs, or per_device_train_batch_size in the study", "start the same command again"):
-            outcome = run_study(study, _say, overwrite)
+            outcome = run_study(study, print_text, overwrite)
     except (KeyboardInterrupt, SystemExit):
-        print("stepjepa study: ended before its end; the same command goes on from there", file=sys.stderr)
+        print_error("stepjepa study: ended before its end; the same command goes on from there")
         raise
     print_text("\n" + "\n".join(write_report(outcome)))
     return 1 if outcome.failed else 0
@@ -130,8 +130,3 @@ def check_libraries() -> None:
             raise ConfigError(
                 f"a study needs {name}, which is not installed; install it with: pip install 'stepjepa[study]'"
             )
-
-
-def _say(line: str) -> None:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -11,10 +11,12 @@ from typing import Any
 from stepjepa.cli.parser import StrictParser, dump_yaml
 from stepjepa.cli.spellings import PUBLISHED, notes
 from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions, trainer_option_names
+from stepjepa.data.files import FILE_SUFFIXES
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.checks import without_effect
 from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.utils.failures import explaining
+from stepjepa.utils.terminal import print_text, show_log
 
 SCRATCH_LEARNING_RATE = 1e-3
 _LOOKED_AT = 20  # rows of a file
@@ -30,7 +32,7 @@ _EXAMPLE = (
 def run(argv: list[str]) -> int:
     """Parse, train, say where everything is. Exit status 0."""
     if any(word in ("-h", "--help") for word in argv):
-        print(help_text())
+        print_text(help_text())
         return 0
     _shown_parser().check_flags(argv, trainer_option_names)
     parser, (options, config) = parse(argv)
@@ -39,9 +41,8 @@ def run(argv: list[str]) -> int:
     from stepjepa.training.announce import conclusion, is_main_process, say
     from stepjepa.training.run import leave_process_group, run_training
 
-    logging.basicConfig(format="%(message)s")
     level = logging.DEBUG if options.debug_level >= 5 else logging.INFO if options.debug_level >= 1 else logging.WARNING
-    logging.getLogger("stepjepa").setLevel(level)
+    show_log(level)
     disable_progress_bar()  # of loading and writing; training has its own
 
     def save_options(path: Path, settled: Any) -> None:
@@ -54,7 +55,8 @@ def run(argv: list[str]) -> int:
             f"the data has steps and no objective is given: this trains {config.objective} with K = {config.predictors}, "
             "whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
         )
-    for line in [*lines, *(f"--{name} has no effect without --lora" for name in unread)]:
+    lines += [f"--{name} has no effect without --lora" for name in unread]
+    for line in [*lines, *evaluation_unread(options, parser.explicit)]:
         say(f"note   {line}")
     if options.debug_level >= 5 and "logging_steps" not in parser.explicit:
         config.logging_steps = 1
@@ -69,6 +71,25 @@ def run(argv: list[str]) -> int:
     del trainer  # the wrapped model must go before the process group
     leave_process_group()
     return 0
+
+
+def evaluation_unread(options: RunOptions, explicit: set[str]) -> list[str]:
+    """A line for every option of the data's splits and of the evaluation that the run does not read."""
+    files = [name for name in [*(options.train_file or ()), options.eval_file] if name]
+    plain = all(Path(name).suffix.lower() in FILE_SUFFIXES and Path(name).is_file() for name in files)
+    needs = {
+        "dataset_split": "" if plain else "train_file",
+        "eval_split": "" if plain and options.eval_file else "eval_file",
+        "eval_samples": "eval_metrics",
+        "eval_max_new_tokens": "eval_metrics",
+    }
+    lines = []
+    for name, other in needs.items():
+        if name in explicit and not other:
+            lines.append(f"--{name} has no effect: the files have no splits")
+        elif name in explicit and not getattr(options, other):
+            lines.append(f"--{name} has no effect without --{other}")
+    return lines
 
 
 def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:

@@ -21,10 +21,16 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any, Literal, Union, get_args, get_origin
 
+from stepjepa.utils.files import parse_json
+from stepjepa.utils.text import lone_surrogate
+
 _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
 _INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
+
+
+_LARGEST = 2**63 - 1  # what the machine counts with
 
 
 class Quoted(str):
@@ -75,6 +81,9 @@ def convert(hint: Any, given: Any, keep: str | None = None) -> Any:
     Raises:
         BadValue: if it does not fit.
     """
+    half = lone_surrogate(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str))
+    if half is not None:
+        raise BadValue(f"expected UTF-8 text, got {half} in {show(given)[:100]}")
     every = union_members(hint)
     members = union = [member for member in every if member is not type(None)]
     if any(is_class(member, Enum) for member in members):
@@ -188,6 +197,8 @@ def _convert_number(kind: Any, given: str) -> Any:
         number = kind(_INFINITY.get(given.lower(), given) if kind is float else given)
     except ValueError:
         raise _Mismatch from None
+    if kind is int and abs(number) > _LARGEST:
+        raise BadValue(f"expected a whole number below 2**63, got {show(given)}")
     if math.isnan(number):
         raise _Mismatch
     return number
@@ -198,8 +209,8 @@ def _convert_dict(hint: Any, given: Any, text: bool) -> dict[str, Any]:
         if text and not given.lstrip().startswith("{"):
             raise _Mismatch
         try:
-            given = json.loads(given)
-        except json.JSONDecodeError as error:
+            given = parse_json(given)
+        except ValueError as error:
             raise BadValue(f"expected a JSON object, got {show(given)} ({error})") from None
     if not isinstance(given, dict):
         raise _Mismatch

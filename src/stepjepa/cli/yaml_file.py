@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from stepjepa.cli.values import Quoted
+from stepjepa.data.fields import is_secret
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import write_whole
 
@@ -38,8 +39,8 @@ _SCALARS = [
 ]
 
 
-# A secret, the number of one process, and what holds for one start of a run only: repeating it must not clear the first.
-NOT_DUMPED = frozenset({"hub_token", "local_rank", "overwrite_output_dir", "resume_from_checkpoint"})
+# The number of one process, and what holds for one start of a run only: repeating it must not clear the first.
+NOT_DUMPED = frozenset({"local_rank", "overwrite_output_dir", "resume_from_checkpoint"})
 
 
 class _Loader(yaml.SafeLoader):
@@ -118,7 +119,7 @@ def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: 
 def dump_yaml(instances: Any, path: str | os.PathLike[str], header: str = "") -> list[str]:
     """Write the fields of option dataclasses so that `--config path` gives equal values again.
 
-    Left out are None where that is the default, the fields in `NOT_DUMPED`, and values that YAML cannot
+    Left out are None where that is the default, the fields in `NOT_DUMPED`, secrets, and values that YAML cannot
     represent. The file is replaced as a whole.
 
     Args:
@@ -134,7 +135,12 @@ def dump_yaml(instances: Any, path: str | os.PathLike[str], header: str = "") ->
     for instance in [instances] if is_dataclass(instances) else instances:
         for field in fields(instance):
             value = getattr(instance, field.name)
-            if not field.init or field.name in NOT_DUMPED or (value is None and field.default is None):
+            if (
+                not field.init
+                or field.name in NOT_DUMPED
+                or is_secret(field)
+                or (value is None and field.default is None)
+            ):
                 continue
             try:
                 values[field.name] = _representable(value)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import read_json, write_json
 
 _FORMAT = 2
 _REPORT = "report.json"  # written last: an entry without it is none
@@ -47,11 +48,11 @@ def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore,
     """What `save_cached` stored under the key, memory-mapped; None where there is nothing whole."""
     entry = Path(folder) / key
     try:
-        record = json.loads((entry / _REPORT).read_text(encoding="utf-8"))
+        record = read_json(entry / _REPORT)
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
-    except (OSError, ValueError):
+        return ExampleStore.of_arrays(arrays), DataReport.from_dict(record)
+    except (OSError, EOFError, ValueError, TypeError, AttributeError):  # nothing there, or damaged
         return None
-    return ExampleStore.of_arrays(arrays), DataReport.from_dict(record)
 
 
 def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, report: DataReport) -> None:
@@ -63,11 +64,12 @@ def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, r
     root = Path(folder)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=root))
+        part = root / f".{key}.{secrets.token_hex(8)}"
+        part.mkdir()  # readable for whoever may read the folder around it
         try:
             for name, array in store.arrays().items():
                 np.save(part / f"{name}.npy", array)
-            (part / _REPORT).write_text(json.dumps(report.to_dict()), encoding="utf-8")
+            write_json(part / _REPORT, report.to_dict(), indent=None)
             if load_cached(root, key) is None:
                 shutil.rmtree(root / key, ignore_errors=True)  # a damaged entry
                 os.replace(part, root / key)

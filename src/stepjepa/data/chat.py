@@ -16,6 +16,7 @@ from typing import Any
 
 from stepjepa.data.chat_template import DEFAULT_DATE, check_template_kwargs, template_of, with_pinned_day
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.text import lone_surrogate
 
 ROLES = ("system", "user", "assistant")
 
@@ -70,15 +71,12 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
         if not isinstance(content, str):
             kind = type(content).__name__
             raise RowError("content_not_text", f"message {number} ({role}) has content of type {kind}; it must be text")
-        if not content.isascii():
-            try:
-                content.encode()
-            except UnicodeEncodeError as error:
-                half = f"\\u{ord(content[error.start]):04x}"
-                raise RowError(
-                    "broken_text",
-                    f"message {number} ({role}) holds {half} without its other half, which is no character; remove it",
-                ) from None
+        half = None if content.isascii() else lone_surrogate(content)
+        if half is not None:
+            raise RowError(
+                "broken_text",
+                f"message {number} ({role}) holds {half} without its other half, which is no character; remove it",
+            )
         checked.append({"role": role, "content": content})
     if all(message["role"] != "assistant" for message in checked):
         raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")

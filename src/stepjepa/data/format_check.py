@@ -11,7 +11,7 @@ from typing import Any
 
 from stepjepa.data.chat import RowError
 from stepjepa.data.encoder import chat_of
-from stepjepa.data.format_report import SHOWN_CHARACTERS, FormatReport, RowSample, escaped, printable
+from stepjepa.data.format_report import SHOWN_CHARACTERS, FormatReport, RowSample
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import StepCounts
 from stepjepa.data.signs import Leak, question_of
@@ -19,8 +19,9 @@ from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.steps import RowSteps, StepRules, StepSplitter, make_splitter, rules_for, steps_of
 from stepjepa.data.streams import is_stream, stream_ids
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.text import printable
 
-__all__ = ["check_format", "escaped", "excerpt", "printable"]
+__all__ = ["check_format", "excerpt"]
 
 _Chat = list[dict[str, str]]
 _EXCERPT = 160  # characters of a row that is skipped

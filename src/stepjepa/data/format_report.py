@@ -8,6 +8,7 @@ from typing import Any
 
 from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.signs import Leak, Repeats, Signs
+from stepjepa.utils.text import escaped, printable
 
 SHOWN_CHARACTERS = 400
 _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
@@ -272,19 +273,6 @@ class FormatReport:
             share = 100 * rows / self.chats
             lines.append(f"  {steps:>3}{more} {rows:>9,} row{'s' if rows != 1 else ' '} {share:5.1f} %  {bar}")
         return lines
-
-
-def printable(text: str) -> str:
-    r"""`text` with everything that a terminal could act on, or could not write, as an escape (``\x1b``, ``\u202e``).
-
-    Line breaks, letters, punctuation and emoji stay.
-    """
-    return "\n".join(escaped(line) for line in text.split("\n"))
-
-
-def escaped(text: str) -> str:
-    r"""`text` on one line, line breaks and all that is not printable as escapes (``\n``, ``\x1b``)."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def counted(number: int, word: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from stepjepa.data.chat import RowError
 from stepjepa.errors import DataError
+from stepjepa.utils.files import parse_json
 
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is refused before it is read whole
 _SKIPPED_AT_ONCE = 2**20
@@ -96,15 +97,13 @@ def line_row(text: str, raw: bytes) -> Any:
         RowError: ``broken_json``, or ``truncated_line`` where the file ends in the middle of the object.
     """
     try:
-        return json.loads(text)
-    except RecursionError:
-        why = "nested too deeply"
+        return parse_json(text)
     except json.JSONDecodeError as error:
         if not raw.endswith(b"\n") and text[:1] == "{" and text[-1:] != "}":
             raise _cut_off(f"at character {len(text)} of it") from None
         why = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
-    except ValueError as error:  # a number with thousands of digits
-        why = str(error).split(";")[0]
+    except ValueError as error:
+        why = str(error)
     raise RowError("broken_json", f"broken JSON ({why}); one JSON object per line is expected") from None
 
 

@@ -9,7 +9,6 @@ in between leaves files that are whole, and a journal with which ``resume`` rena
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 from stepjepa.data.prepare_options import PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.utils.files import sync, write_json
+from stepjepa.utils.files import no_links, read_json, sync, write_json
 
 CHECKPOINT_SECONDS = 2.0
 # Options that may differ between an interrupted run and the one that goes on with it.
@@ -187,7 +186,7 @@ class Outputs:
                 for name in old.get("partials", []):
                     self._journal.with_name(Path(name).name).unlink(missing_ok=True)
             for path, size in zip(self._partials, self._sizes, strict=True):
-                file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+                file = no_links(path, os.O_RDWR | os.O_CREAT)
                 self._files.append(os.fdopen(file, "wb", buffering=2**20))
                 self._files[-1].truncate(size)
                 self._files[-1].seek(size)
@@ -243,7 +242,7 @@ def _lock(path: Path) -> int | None:
         import fcntl
     except ImportError:  # Windows
         return None
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    file = no_links(path, os.O_RDWR | os.O_CREAT)
     busy = False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -260,7 +259,7 @@ def _lock(path: Path) -> int | None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None

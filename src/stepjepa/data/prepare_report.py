@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.data.prepare_rows import Dropped, Kept
+from stepjepa.utils.text import escaped
 
 REASONS = {
     "truncated_line": "the file ends in the middle of the line",
@@ -91,7 +92,7 @@ class PrepareReport:
         self.rows_dropped[row.reason] += 1
         listed = self.examples.setdefault(row.reason, [])
         if len(listed) < _EXAMPLES:
-            listed.append({"place": place, "what": row.what, "text": _one_line(row.text)})
+            listed.append({"place": place, "what": row.what, "text": escaped(row.text)})
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON; `from_dict` reads it."""
@@ -113,8 +114,8 @@ class PrepareReport:
         """The report in words. What comes from the file is on one line and printable."""
         dropped = sum(self.rows_dropped.values())
         lines = [
-            f"Prepared: {_one_line(self.source)}",
-            f"  Format: {self.format} ({_one_line(self.why)})",
+            f"Prepared: {escaped(self.source)}",
+            f"  Format: {self.format} ({escaped(self.why)})",
             f"  Rows: {self.rows_read:,} read, {self.rows_kept:,} kept, {dropped:,} dropped",
         ]
         lines += [f"    dropped {words}" for words in self.dropped()]
@@ -125,7 +126,7 @@ class PrepareReport:
         if self.rows_kept:
             lines.append("  Steps a row: " + self._steps())
             lines += [f"  {line}" for line in (*self._short(), *self._prompt())]
-        lines += [f"  {_one_line(name)}: {rows:,} row{'s' * (rows != 1)}" for name, rows in self.files.items()]
+        lines += [f"  {escaped(name)}: {rows:,} row{'s' * (rows != 1)}" for name, rows in self.files.items()]
         if self.already_done:
             lines.append("  Nothing to do: an earlier run with these options wrote all of this")
         return lines
@@ -136,7 +137,7 @@ class PrepareReport:
         for reason, rows in self.rows_dropped.most_common():
             first = self.examples[reason][0]
             shown = f"; {first['text'][:70]}" if first["text"] else ""
-            where = f"{_one_line(first['place'])}: {_one_line(first['what'])}{shown}"
+            where = f"{escaped(first['place'])}: {escaped(first['what'])}{shown}"
             words.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
         return words
 
@@ -152,7 +153,7 @@ class PrepareReport:
     def _prompt(self) -> Iterator[str]:
         if not self.system_prompt:
             return
-        yield f"System prompt: {_one_line(self.system_prompt)} (--system_prompt TEXT, or none)"
+        yield f"System prompt: {escaped(self.system_prompt)} (--system_prompt TEXT, or none)"
         if "\\boxed" in self.system_prompt and 2 * self.rows_boxed < self.rows_kept:
             found = (
                 f"only {self.rows_boxed:,} of {self.rows_kept:,} answers have" if self.rows_boxed else "no answer has"
@@ -166,8 +167,3 @@ class PrepareReport:
         return ", ".join(
             f"{steps}{'+' * (steps == _LONGEST_TABLE)} in {rows:,}" for steps, rows in sorted(counts.items())
         )
-
-
-def _one_line(text: str) -> str:
-    r"""`text` on one line; line breaks and all that is not printable as escapes (``\n``, ``\x1b``)."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
+from stepjepa.utils.text import escaped
 
 REASONS = {
     "not_an_object": "the row is no object with columns",
@@ -268,6 +269,6 @@ def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def listed_files(names: Sequence[str]) -> str:
     """Names of files in one line, however many; what is not printable as escapes."""
-    shown = [name if name.isprintable() else repr(name) for name in names[:_SHOWN_FILES]]
+    shown = list(map(escaped, names[:_SHOWN_FILES]))
     more = len(names) - _SHOWN_FILES
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")

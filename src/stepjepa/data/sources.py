@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -17,8 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError, check_messages
+from stepjepa.data.fields import check_split_name
 from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
 from stepjepa.errors import DataError
+from stepjepa.utils.files import parse_json
+from stepjepa.utils.text import escaped
 
 Row = Mapping[str, Any]
 TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
@@ -103,8 +105,8 @@ def _as_list(messages: Any) -> Any:
     """Undo two ways in which a table stores a list of messages: as text (CSV), and as an object of lists."""
     if isinstance(messages, str) and messages.lstrip()[:1] == "[":
         try:
-            return json.loads(messages)
-        except (ValueError, RecursionError):
+            return parse_json(messages)
+        except ValueError:
             return messages
     if isinstance(messages, Mapping):
         roles, contents = messages.get("role"), messages.get("content")
@@ -134,8 +136,7 @@ def listed_columns(row: Iterable[Any]) -> str:
     """The names of a row's columns in one line, however many, long or odd they are."""
     names = [" ".join(str(name).split()) for name in islice(row, _SHOWN_COLUMNS + 1)]
     shown = [name if len(name) <= 80 else f"{name[:80]}..." for name in names[:_SHOWN_COLUMNS]]
-    shown = [name if name.isprintable() else repr(name) for name in shown]
-    return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
+    return ", ".join([*map(escaped, shown)] + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
 
 class RowSource:
@@ -156,6 +157,7 @@ class RowSource:
 
     def __init__(self, source: Any, split: str = "train", streaming: bool = False):
         self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+        check_split_name(split)
         self._file: Path | None = None
         self._folder: Path | None = None
         self._split = split

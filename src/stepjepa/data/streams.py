@@ -14,6 +14,7 @@ import numpy as np
 from stepjepa.data.chat import RowError
 from stepjepa.data.sources import TEXT_COLUMNS
 from stepjepa.data.views import Pair
+from stepjepa.utils.text import lone_surrogate
 
 # What makes a row a chat; text alone does not.
 CHAT_COLUMNS = {"messages", *(name for names in TEXT_COLUMNS for name in names)} - {"text"}
@@ -37,11 +38,9 @@ def stream_ids(row: Mapping[str, Any], tokenizer: Any) -> np.ndarray:
     text = row["text"]
     if not isinstance(text, str):
         raise RowError("content_not_text", f"'text' has type {type(text).__name__}; it must be text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        raise RowError("broken_text", f"'text' holds {half} without its other half, which is no character") from None
+    half = lone_surrogate(text)
+    if half is not None:
+        raise RowError("broken_text", f"'text' holds {half} without its other half, which is no character; remove it")
     if not text.strip():
         raise RowError("nothing_to_learn", "'text' is empty")
     ids = np.asarray(tokenizer(text, return_attention_mask=False)["input_ids"], dtype=np.int32)

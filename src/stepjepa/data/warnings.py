@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stepjepa.data.format_report import FormatReport, counted, escaped, printable, short_place
+from stepjepa.data.format_report import FormatReport, counted, short_place
 from stepjepa.data.report import REASONS
 from stepjepa.data.signs import LONG_STEP
+from stepjepa.utils.text import escaped, printable
 
 # Smaller shares are no reason to warn.
 ONE_WORD_SHARE = 0.05  # of the steps

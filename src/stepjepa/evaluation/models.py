@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import warnings
@@ -17,8 +16,9 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.load import check_local, load_model, load_tokenizer
+from stepjepa.modeling.load import check_finite, check_local, load_model, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
+from stepjepa.utils.files import read_json
 
 _ADAPTER = "adapter_config.json"
 _MODEL_FILES = re.compile(
@@ -52,7 +52,7 @@ class TrainingRecord:
         settings = self.settings
         if settings.get("objective") == "regular" or not settings.get("lbd") or not settings.get("predictors"):
             return 0
-        return 1 if settings.get("same_predictor") else int(settings["predictors"])
+        return 1 if settings.get("same_predictor") else _count(settings["predictors"])
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,14 @@ def read_record(place: Place) -> TrainingRecord:
             continue
         if name == "train" and isinstance(report.get("steps"), dict):
             record.splitter = report["steps"].get("splitter") or None
-        record.system_prompts.update(report.get("system_prompts") or {})
-        if report.get("without_system_prompt"):
-            record.system_prompts[None] += report["without_system_prompt"]
-        record.others += report.get("other_system_prompts") or 0
-    record.settings = _read_json(folder / "run.json").get("settings") or {}
+        prompts = report.get("system_prompts")
+        for prompt, rows in prompts.items() if isinstance(prompts, dict) else ():
+            record.system_prompts[prompt] += _count(rows)
+        record.system_prompts[None] += _count(report.get("without_system_prompt"))
+        record.others += _count(report.get("other_system_prompts"))
+    record.system_prompts = +record.system_prompts  # those with rows
+    settings = _read_json(folder / "run.json").get("settings")
+    record.settings = settings if isinstance(settings, dict) else {}
     record.found = bool(record.system_prompts)
     return record
 
@@ -163,7 +166,7 @@ def add_adapter(model: Any, place: Place) -> Any:
     """The base model with its adapter.
 
     Raises:
-        ConfigError: the adapter does not fit the model.
+        ConfigError: the adapter does not fit the model, or its weights are not finite.
     """
     from peft import PeftConfig, PeftModel
 
@@ -175,10 +178,12 @@ def add_adapter(model: Any, place: Place) -> Any:
             rows = max(trained, default=-1) + 1
             if rows > vocabulary_size(model):  # a checkpoint of version 0.1, which holds predictor tokens
                 model.resize_token_embeddings(rows, mean_resizing=False)
-            return PeftModel.from_pretrained(model, str(place.folder))
+            adapted = PeftModel.from_pretrained(model, str(place.folder))
     except Exception as error:  # peft, safetensors and torch raise their own
         why = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"--model_name {place.name}: the adapter does not fit {place.base} ({why[:200]})") from None
+    check_finite(adapted, f"--model_name {place.name}")
+    return adapted
 
 
 def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:
@@ -240,10 +245,15 @@ def _samples(path: Path) -> Iterator[bytes]:
             yield file.read(_SAMPLE_BYTES)
 
 
+def _count(value: Any) -> int:
+    """A count as a record holds it; 0 for anything else."""
+    return value if type(value) is int and value > 0 else 0
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     """An object in a file; empty where there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

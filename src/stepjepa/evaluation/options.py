@@ -103,7 +103,8 @@ class EvaluateOptions:
             if not getattr(self, name):
                 raise ConfigError(f"--{name} is missing; write: stepjepa evaluate RUN test.jsonl --metric NAME")
         if not self.metric:
-            raise ConfigError(f"--metric is missing; choose one or several of\n{listed_metrics()}")
+            known = ", ".join([*METRICS, *MODEL_METRICS])
+            raise ConfigError(f"--metric is missing; choose one or several of {known}, or module:function")
         check_at_least(self, _AT_LEAST)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")

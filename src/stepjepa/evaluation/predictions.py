@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,8 +12,10 @@ from stepjepa.data.chat import RowError
 from stepjepa.data.files import file_rows
 from stepjepa.errors import DataError
 from stepjepa.evaluation.teachers.files import json_line, replace
+from stepjepa.utils.files import json_bytes, read_json
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
+_LARGEST = 1e100
 _OPTIONAL = ("note", "answer_nll", "answer_tokens")
 
 
@@ -62,7 +64,7 @@ def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
         DataError: the file cannot be written.
     """
     if path.suffix == ".json":
-        replace(path, [json.dumps(list(records), ensure_ascii=False, indent=1).encode() + b"\n"])
+        replace(path, [json_bytes(list(records), indent=1), b"\n"])
     else:
         replace(path, map(json_line, records))
 
@@ -95,8 +97,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"line {number}", row
         return
     try:
-        rows = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        rows = read_json(path)
+    except ValueError as error:
         raise DataError(f"{path}: broken JSON ({error})") from None
     for number, row in enumerate(rows):
         yield f"entry {number}", row
@@ -110,15 +112,21 @@ def _prediction(row: Any, place: int) -> Prediction:
             raise RowError("no_known_columns", f"is no prediction: it has no text {name!r}")
     known = {name: row[name] for name in Prediction.__dataclass_fields__ if name in row}
     for name, kind in (("index", int), ("tokens", (int, type(None))), ("correct", (bool, type(None)))):
-        if name in known and (not isinstance(known[name], kind) or (name != "correct" and known[name] is True)):
+        if name in known and (not isinstance(known[name], kind) or (name != "correct" and not _is_number(known[name]))):
             raise RowError("no_known_columns", f"is no prediction: {name} is {known[name]!r}")
     scores = known.get("scores", {})
-    if not isinstance(scores, dict) or any(
-        isinstance(v, bool) or not isinstance(v, (int, float)) for v in scores.values()
-    ):
+    if not isinstance(scores, dict) or not all(map(_is_number, scores.values())):
         raise RowError("no_known_columns", f"is no prediction: scores is {scores!r}, not the number of each metric")
+    known["scores"] = {
+        name: math.nan if value is None else value for name, value in scores.items()
+    }  # null as NaN is written
     for name in ("gt_answer", "gen_answer", "ground_truth"):
         if known.get(name) is not None:
             known[name] = str(known[name])
     empty = {"ground_truth": "", "gt_answer": None, "gen_answer": None, "correct": None, "stop_reason": None}
     return Prediction(**{"index": place, "tokens": None, **empty, **known})
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that sums and squares can be made of; NaN is one, and so is none at all."""
+    return value is None or (type(value) in (int, float) and not abs(value) > _LARGEST)

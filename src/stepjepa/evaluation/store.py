@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import write_records
 from stepjepa.evaluation.teachers.files import append, json_line, open_locked, replace, saying_where
 from stepjepa.evaluation.teachers.requests import Reply
+from stepjepa.utils.files import json_bytes, parse_json, read_json
 
 _SHOWN = 40
 
@@ -161,8 +163,7 @@ class Output(Work):
         """
         target = self.answers(bool(self.replies))
         write_records(target, records)
-        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
-        replace(self.paths.metrics, [text.encode("utf-8", "backslashreplace")])
+        replace(self.paths.metrics, [json_bytes(result, indent=2), b"\n"])
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -224,7 +225,7 @@ class Output(Work):
                 if not line.endswith(b"\n") or not line.strip(b"\0\n"):
                     break
                 try:
-                    self._read(json.loads(line))
+                    self._read(parse_json(line))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     if not self.overwrite:
                         raise DataError(
@@ -245,7 +246,8 @@ class Output(Work):
             ]
             super().add_replies(replies, float(line["seconds"]))
         elif "losses" in line:
-            super().add_losses([AnswerLoss(*loss) for loss in line["losses"]])
+            losses = [AnswerLoss(row, math.nan if total is None else total, n) for row, total, n in line["losses"]]
+            super().add_losses(losses)
         elif "identity" not in line:
             raise ValueError(line)
 
@@ -269,7 +271,7 @@ def _read_header(path: Path, overwrite: bool) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             line = file.readline()
-        return dict(json.loads(line)) if line.endswith(b"\n") else None
+        return dict(parse_json(line)) if line.endswith(b"\n") else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError):
@@ -283,7 +285,7 @@ def _read_header(path: Path, overwrite: bool) -> dict[str, Any] | None:
 def _read_result(path: Path) -> dict[str, Any] | None:
     """The result of an evaluation, None of anything else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"identity", "scoring"} <= set(found) else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from stepjepa.data.format_report import counted, escaped, printable, short_place
+from stepjepa.data.format_report import counted, short_place
 from stepjepa.data.report import REASONS
 from stepjepa.data.warnings import Caution, of_all
 from stepjepa.inspect.feeding_report import FeedingReport
 from stepjepa.inspect.padding import Padding
+from stepjepa.utils.text import escaped, printable
 
 # Smaller shares are no reason to warn.
 UNKNOWN_SHARE = 0.001  # of the tokens

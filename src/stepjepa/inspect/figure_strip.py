@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stepjepa.data.extras import library
-from stepjepa.data.format_check import escaped
 from stepjepa.inspect.glyphs import token_label
 from stepjepa.inspect.lanes import lanes
 from stepjepa.inspect.model import RowRecord
 from stepjepa.inspect.palette import COLOURS, FAINT, INK, SOURCE, TARGET, letter_colour
+from stepjepa.utils.text import escaped
 
 _WIDE = 7.05  # inches
 _SMALL = 9  # points

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stepjepa.data.format_check import escaped
+from stepjepa.utils.text import escaped
 
 STYLES = {
     "prompt": "",

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from stepjepa.data.format_check import escaped
 from stepjepa.inspect.glyphs import LETTERS, token_label
 from stepjepa.inspect.lanes import lanes
 from stepjepa.inspect.model import KINDS, RowRecord
 from stepjepa.inspect.pairs import PairRecord
 from stepjepa.inspect.prose import counts_of
 from stepjepa.inspect.tube import TubeRecord, Vector
+from stepjepa.utils.text import escaped
 
 FORMS = ("packed", "two_pass", "inline")
 MOST_TOKENS = 8000  # of a form that was not asked for

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.text import Text
 
-from stepjepa.data.format_check import escaped
 from stepjepa.inspect.glyphs import FAINT, LETTERS, STYLES, Glyphs, token_label
 from stepjepa.inspect.model import KINDS, RowRecord
 from stepjepa.inspect.pairs import PairRecord, Readout
 from stepjepa.inspect.tube import DRAWN, Term, TubeRecord, Vector
+from stepjepa.utils.text import escaped
 
 _MOST_TUBES = 6  # pairs of vectors that are spelled out
 _MOST_TERMS = 6  # states of a vector that are

@@ -21,10 +21,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from stepjepa.data.format_check import escaped
 from stepjepa.inspect.glyphs import ASCII, FAINT, LETTERS, READOUT, STYLES, UNICODE, Glyphs, token_label
 from stepjepa.inspect.model import RowRecord
 from stepjepa.inspect.prose import counts_of, head_lines, label_lines, legend_lines, pair_lines
+from stepjepa.utils.text import escaped
 
 _NARROWEST = 20  # columns for tokens, and for the mask, at least
 _NARROWEST_ROW = 60  # columns for a row beside another

@@ -21,6 +21,7 @@ from torch import nn
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import drop_target_encoder, target_encoder
 from stepjepa.modeling.heads import PredictorHead
+from stepjepa.modeling.load import check_finite
 from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
 from stepjepa.utils.files import replacing
 
@@ -181,6 +182,7 @@ def attach_saved(inner: Any, folder: str | os.PathLike[str], with_head: bool = T
         extras = trained_extras(inner)
         if extras is not None:
             extras.load_state_dict(weights)
+            check_finite(extras, str(path))
     except (SafetensorError, RuntimeError, OSError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(

@@ -40,9 +40,15 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
         raise ConfigError(f"--model_name {name}: no such folder or preset; did you mean {near[0]}?")
     check_local(name)
     try:
-        return auto_tokenizer(name, trust_remote_code=trust_remote_code)
+        tokenizer = auto_tokenizer(name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ConfigError(_not_loaded("tokenizer", name, error)) from None
+    longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest > 0:
+        raise ConfigError(
+            f"--model_name {name}: model_max_length is {longest!r} in its tokenizer_config.json; write a positive number"
+        )
+    return tokenizer
 
 
 def check_local(name: str) -> None:
@@ -87,7 +93,7 @@ def load_model(
     and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast).
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: it cannot be loaded, or its weights are not finite.
     """
     kwargs: dict[str, Any] = {"dtype": "auto" if dtype == "auto" else getattr(torch, dtype)}
     if attn_implementation:
@@ -116,9 +122,51 @@ def load_model(
             "--merge_lora true and give that folder"
         )
     try:
-        return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
+        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
     except Exception as error:
         raise ConfigError(_not_loaded("model", name, error)) from None
+    check_finite(model, f"--model_name {name}")
+    embedding: Any = model.get_input_embeddings()
+    rows, needed = embedding.weight.shape[0], 1 + largest_id(tokenizer)
+    if needed > rows:
+        raise ConfigError(
+            f"--model_name {name}: the tokenizer needs {needed:,} embeddings and the model has {rows:,}; give the model its "
+            "own tokenizer, or one that was resized with it"
+        )
+    return model
+
+
+def largest_id(tokenizer: Any) -> int:
+    """The largest id that any text may get: of the vocabulary itself and of the end, start and padding tokens. Other added
+    tokens may have no embedding, as the image token of a model for text."""
+    added = tokenizer.get_added_vocab()
+    marks = [tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id]
+    ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
+    return max([*ids, *(index for index in marks if index is not None)], default=-1)
+
+
+def check_finite(model: torch.nn.Module, name: str) -> None:
+    """Refuse weights that training has broken: what they give is no result. One pass, one synchronization.
+
+    Args:
+        name: of the model in the message.
+
+    Raises:
+        ConfigError: a parameter holds NaN or infinity; the message names the first one.
+    """
+    weights = {key: value.detach() for key, value in model.named_parameters() if value.is_floating_point()}
+    if not weights:
+        return
+    device = next(iter(weights.values())).device
+    # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
+    sums = torch.stack([value.sum(dtype=torch.float32).to(device) for value in weights.values()]).isfinite().tolist()
+    doubtful = [key for key, finite in zip(weights, sums, strict=True) if not finite]
+    broken = [key for key in doubtful if not weights[key].isfinite().all()]
+    if broken:
+        raise ConfigError(
+            f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
+            "and it can answer nothing; take an earlier checkpoint, or train again with a lower learning rate"
+        )
 
 
 def _not_loaded(what: str, name: str, error: Exception) -> str:

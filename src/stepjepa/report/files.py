@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import parse_json
 
 
 class Reader:
@@ -25,7 +25,7 @@ class Reader:
 
     def json_object(self, path: Path) -> dict[str, Any]:
         """An object of JSON; empty where there is none."""
-        return self._object(path, json.loads)
+        return self._object(path, parse_json)
 
     def yaml_object(self, path: Path) -> dict[str, Any]:
         """A mapping of YAML; empty where there is none."""
@@ -33,7 +33,7 @@ class Reader:
 
     def json_lines(self, path: Path) -> list[dict[str, Any]]:
         """The objects of a file of JSON lines; none where there is no file."""
-        found = self._parsed(path, lambda text: [json.loads(line) for line in text.splitlines() if line.strip()])
+        found = self._parsed(path, lambda text: [parse_json(line) for line in text.splitlines() if line.strip()])
         return [row for row in found or [] if isinstance(row, dict)]
 
     def say(self, problem: str) -> None:

@@ -38,6 +38,7 @@ from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.files import check_writable, json_bytes, write_json, write_whole
+from stepjepa.utils.terminal import print_text
 
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
@@ -143,7 +144,7 @@ def pass_on(arm: str, process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     width = max(map(len, ARMS))
     for line in process.stdout:
-        print(f"{arm:<{width}}  {line.rstrip()}", flush=True)
+        print_text(f"{arm:<{width}}  {line.rstrip()}")
 
 
 def run_one_arm(arm: str, written: str) -> None:

@@ -93,7 +93,10 @@ def split_files(block: Block, folder: Path) -> dict[str, list[str]]:
 def write_plan(folder: StudyRunFolder, run: Run, block: Block, files: dict[str, list[str]]) -> None:
     """All that carrying a run out needs, in its folder."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    values: dict[str, Any] = {"train_file": [absolute(file) for file in files["train"]]}
+    # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, stands for the study's.
+    study = run.settings.get("run_name") or folder.path.resolve().parents[len(run.folder.parts) - 1].name
+    values: dict[str, Any] = {"run_name": "/".join([study, *run.folder.parts[1:]])}
+    values["train_file"] = [absolute(file) for file in files["train"]]
     if block.data.splits.get("train"):
         values["dataset_split"] = block.data.splits["train"]
     write_yaml({**run.settings, **values}, folder.train_config, header=f"One run of a study: {run.name}")

@@ -44,7 +44,7 @@ def read_study(root: Node, name: str, mini: bool = False, settings: TrainSetting
             raise ConfigError(f"{root.where}: --mini: this study has no section 'mini'")
         tree.pop("blocks", None)
         tree = _on_top(Node(tree, root.where), Node(mapping(small, "mini"), small.where)).given
-        check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
+        check_keys(tree, [*(key for key in _STUDY_KEYS if key != "mini"), *_BLOCK_KEYS], "mini")
     shared = {key: node for key, node in tree.items() if key in _BLOCK_KEYS}
     parts = mapping(tree["blocks"], "blocks") if "blocks" in tree else {"": Node({}, root.where)}
     blocks, notes = [], []

@@ -7,7 +7,6 @@ whole, as the last of its stage, and never again.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -16,7 +15,7 @@ from typing import Any
 
 from stepjepa.errors import DataError
 from stepjepa.training.run_folder import RunFolder
-from stepjepa.utils.files import write_json
+from stepjepa.utils.files import read_json, write_json
 
 STATE = "state.json"
 # What stays of a model whose weights are deleted.
@@ -41,8 +40,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         DataError: it cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        return read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -15,12 +15,14 @@ from transformers.utils.logging import disable_progress_bar
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
 from stepjepa.evaluation.runner import evaluate
+from stepjepa.modeling.load import check_finite
 from stepjepa.study.geometry import GEOMETRY, geometry_scores
 from stepjepa.study.plan import CHAT_OPTIONS
 from stepjepa.study.results import StudyRunFolder, now, read_record, write_record
 from stepjepa.training.encoding import chat_tokenizer, pair_columns
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import explaining
+from stepjepa.utils.terminal import print_text
 
 Options = Mapping[str, Any]
 
@@ -43,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
         with explaining("evaluate: {batch_size: ...} in the study", "start the study again"):
             scored = score_run(folder.model, source, plan["metrics"], options=options, **plan["evaluation"])
         write_record(folder.record(split), {"at": now(), "metrics": scored, "seconds": time.perf_counter() - begin})
-        print("  ".join([split, *(f"{name} {value}" for name, value in scored.items())]), flush=True)
+        print_text("  ".join([split, *(f"{name} {value}" for name, value in scored.items())]))
     return 0
 
 
@@ -71,11 +73,12 @@ def score_run(
         Metric -> value; None where the model gives no finite number.
 
     Raises:
-        ConfigError, DataError: as `stepjepa.evaluation.runner.evaluate`.
+        ConfigError, DataError: as `stepjepa.evaluation.runner.evaluate`; weights that are not finite.
     """
     options = options or JEPAOptions(objective="regular")
     options.check()
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
+    check_finite(model, str(model_folder))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = chat_tokenizer(AutoTokenizer.from_pretrained(model_folder), options)
     values: dict[str, float | None] = {}

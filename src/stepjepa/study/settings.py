@@ -9,6 +9,7 @@ from typing import Any
 from stepjepa.cli.parser import StrictParser
 from stepjepa.cli.spellings import PUBLISHED
 from stepjepa.cli.values import nearest
+from stepjepa.data.fields import is_secret
 from stepjepa.errors import ConfigError
 from stepjepa.study.tree import Node, written
 from stepjepa.training.checks import without_effect
@@ -26,6 +27,7 @@ OWN = {
     "control": "give controls at the top of the study, as in controls: [shuffled, random]",
     "same_flop": "give equal_compute: true at the top of the study",
 }
+_FIELDS = JEPAConfig.__dataclass_fields__
 # What a study's runs have unless the file says otherwise.
 DEFAULTS = {"track_flop": True, "disable_tqdm": True, "save_total_limit": 1}
 
@@ -50,6 +52,10 @@ class TrainSettings(StrictParser):
                 raise ConfigError(f"{node.where}: unknown key {name!r}; did you mean {close!r}?")
             for setting in self._settings(name, written(node), f"{node.where}: {name}"):
                 field, value = setting.field, setting.value
+                if field in _FIELDS and is_secret(_FIELDS[field]):
+                    raise ConfigError(
+                        f"{node.where}: {name}: a study keeps its settings in files; set HF_TOKEN in the environment instead"
+                    )
                 if field in OWN:
                     raise ConfigError(f"{node.where}: {name}: {OWN[field]}")
                 if field in values and values[field] != value:

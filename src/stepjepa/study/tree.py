@@ -6,7 +6,6 @@ what it means, as for a flag.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 
 from stepjepa.cli.values import Quoted, show
 from stepjepa.errors import ConfigError
+from stepjepa.utils.files import parse_json
 
 _NULL = ("", "~", "null", "Null", "NULL")
 _WORDS = {"True": True, "TRUE": True, "False": False, "FALSE": False}
@@ -103,6 +103,32 @@ def set_value(root: Node, assignment: str) -> Node:
     return _with(root, names, parse_tree(text, f"--set {assignment}", numbered=False))
 
 
+def check_read(root: Node, assignment: str, mini: bool) -> None:
+    """Refuse a value that `set_value` has set and that no run would read.
+
+    Args:
+        mini: whether the section mini is on top.
+
+    Raises:
+        ConfigError: it is in the section mini, which is not asked for, or a block of the study has its own value.
+    """
+    names = assignment.partition("=")[0].split(".")
+    if names[0] == "mini" and not mini:
+        raise ConfigError(f"--set {assignment}: the section mini is read with --mini only")
+    top = root.given["mini"] if mini and names[0] == "mini" else root
+    names = names[names[0] == "mini" :]
+    blocks = top.given.get("blocks") if top.is_mapping else None
+    for block, own in blocks.given.items() if blocks is not None and blocks.is_mapping else ():
+        if names[0] != "blocks" and _has(own, names):
+            raise ConfigError(
+                f"--set {assignment}: the block {block} has its own value; write blocks.{block}.{'.'.join(names)}=..."
+            )
+
+
+def _has(node: Node, names: list[str]) -> bool:
+    return not names or (node.is_mapping and names[0] in node.given and _has(node.given[names[0]], names[1:]))
+
+
 def _with(root: Node, names: list[str], value: Node) -> Node:
     """`root` with `value` in the place that the names lead to, as a whole."""
     if not names:
@@ -124,7 +150,7 @@ def typed(node: Node) -> Any:
     if given in _WORDS:
         return _WORDS[given]
     try:
-        value = json.loads(given)
+        value = parse_json(given)
     except ValueError:
         try:
             return float(given) if given[:1] in "+-.0123456789" else given

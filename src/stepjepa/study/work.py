@@ -19,7 +19,7 @@ from stepjepa.errors import StepJepaError
 from stepjepa.study.child import ENDS_WITH, watch
 from stepjepa.study.results import StudyRunFolder, now, read_record, write_record
 from stepjepa.training.run_folder import recorded_steps
-from stepjepa.utils.files import LOCK, locked
+from stepjepa.utils.files import LOCK, locked, no_links
 
 LOG_LINES = 5
 _GRACE = 10  # seconds from asking a process to end until it is killed
@@ -132,7 +132,7 @@ def _score(run: StudyRunFolder, splits: Sequence[str], environment: Mapping[str,
 
 def _run_child(run: StudyRunFolder, stage: str, argv: list[str], environment: Mapping[str, str]) -> None:
     log = run.log(stage)
-    with open(log, "ab") as file:
+    with open(log, "ab", opener=no_links) as file:
         file.write(f"--- {now()} stepjepa {' '.join(argv)}\n".encode())
         file.flush()
         start = file.tell()

@@ -25,6 +25,7 @@ from stepjepa.training.summary import (
 )
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.training.view import clock, short
+from stepjepa.utils.terminal import print_text
 
 LABELS = 7  # columns of the words in front of the lines
 
@@ -37,7 +38,7 @@ def is_main_process() -> bool:
 def say(line: str) -> None:
     """Print a line, once over all processes."""
     if is_main_process():
-        print(line, flush=True)
+        print_text(line)
 
 
 def tell(label: str, lines: Sequence[str], width: int = LABELS) -> None:

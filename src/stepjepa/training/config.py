@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_type_hints
 
 import torch
 import transformers
 
+from stepjepa.data.fields import is_secret
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import JEPAOptions
+
+_INHERITED = transformers.TrainingArguments.__dataclass_fields__
+# What the Trainer's numbers may be; it checks few of them itself, and late.
+_MOST = 2**32 - 1  # of any: the largest seed that all generators take
+_LEAST = {
+    **dict.fromkeys(
+        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps ddp_timeout "
+        "dataloader_prefetch_factor eval_accumulation_steps torch_empty_cache_steps ddp_bucket_cap_mb".split(),
+        1,
+    ),
+    **dict.fromkeys(
+        "learning_rate seed data_seed logging_steps save_steps eval_steps eval_delay warmup_steps weight_decay "
+        "max_grad_norm adam_beta1 adam_beta2 adam_epsilon num_train_epochs save_total_limit dataloader_num_workers "
+        "neftune_noise_alpha".split(),
+        0,
+    ),
+    "max_steps": -1,
+    "local_rank": -1,
+}
 
 
 @dataclass
@@ -111,12 +132,20 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         Raises:
             ConfigError: a number out of its range.
         """
-        least = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1}
-        least |= {"learning_rate": 0, "seed": 0, "logging_steps": 0, "warmup_steps": 0, "weight_decay": 0}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not lowest <= value < math.inf:
-                raise ConfigError(f"{name} is {value!r}; it must be a number of {lowest} or more")
+        hints = get_type_hints(transformers.TrainingArguments)
+        for name, hint in hints.items():
+            kinds = {hint, *get_args(hint)}
+            value, lowest = getattr(self, name, None), _LEAST.get(name, -math.inf)
+            if not kinds & {int, float} or name not in _INHERITED or (value is None and type(None) in kinds):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
+                wanted = f"a number of {lowest} or more" if name in _LEAST and value != math.inf else "a finite number"
+                raise ConfigError(f"{name} is {value!r}; it must be {wanted}, and at most {_MOST}")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")
+        if self.num_train_epochs <= 0 and self.max_steps < 0:
+            raise ConfigError(f"num_train_epochs is {self.num_train_epochs}; give a positive number, or max_steps")
         if self.max_steps == 0:
             raise ConfigError("max_steps is 0; give the number of steps, or leave it out to train num_train_epochs")
         if self.streaming and self.max_steps < 0:
@@ -125,3 +154,13 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""
         return {**super().to_dict(), "last_token": self.last_token}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them (`__deepcopy__`)."""
+        secrets = {one.name: one.default for one in fields(self) if is_secret(one)}
+        return {**self.__dict__, **secrets}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JEPAConfig:
+        made = object.__new__(type(self))
+        made.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        return made

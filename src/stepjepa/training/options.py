@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stepjepa.data.fields import option
+from stepjepa.data.fields import check_split_name, option
 from stepjepa.data.steps import STEPS_COLUMN
 from stepjepa.errors import ConfigError
 
@@ -125,6 +125,7 @@ class JEPAOptions:
         None,
         "Readout by offset from a view's end (-1, -2, ...), as the published code does. Default: found by name.",
         _VIEWS,
+        secret=False,
     )
     split_ratio: float = option(0.5, "split: share of the tokens that is the source.", _VIEWS)
     source_column: str | None = option(None, "Column with the source text, for data sets of pairs.", _VIEWS)
@@ -269,6 +270,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if isinstance(self.train_file, str):
             self.train_file = [self.train_file]
+        check_split_name(self.eval_split, "eval_split")
         if self.lora_rank < 1:
             raise ConfigError(f"lora_rank is {self.lora_rank}; it must be at least 1")
         if self.lora_alpha is not None and self.lora_alpha < 1:

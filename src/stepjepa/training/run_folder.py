@@ -5,7 +5,6 @@ Everything that asks whether a run is complete, cut off or running asks `RunFold
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.files import LOCK, check_writable, locked
+from stepjepa.utils.files import LOCK, check_writable, locked, read_json
 from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch
 
 RECORD, METRICS = "run.json", "metrics.json"
@@ -91,7 +90,7 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            record = json.loads((self.path / name).read_text(encoding="utf-8"))
+            record = read_json(self.path / name)
         except (OSError, ValueError):
             return {}
         return record if isinstance(record, dict) else {}
@@ -297,7 +296,7 @@ def checked_checkpoint(folder: Path) -> Path:
 
 def recorded_steps(checkpoint: Path) -> tuple[int, int]:
     """The step that a checkpoint was written at, and how many steps its run was to have."""
-    state = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
+    state = read_json(checkpoint / _STATE)
     return state["global_step"], state["max_steps"]
 
 

@@ -15,7 +15,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.training.draws import WINDOW, ExampleDraw, generator
 from stepjepa.training.encoding import without_pairs
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.files import write_whole
+from stepjepa.utils.files import read_json, write_whole
 
 _KEPT_STARTS = 64
 
@@ -101,7 +101,7 @@ class StreamedExamples(torch.utils.data.IterableDataset):
             ConfigError: it had another number of processes, or did not stream.
         """
         try:
-            record = json.loads(self._path(folder).read_text(encoding="utf-8"))
+            record = read_json(self._path(folder))
         except (OSError, ValueError):
             raise ConfigError(
                 f"resume_from_checkpoint: {folder} does not say where process {self.process} stood in its stream; it is the "

@@ -16,6 +16,8 @@ from rich.text import Text
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
+from stepjepa.utils.terminal import print_text
+
 _SHOWN = (
     ("lm_loss", "lm", ".4f"),
     ("jepa_loss", "jepa", ".4f"),
@@ -49,7 +51,7 @@ class LinesCallback(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """See `TrainerCallback`."""
         if state.is_world_process_zero and logs and short(logs, self.metrics):
-            print(f"step {state.global_step}/{state.max_steps}  {short(logs, self.metrics)}", flush=True)
+            print_text(f"step {state.global_step}/{state.max_steps}  {short(logs, self.metrics)}")
 
     def end_evaluation(self) -> None:
         """Called behind every evaluation, also one that failed."""
@@ -138,7 +140,7 @@ class BarCallback(LinesCallback):
         self._progress = Progress(
             Count(),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
-            TextColumn("{task.fields[note]}", table_column=note),
+            TextColumn("{task.fields[note]}", markup=False, table_column=note),
             TimeLeft(table_column=Column(no_wrap=True)),
             console=console,
             auto_refresh=False,

@@ -14,6 +14,7 @@ from typing import Any
 from stepjepa.errors import ConfigError
 
 LOCK = ".lock"  # the name of the lock file in a folder that one process at a time may write
+_MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
 
 
 @contextmanager
@@ -42,6 +43,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def no_links(path: str | os.PathLike[str], flags: int) -> int:
+    """An `opener` for files with known names that are written in place: it follows no link that someone has put there.
+
+    Raises:
+        OSError: the name is a link, or cannot be opened.
+    """
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
 
 
 def sync(path: Path) -> None:
@@ -118,7 +128,7 @@ def locked(path: Path) -> Iterator[bool]:
         return
     while True:
         try:
-            file = open(path, "a")
+            file = open(path, "a", opener=no_links)
         except OSError:  # a folder that cannot be written to
             yield True
             return
@@ -145,6 +155,37 @@ def _same_file(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value in a file of JSON.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON in UTF-8.
+    """
+    return parse_json(Path(path).read_bytes())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or one that no program reads well: nested too deeply, a whole number beyond all floats.
+    """
+    try:
+        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:

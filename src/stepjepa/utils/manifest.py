@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepjepa.utils.files import sync, write_json
+from stepjepa.utils.files import read_json, sync, write_json
 
 MANIFEST = "manifest.json"
 _WEIGHTS = (".safetensors", ".bin")
@@ -42,7 +41,7 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
 def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
     """What a folder's manifest lists, by name; None where there is no manifest that can be read."""
     try:
-        record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        record = read_json(folder / MANIFEST)
         return {name: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for name, entry in record["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepjepa.errors import DataError
 from stepjepa.evaluation.teachers.files import json_line
+from stepjepa.utils.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def read_line(line: bytes) -> tuple[Attempt, int]:
     Raises:
         ValueError, KeyError, TypeError or AttributeError: it holds none.
     """
-    values = json.loads(line)
+    values = parse_json(line)
     left = int(values.pop("left"))
     return Attempt(**values), left
 

@@ -26,6 +26,7 @@ from stepjepa.evaluation.teachers.completion import (
     read_answer,
     retry_after,
 )
+from stepjepa.utils.text import one_line
 
 _PATH = "/chat/completions"
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
@@ -180,8 +181,7 @@ class ChatClient:
     def _presentable(self, text: str) -> str:
         """A text of others in one line that a terminal can show, without the key."""
         text = text.replace(self._key, "***") if self._key else text
-        line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-        return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+        return one_line(text, _LONGEST_MESSAGE)
 
 
 def _connect(connection: Any, connect: Callable[[], None]) -> None:

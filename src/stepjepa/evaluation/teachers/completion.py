@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import email.utils
 import http.client
-import json
 import time
 import urllib.error
 from dataclasses import dataclass
 from typing import Any
+
+from stepjepa.utils.files import parse_json
 
 LARGEST_ANSWER = 64 << 20
 
@@ -52,7 +53,7 @@ def read_answer(raw: bytes) -> Answer:
         TryAgain: there is none; servers behind a proxy send such bodies when something breaks on the way.
     """
     try:
-        data = json.loads(raw)
+        data = parse_json(raw)
     except (ValueError, RecursionError):
         raise TryAgain("sends what is no JSON") from None
     try:
@@ -87,7 +88,7 @@ def error_message(error: urllib.error.HTTPError) -> tuple[str, str]:
     except (OSError, http.client.HTTPException):
         return "", ""
     try:
-        return _message_in(json.loads(raw))
+        return _message_in(parse_json(raw))
     except (ValueError, RecursionError):
         text = raw[:1000].decode("utf-8", "replace").strip()
         return "" if text.startswith("<") else text, ""  # a page for a browser says nothing here

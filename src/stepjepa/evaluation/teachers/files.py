@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.utils.files import write_whole
+from stepjepa.utils.files import json_bytes, no_links, write_whole
 
 try:
     import fcntl
@@ -19,8 +18,8 @@ except ImportError:  # Windows: two runs on one output are then the user's to av
 
 
 def json_line(record: Any) -> bytes:
-    """One line of JSONL."""
-    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    """One line of JSONL; NaN and infinity become null."""
+    return json_bytes(record) + b"\n"
 
 
 @contextlib.contextmanager
@@ -77,7 +76,7 @@ def open_locked(path: Path) -> BinaryIO:
     """
     with saying_where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b", buffering=0)
+        file = open(path, "a+b", buffering=0, opener=no_links)
     if fcntl is not None:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

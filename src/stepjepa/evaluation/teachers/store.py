@@ -23,6 +23,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.teachers.attempts import Attempt, Standing, group_lines, read_groups, read_line
 from stepjepa.evaluation.teachers.files import append, json_line, open_locked, replace, saying_where
 from stepjepa.evaluation.teachers.questions import Question
+from stepjepa.utils.files import json_bytes, read_json
 
 _RUNNING, _FINISHING, _COMPLETE = "running", "finishing", "complete"
 
@@ -146,7 +147,7 @@ class SolutionStore:
                 raise ConfigError(f"{there[0]} exists and is not from an unfinished run; {advice}")
             return
         try:
-            meta = json.loads(self.meta.read_text(encoding="utf-8"))
+            meta = read_json(self.meta)
             state, settings, source = meta["state"], meta["settings"], meta["input"]
         except (OSError, ValueError, KeyError, TypeError):
             raise DataError(f"{self.meta}: cannot be read as the record of a run; {advice}") from None
@@ -255,8 +256,7 @@ class SolutionStore:
             "input": self._source,
             "summary": self.summary,
         }
-        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        replace(self.meta, [text.encode("utf-8", "backslashreplace")])
+        replace(self.meta, [json_bytes(record, indent=2), b"\n"])
 
 
 def paths(output: Path) -> tuple[Path, Path, Path, Path]:

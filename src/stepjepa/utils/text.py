@@ -1,0 +1,62 @@
+"""Text of others in our own lines: what a terminal could act on becomes an escape, and a line stays a line.
+
+Data, file names, model names and other programs' messages may hold control characters, text that runs backwards, line breaks
+and lone surrogates.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stepjepa.utils.files import json_bytes
+
+LONGEST_LINE = 480  # characters of an error line
+_MIDDLE = " ... "
+
+
+def printable(text: str) -> str:
+    r"""`text` with everything that a terminal could act on, or could not write, as an escape (``\x1b``, ``\u202e``).
+
+    Line breaks, letters, punctuation and emoji stay.
+    """
+    if text.isprintable():
+        return text
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+def escaped(text: str) -> str:
+    r"""`text` on one line, line breaks and all that is not printable as escapes (``\n``, ``\x1b``)."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(text: str, limit: int = LONGEST_LINE) -> str:
+    """`text` on one printable line of at most `limit` characters, white space folded; of a longer one head and tail stay."""
+    line = escaped(" ".join(text.split()))
+    if len(line) <= limit:
+        return line
+    tail = (limit - len(_MIDDLE)) // 3
+    return line[: limit - len(_MIDDLE) - tail] + _MIDDLE + line[len(line) - tail :]
+
+
+def lone_surrogate(text: str) -> str | None:
+    r"""The first half of a character pair that lacks its other half, as ``\ud800``; None where all are characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return escaped(text[error.start])
+    return None
+
+
+def printable_json(record: Any) -> str:
+    """`record` as JSON over several lines that a terminal can show; NaN and infinity become null."""
+    text = json_bytes(record, indent=2).decode()
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() else _json_escape(c) for c in text)
+
+
+def _json_escape(character: str) -> str:
+    return json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f"

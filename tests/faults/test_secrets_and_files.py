@@ -1,0 +1,136 @@
+"""Secrets stay in memory; files are readable like any other, and nothing is written through a link that lies in wait."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import stat
+
+import pytest
+import torch
+
+from stepjepa.cli.main import main
+from stepjepa.data.fields import is_secret
+from stepjepa.errors import ConfigError
+from stepjepa.study.settings import TrainSettings
+from stepjepa.study.tree import parse_tree
+from stepjepa.training.config import JEPAConfig
+from support.answers import TEST, write
+from support.training import trainer_for
+
+TOKEN = "hf_verysecretindeed"
+
+
+def test_the_token_of_the_hub_is_in_no_file(tmp_path, bpe_tokenizer):
+    from support.tokenizers import fresh
+
+    trainer = trainer_for(
+        tmp_path, fresh(bpe_tokenizer), max_steps=1, save_strategy="steps", save_steps=1, hub_token=TOKEN, last_token=-1
+    )
+    trainer.train()
+    trainer.save_model()
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert any(path.name == "training_args.bin" for path in files)
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+    assert trainer.args.hub_token == TOKEN  # the run still has it
+    read = torch.load(next(path for path in files if path.name == "training_args.bin"), weights_only=False)
+    assert (read.hub_token, read.last_token, read.max_steps) == (None, -1, 1)
+
+
+def test_a_copy_keeps_the_secret_and_a_pickle_does_not(tmp_path):
+    config = JEPAConfig(output_dir=str(tmp_path), hub_token=TOKEN, last_token=-2)
+    assert copy.deepcopy(config).hub_token == TOKEN
+    assert TOKEN.encode() not in pickle.dumps(config)
+    again = pickle.loads(pickle.dumps(config))
+    assert (again.hub_token, again.last_token, again.output_dir) == (None, -2, str(tmp_path))
+    secret = {name for name, field in JEPAConfig.__dataclass_fields__.items() if is_secret(field)}
+    assert "hub_token" in secret and "last_token" not in secret
+
+
+def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
+    assert main(["train", "--hub_token", TOKEN, "again", "--output_dir", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert TOKEN not in said.err + said.out and "'--hub_token'" in said.err
+    tree = parse_tree(f"hub_token: {TOKEN}", "study.yaml")
+    with pytest.raises(ConfigError, match=r"study.yaml:1: hub_token: .*HF_TOKEN") as caught:
+        TrainSettings().read(tree.given)
+    assert TOKEN not in str(caught.value)
+
+
+LONG, FOREIGN = "x" * 300, "out\udcff"
+
+
+@pytest.mark.parametrize("name", [LONG, FOREIGN, "x/" * 3000, "rows.jsonl/out"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prepare {rows} --output_file {out}.jsonl",
+        "inspect {rows} --html {out}.html",
+        "inspect {rows} --png {out}.png",
+        "train --train_file {rows} --model_name tiny --output_dir {out}",
+        "train --train_file {rows} --model_name tiny --data_cache {out} --max_steps 1 --output_dir run",
+        "study builtin --mini --output_dir {out}",
+        "demo --output_dir {out}",
+        "analyze --runs . --output_dir {out}",
+        "report . --output_file {out}.html",
+    ],
+)
+def test_folders_that_cannot_be_are_one_line(command, name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = write(tmp_path / "rows.jsonl", TEST[:4])
+    (tmp_path / "metrics.json").write_text(
+        '{"log_history": [{"step": 1, "lm_loss": 1.0}, {"step": 2, "lm_loss": 0.5}]}'
+    )
+    assert main([word.format(rows=rows, out=name) for word in command.split()]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
+    assert len(errors) == 1 and len(errors[0]) < 500
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_cache_is_as_readable_as_the_folder_around_it(tmp_path, bpe_tokenizer):
+    from stepjepa.data.cache import load_cached, save_cached
+    from stepjepa.data.examples import ExampleStore
+    from stepjepa.data.report import DataReport
+    from support.models import made_up_examples
+
+    save_cached(tmp_path / "cache", "key", ExampleStore(made_up_examples()), DataReport("rows"))
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "file").touch()
+    entry = tmp_path / "cache" / "key"
+    assert mode(entry) == mode(plain)
+    assert {mode(path) for path in entry.iterdir()} == {mode(plain / "file")}
+    report = entry / "report.json"
+    for damaged in ("[1]", '{"rows_skipped": 3}', "[" * 100_000, '{"unknown": 1, "source": '):
+        report.write_text(damaged)
+        assert load_cached(tmp_path / "cache", "key") is None  # as if there were none
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")
+@pytest.mark.parametrize("name", [".out.jsonl.partial", ".out.jsonl.lock"])
+def test_files_that_are_written_in_place_follow_no_link(name, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "a", "answer": "one.\\n\\ntwo.\\n#### 2"}\n')
+    (tmp_path / "out").mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "out" / name).symlink_to(victim)
+    assert main(["prepare", str(rows), "--output_file", str(tmp_path / "out" / "out.jsonl")]) == 2
+    error = capsys.readouterr().err
+    assert name in error and error.count("\n") == 1
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")
+def test_answers_in_the_making_follow_no_link(tmp_path):
+    from stepjepa.errors import DataError
+    from stepjepa.evaluation.teachers.files import open_locked
+
+    (tmp_path / "answers.partial").symlink_to(tmp_path / "victim")
+    with pytest.raises(DataError, match="answers.partial"):
+        open_locked(tmp_path / "answers.partial")
+    assert not (tmp_path / "victim").exists()

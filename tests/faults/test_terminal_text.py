@@ -1,0 +1,176 @@
+"""What others wrote reaches the terminal as text: no escape sequence, no endless line, no traceback where nobody reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stepjepa.cli.main import main
+from stepjepa.utils.files import parse_json
+from stepjepa.utils.terminal import print_json, print_text, show_log
+from stepjepa.utils.text import escaped, lone_surrogate, one_line, printable
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07 \x9b31m \u202e[/red] \x7f \ud800"
+
+
+def clean(text: str) -> bool:
+    return all(character == "\n" or character.isprintable() for character in text)
+
+
+def test_text_and_lines():
+    assert printable("a\nb\r\x1b") == "a\nb\\r\\x1b"
+    assert escaped("a\nb\t") == "a\\nb\\t" and escaped("\u00e9\u65e5\U0001f600") == "\u00e9\u65e5\U0001f600"
+    assert one_line("a\n  b\x1b") == "a b\\x1b"
+    long = one_line("head " + "x" * 20_000 + " tail", 100)
+    assert len(long) == 100 and long.startswith("head xx") and long.endswith("xx tail") and " ... " in long
+    assert lone_surrogate("a\ud800") == "\\ud800" and lone_surrogate("\U0001f600") is None
+
+
+def prediction(**values):
+    return {"question": HOSTILE, "generated_response": f"{HOSTILE} no", "correct": False, **values}
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_predictions_cannot_steer_the_terminal(flags, tmp_path, capsys):
+    file = tmp_path / "\x1b[31mred.jsonl"
+    texts = dict.fromkeys(("ground_truth", "gt_answer", "gen_answer", "note"), HOSTILE)
+    rows = [prediction(**texts, scores={HOSTILE: float("nan"), "gsm8k": 0.0}), prediction(correct=True)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["evaluate", "--analyze", str(file), "--show", "3", *flags]) == 0
+    out = capsys.readouterr().out
+    assert clean(out) and "title" in out
+    if flags:
+        record = json.loads(out)
+        assert record["examples"] and record["scores"][HOSTILE]["value"] is None  # NaN is no JSON
+        assert [one["question"] for group in record["examples"].values() for one in group] == [HOSTILE]  # as it was
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({**row, "correct": not row["correct"]}) + "\n" for row in rows))
+    assert main(["evaluate", "--analyze", str(file), str(other), *flags]) == 0
+    assert clean(capsys.readouterr().out)
+
+
+def test_huge_and_nested_numbers_in_predictions_are_one_line(tmp_path, capsys):
+    for number, value in enumerate(("9" * 5000, "9" * 400, "-" + "9" * 310, "[" * 100_000)):
+        for name in ("index", "tokens", "answer_nll", "extra"):
+            file = tmp_path / f"{number}-{name}.jsonl"
+            file.write_text(json.dumps(prediction())[:-1] + f', "{name}": {value}}}\n')
+            assert main(["evaluate", "--analyze", str(file)]) == 2
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1 and "line 1" in error and "digits" in error or "nested" in error
+
+
+@pytest.mark.parametrize("value", [1e308, 10**200, math.inf])
+def test_scores_beyond_all_use_are_one_line(value, tmp_path, capsys):
+    rows = [prediction(scores={"own": value}, tokens=3) for _ in range(3)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["evaluate", "--analyze", str(tmp_path / "p.jsonl")]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check {}",
+        "prepare {} --output_file out.jsonl",
+        "inspect {}",
+        "train --train_file {} --model_name tiny --output_dir out",
+        "train --train_file nothing.jsonl --model_name {} --output_dir out",
+        "evaluate --analyze {}",
+        "evaluate {} nothing.jsonl --metric gsm8k",
+        "study {} --dry_run",
+        "report {}",
+        "analyze nothing.jsonl --models {}",
+        "analyze --from_states {}",
+        "{}",
+        "check --{}",
+    ],
+)
+@pytest.mark.parametrize("name", ["\x1b[31mred\x1b]0;t\x07.jsonl", "a\nb\x9bc\u202ed", "x" * 20_000, "y/" * 2_500])
+def test_error_lines_are_one_printable_line(command, name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([word.format(name) for word in command.split()]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
+    assert len(errors) == 1 and clean(errors[0]) and len(errors[0]) < 500, errors
+
+
+def test_a_deep_record_of_a_run_is_no_record(tmp_path, capsys):
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json("[" * 100_000)
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("run.json", "metrics.json", "data_report.json", "config.json"):
+        (run / name).write_text('{"a": ' + "[" * 100_000)
+    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    assert main(["report", str(run)]) in (0, 2)
+    assert main(["analyze", "--runs", str(run), "--output_dir", str(tmp_path / "out")]) == 2
+    assert main(["evaluate", str(run), str(tmp_path / "rows.jsonl"), "--metric", "exact"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_is_printed_without_markup(capsys):
+    from stepjepa.cli.progress import Bar
+
+    with Bar() as bar:  # names of models and rich's markup in them
+        bar.start("[/red] \x1b[31m", 3, 0, "[/] note")
+        bar.say("[/red] \x1b[31m")
+        bar.advance(1, "[/]")
+    print_text(f"{HOSTILE}\nsecond line")
+    print_json({"a": [HOSTILE, float("inf")]})
+    said = capsys.readouterr()
+    assert clean(said.err) and "[/red] \\x1b[31m" in said.err
+    assert clean(said.out) and "second line" in said.out.splitlines()
+
+
+def test_messages_of_the_hub_come_once():
+    """Its logger prints by itself; a handler on the root logger would print the same line again."""
+    code = (
+        "import logging\nfrom stepjepa.cli.main import main\n"
+        "main(['train', '--train_file', 'nothing.jsonl', '--model_name', 'tiny', '--output_dir', 'x', '--seed', '1'])\n"
+        "import huggingface_hub\nlogging.getLogger('huggingface_hub.utils').warning('Retrying')\n"
+        "logging.getLogger('stepjepa').warning('own \\x1b line')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("Retrying") == 1 and done.stderr.count(r"own \x1b line") == 1, done.stderr
+
+
+def test_the_log_is_shown_once_however_often_it_is_asked_for(monkeypatch):
+    import logging
+
+    logger, shown = logging.getLogger("stepjepa"), io.StringIO()
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", shown)
+    before = logger.level
+    try:
+        show_log(logging.WARNING)
+        show_log(logging.WARNING)
+        logger.warning("a %s", "\x1b[2J")
+    finally:
+        logger.setLevel(before)
+    assert shown.getvalue() == "a \\x1b[2J\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("words", "streams", "status", "says"),
+    [
+        ("--version", ">&-", 0, ""),
+        ("--version", "> /dev/full", 1, "stepjepa: error: standard output: No space left on device\n"),
+        ("--help", "> /dev/full", 1, "stepjepa: error: standard output: No space left on device\n"),
+        ("study --list", "> /dev/full", 1, "stepjepa study: error: standard output: No space left on device\n"),
+        ("study --list", ">&- <&-", 0, ""),
+        ("nonsense", "2>&-", 2, ""),
+        ("nonsense", "2> /dev/full", 2, ""),
+        ("nonsense", ">&- 2>&-", 2, ""),
+        ("", "2> /dev/full", 2, ""),
+    ],
+)
+def test_where_nobody_reads_the_exit_status_is_right(words, streams, status, says):
+    command = f"{sys.executable} -m stepjepa {words} {streams}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, says)
