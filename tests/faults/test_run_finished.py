@@ -136,6 +136,8 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
     assert run.done("train")["steps"] == 4
     expected = result_of(run.model)
     run.record("train").unlink()
+    with open(run.train_config, "a") as file:
+        file.write("save_total_limit: 1\n")  # so that the checkpoint to go on from is gone in the end
     if killed != "before its record":
         for name in ("model.safetensors", "metrics.json"):
             (run.model / name).unlink()
@@ -148,7 +150,8 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
         4,
         {"before its record": None, "before its model": 4}.get(killed, 2),
     )
-    assert sorted(path.name for path in run.model.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    left = {"before its record": [2, 4], "before its model": [2, 4], "after a checkpoint": [4]}[killed]
+    assert sorted(run.model.glob("checkpoint-*")) == [run.model / f"checkpoint-{step}" for step in left]
 
 
 @pytest.mark.parametrize("left", ["a part of the weights", "the weights of an earlier run"])
