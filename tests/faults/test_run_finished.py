@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from stepjepa.cli.main import main
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.study import work
@@ -128,8 +129,6 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
     )
 
     def in_this_process(run, stage, argv, environment):
-        from stepjepa.cli.main import main
-
         assert main(argv) == 0
 
     monkeypatch.setattr(work, "_run_child", in_this_process)
@@ -137,6 +136,8 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
     assert run.done("train")["steps"] == 4
     expected = result_of(run.model)
     run.record("train").unlink()
+    with open(run.train_config, "a") as file:
+        file.write("save_total_limit: 1\n")  # so that the checkpoint to go on from is gone in the end
     if killed != "before its record":
         for name in ("model.safetensors", "metrics.json"):
             (run.model / name).unlink()
@@ -149,4 +150,21 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
         4,
         {"before its record": None, "before its model": 4}.get(killed, 2),
     )
-    assert sorted(path.name for path in run.model.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    left = {"before its record": [2, 4], "before its model": [2, 4], "after a checkpoint": [4]}[killed]
+    assert sorted(run.model.glob("checkpoint-*")) == [run.model / f"checkpoint-{step}" for step in left]
+
+
+@pytest.mark.parametrize("left", ["a part of the weights", "the weights of an earlier run"])
+def test_a_model_whose_writing_was_cut_off_is_not_evaluated(tmp_path, capsys, left):
+    out = tmp_path / "out"
+    assert train(out, "--max_steps", 1, "--save_strategy", "no") == 0
+    capsys.readouterr()
+    if left == "a part of the weights":
+        (out / "model.safetensors").write_bytes((out / "model.safetensors").read_bytes()[:-100])
+    else:
+        (out / "manifest.json").unlink()
+        (out / ".export").mkdir()
+    words = ["--test_file", tmp_path / "rows.jsonl", "--metric", "answer_nll", "--output_dir", tmp_path / "scores"]
+    assert main(["evaluate", "--model_name", str(out), *map(str, words)]) == 2
+    line = one_line(capsys.readouterr().err, "evaluate")
+    assert "--resume_from_checkpoint true" in line and ("bytes" in line or "its writing was cut off" in line)

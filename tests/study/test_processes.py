@@ -171,7 +171,7 @@ def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, who
         pytest.importorskip("submitit")
     killed, flags = tmp_path / "killed", FLAGS
     first = start(study, *flags, "--output_dir", str(killed), "--executor", executor)
-    checkpoint = killed / "runs" / "step_jepa" / "seed-1" / "model" / "checkpoint-5" / "trainer_state.json"
+    checkpoint = killed / "runs" / "step_jepa" / "seed-1" / "model" / "checkpoint-5" / "manifest.json"
     wait_for(checkpoint.exists, 120)
     assert children_of(killed)
     os.kill(first.pid, signal.SIGKILL)

@@ -15,6 +15,7 @@ from typing import Any
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
+from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import check_finite, check_local, load_model, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
@@ -85,6 +86,12 @@ def find_model(name: str) -> Place:
             raise ConfigError(f"--model_name {name}: no such folder")
         check_local(name)
         return Place(name, None, None)
+    problem = export_problem(folder)
+    if problem is not None:
+        raise ConfigError(
+            f"--model_name {name}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
+            "one of its checkpoints"
+        )
     if (folder / _ADAPTER).is_file():
         base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")
         if not base:

@@ -26,7 +26,9 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.predictors import known_predictors, predictor_names
 from stepjepa.modeling.segments import SEGMENTS
 from stepjepa.utils.files import share
-from stepjepa.utils.manifest import MANIFEST, write_manifest
+from stepjepa.utils.manifest import MANIFEST, mismatch, write_manifest
+
+_BESIDE = ".export"  # where the files are written before they are moved in
 
 
 def export_model(
@@ -58,7 +60,7 @@ def export_model(
     # Written in a folder of its own and moved file by file, so that a reader never finds a part of a file.
     target = Path(output_dir)
     target.mkdir(parents=True, exist_ok=True)
-    output_dir = target / ".export"
+    output_dir = target / _BESIDE
     shutil.rmtree(output_dir, ignore_errors=True)
     output_dir.mkdir()
     try:
@@ -87,6 +89,13 @@ def _stale(written: list[str]) -> set[str]:
             "model.safetensors.index.json",
         }
     return stale - set(written)
+
+
+def export_problem(folder: Path) -> str | None:
+    """Why the model in a folder is not one that `export_model` wrote to its end, as far as that shows without reading it."""
+    if (folder / MANIFEST).exists():
+        return mismatch(folder, only_weights=True, checksums=False)
+    return "its writing was cut off" if (folder / _BESIDE).exists() else None
 
 
 def _write(

@@ -96,6 +96,7 @@ def _end_job() -> None:
 def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     training = run.training
     checkpoint, complete = training.checkpoint, training.finished_steps is not None
+    begun = 0 if complete or checkpoint is None else recorded_steps(checkpoint)[0]
     # What a killed training left without a checkpoint is worth nothing.
     how = ["--resume_from_checkpoint", "true"] if complete or checkpoint else ["--overwrite_output_dir", "true"]
     argv = ["train", "--config", str(run.train_config), "--output_dir", str(run.model), *how]
@@ -105,7 +106,6 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     record = read_record(run.model / "run.json") or {}
     metrics = written.get("metrics", {})
     steps = written.get("steps", 0)
-    begun = 0 if complete or checkpoint is None else recorded_steps(checkpoint)[0]
     seconds = metrics.get("train_runtime")
     if seconds is not None and begun:  # of the steps since the checkpoint; the others took as long
         seconds = seconds * steps / (steps - begun) if steps > begun else None

@@ -33,7 +33,7 @@ class FiniteWatch:
         return (self._first > 0).any().float().reshape(1)
 
     def add(self, loss: torch.Tensor) -> None:
-        """Take in the loss of a micro-batch."""
+        """Take in the loss of a micro-batch, ()."""
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
     def end_step(self, step: int, grad_norm: Any, skipped: bool) -> None:

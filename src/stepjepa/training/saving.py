@@ -23,7 +23,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.finite import FiniteWatch, weights_are_finite
 from stepjepa.training.log_state import log_state_of
-from stepjepa.training.run_folder import RunFolder
+from stepjepa.training.run_folder import RunFolder, on_main
 from stepjepa.training.setup import ModelSetup
 from stepjepa.training.streaming import StreamedExamples
 from stepjepa.utils.failures import writing
@@ -116,7 +116,7 @@ class SavingTrainer(Trainer):
             RunError: `terminate_on_nan` is set.
         """
         if self.args.terminate_on_nan:
-            kept = RunFolder(self.args.output_dir or "").checkpoint
+            kept = on_main(lambda: RunFolder(self.args.output_dir or "").checkpoint)
             where = f"the last good checkpoint is {kept}" if kept else "no checkpoint was written before"
             raise RunError(
                 f"{what}; {where}; try a lower --learning_rate or --lbd (docs/troubleshooting.md), or train on with "

@@ -228,7 +228,7 @@ class JEPATrainer(ResumingTrainer):
         return (loss, output) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As `Trainer.training_step`."""
+        """As `Trainer.training_step`: the loss of a micro-batch, ()."""
         loss = super().training_step(*args, **kwargs)
         self._watch.add(loss)
         return loss
