@@ -187,7 +187,9 @@ class JEPAOptions:
         "base model was initialised in this run and exists nowhere else.",
         _OUTPUT,
     )
-    keep_predictors: bool = option(False, "Keep the predictor tokens in the final model and tokenizer.", _OUTPUT)
+    keep_predictors: bool = option(
+        False, "Write the predictor tokens into the final vocabulary and tokenizer.", _OUTPUT
+    )
     overwrite_output_dir: bool = option(False, "Remove what an earlier run left in output_dir and start anew.", _OUTPUT)
 
     def check(self) -> None:
