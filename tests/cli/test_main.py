@@ -173,7 +173,7 @@ def test_lazy_exports():
 
 def test_the_module_table_is_what_main_uses():
     assert main_module.COMMANDS is COMMANDS
-    names = "train demo prepare check inspect generate evaluate score analyze study report"
+    names = "train demo prepare check inspect generate evaluate score analyze study export report"
     assert set(COMMANDS) == set(names.split())
 
 

@@ -119,7 +119,9 @@ def test_command(name, data, tmp_path, capfd):
     assert 0 < metrics["lm_loss"] < 20 and ("jepa_loss" in metrics) != regular
     if not regular:
         assert metrics["jepa_loss"] > 0
-    assert (output / "predictors.safetensors").exists() == (name == "tube_head")
+    settings = record["settings"]
+    extras = settings["lbd"] and (settings["predictors"] or settings["predictor_head"] != "none")
+    assert (output / "predictors.safetensors").exists() == bool(extras and not regular)
 
 
 def test_every_published_flag_is_known():

@@ -138,7 +138,7 @@ def _fields() -> list[tuple[str, Any, Any]]:
         ),
         "predictors": (
             int | None,
-            "K, predictor tokens behind a source. Default: as many as a model holds (--keep_predictors, or a checkpoint), 0 "
+            "K, predictor tokens behind a source. Default: as many as a model's folder holds (predictors.safetensors), 0 "
             "for the others, whose sources are read at their last token.",
         ),
     }

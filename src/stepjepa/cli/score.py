@@ -44,7 +44,7 @@ class Scoring:
     )
     model_name: str | None = option(
         None,
-        "The model: what stepjepa train has written with --keep_predictors, a checkpoint, any folder or Hub id.",
+        "The model: what stepjepa train has written (checkpoints and adapters too), any local folder, or a Hub id.",
         _SCORE,
     )
     dataset_split: str = option("test", "Split of a Hub data set.", _SCORE)

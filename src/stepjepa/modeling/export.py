@@ -128,7 +128,7 @@ def _write(
 
 
 def write_rows(inner: Any, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool) -> None:
-    """Put predictor rows into the vocabulary of `weights`, which grows where an id of `kept` lies behind it.
+    """Put predictor rows (K, D) into the vocabulary of `weights` (of any shape), which grows where an id of `kept` needs it.
 
     `new` tokens get zeros in an output embedding of its own: they never entered a softmax.
     """

@@ -132,7 +132,7 @@ def save_tensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def extras_weights(inner: Any, state_dict: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
-    """The weights of rows and head by their names in `PREDICTORS_FILE`, from `state_dict` where it is given."""
+    """The weights of rows and head, of any shape, by their names in `PREDICTORS_FILE`; from `state_dict` if it is given."""
     extras = trained_extras(inner)
     if extras is None:
         return {}

@@ -195,7 +195,9 @@ class JEPAOptions:
     terminate_on_nan: bool = option(
         True, "Stop at the first step whose loss or gradient norm is NaN or infinite. false trains on.", _OUTPUT
     )
-    keep_predictors: bool = option(False, "Keep the predictor tokens in the final model and tokenizer.", _OUTPUT)
+    keep_predictors: bool = option(
+        False, "Write the predictor tokens into the final vocabulary and tokenizer.", _OUTPUT
+    )
     overwrite_output_dir: bool = option(False, "Remove what an earlier run left in output_dir and start anew.", _OUTPUT)
 
     def check(self) -> None:
