@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser demo test test_all lint bench docs clean
+.PHONY: help setup setup_browser demo test test_all fuzz lint bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -54,6 +54,9 @@ test: setup ## run the tests
 
 test_all: setup ## run the tests, those that take long included
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+fuzz: setup ## damaged files and odd options through every command, 5,000 cases (ARGS='--first N --cases 1' repeats one)
+	$(BIN)/python tests/faults/fuzz.py --cases 5000 $(ARGS)
 
 lint: setup ## ruff (rules and formatting) and mypy
 	$(BIN)/ruff check .
