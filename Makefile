@@ -62,6 +62,9 @@ families: setup ## try every model family of the installed transformers and writ
 kill: setup ## kill runs at every write, rename and removal, and compare what goes on (half an hour; ARGS='--points 100')
 	$(BIN)/python tests/faults/kill.py $(ARGS)
 
+fuzz: setup ## damaged files and odd options through every command, 5,000 cases (ARGS='--first N --cases 1' repeats one)
+	$(BIN)/python tests/faults/fuzz.py --cases 5000 $(ARGS)
+
 lint: setup ## ruff (rules and formatting) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -81,9 +81,7 @@ def convert(hint: Any, given: Any, keep: str | None = None) -> Any:
     Raises:
         BadValue: if it does not fit.
     """
-    half = lone_surrogate(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str))
-    if half is not None:
-        raise BadValue(f"expected UTF-8 text, got {half} in {show(given)[:100]}")
+    _check_text(given)
     every = union_members(hint)
     members = union = [member for member in every if member is not type(None)]
     if any(is_class(member, Enum) for member in members):
@@ -96,6 +94,12 @@ def convert(hint: Any, given: Any, keep: str | None = None) -> Any:
         except _Mismatch:
             continue
     raise BadValue(f"expected {describe(hint)}, got {show(given)}{_suggestion(members, given)}")
+
+
+def _check_text(given: Any) -> None:
+    half = lone_surrogate(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str))
+    if half is not None:
+        raise BadValue(f"expected UTF-8 text, got {half} in {show(given)[:100]}")
 
 
 def describe(hint: Any) -> str:
@@ -214,6 +218,7 @@ def _convert_dict(hint: Any, given: Any, text: bool) -> dict[str, Any]:
             raise BadValue(f"expected a JSON object, got {show(given)} ({error})") from None
     if not isinstance(given, dict):
         raise _Mismatch
+    _check_text(given)
     item = (*get_args(hint), Any, Any)[1]
     if item in (bool, int, str):
         for key, value in given.items():

@@ -43,19 +43,20 @@ def print_error(text: str) -> None:
         _silence(sys.stderr)
 
 
-class _PrintableFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+class _Log(logging.Handler):
+    """Writes to the standard error of the moment, which a progress bar may have replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(printable(self.format(record)), file=sys.stderr, flush=True)
 
 
 def show_log(level: int) -> None:
     """Show the library's own log on standard error, and no other: other libraries show theirs, and would do so twice."""
     logger = logging.getLogger("stepjepa")
     logger.setLevel(level)
-    if not any(isinstance(handler.formatter, _PrintableFormatter) for handler in logger.handlers):
-        handler = logging.StreamHandler()
-        handler.setFormatter(_PrintableFormatter("%(message)s"))
-        logger.addHandler(handler)
+    if not any(isinstance(handler, _Log) for handler in logger.handlers):
+        logger.addHandler(_Log())
 
 
 def open_missing_streams() -> None:
