@@ -95,15 +95,20 @@ class PredictorRows(nn.Module):
             ConfigError: the model did not call its embedding, so the rows had no effect.
         """
         is_predictor = ids_RT >= self.first
-        places = torch.where(is_predictor, ids_RT - self.first, len(self.weight))
         used: list[bool] = []
 
         def put_in(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
             used.append(True)
             rows_KD = embedded(module, self.weight)
-            # One more row, which has no gradient, stands for all tokens of the vocabulary.
+            if output_RTD.device.type == "cpu":
+                places = is_predictor.flatten().nonzero().squeeze(1)
+                rows = rows_KD.index_select(0, ids_RT.flatten()[places] - self.first).to(output_RTD.dtype)
+                return output_RTD.flatten(0, 1).index_copy(0, places, rows).view_as(output_RTD)
+            # Elsewhere finding the places would wait for the device. One more row, without a gradient, stands for the
+            # tokens of the vocabulary.
             rows_KD = torch.cat([rows_KD, rows_KD.new_zeros(1, rows_KD.shape[1])])
-            rows_RTD = F.embedding(places, rows_KD, padding_idx=len(self.weight))
+            chosen = torch.where(is_predictor, ids_RT - self.first, len(self.weight))
+            rows_RTD = F.embedding(chosen, rows_KD, padding_idx=len(self.weight))
             return torch.where(is_predictor[..., None], rows_RTD.to(output_RTD.dtype), output_RTD)
 
         handle = embedding.register_forward_hook(put_in)
