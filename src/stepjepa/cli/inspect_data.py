@@ -97,11 +97,11 @@ def settle(source: Any, method: JEPAOptions) -> list[str]:
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
+    shown, logger.handlers = logger.handlers, [handler]  # said once: by the caller
     try:
         settle_splitter(RowSource(source), method)
     finally:
-        logger.removeHandler(handler)
+        logger.handlers = shown
     return said
 
 
