@@ -231,7 +231,7 @@ def test_what_may_pass_is_tried_again(kind, server, data, tmp_path):
     [
         ((401, {}, {"error": {"message": "Incorrect key sk-secret"}}), ["401", "Incorrect key ***", "--api_key_env"]),
         ((404, {}, {"error": {"message": "no model teacher"}}), ["404", "no model teacher", "--model_name"]),
-        ((402, {}, {"message": "Insufficient\x1b[2J\nBalance"}), ["402", r"Insufficient \x1b[2J Balance", "credit"]),
+        ((402, {}, {"message": "Insufficient\x1b[2J\nBalance"}), ["402", r"Insufficient\x1b[2J Balance", "credit"]),
         ((429, {}, {"error": {"message": "pay", "code": "insufficient_quota"}}), ["429", "pay"]),
         ((429, {"Retry-After": "86400"}, {}), ["429", "wait 86400 s"]),
         ((308, {"Location": "http://127.0.0.1:9/"}, {}), ["308", "http://127.0.0.1:9/", "--base_url"]),
