@@ -80,7 +80,7 @@ def output_module(model: Any) -> Any:
 
 
 def own_logits(model: Any, states_ND: torch.Tensor, part: str) -> torch.Tensor:
-    """(N, rows of the output embedding) logits by the model's own forward, with the states of its module `part` given.
+    """(N, V) logits by the model's own forward, with the states (N, D) of its module `part` given; V as its head has it.
 
     Raises:
         ValueError: that forward does not ask this module.
@@ -180,7 +180,7 @@ def _same(head: OutputHead, model: Any, states_ND: torch.Tensor, own: torch.Tens
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative distance of two (..., V) tensors of logits; what softmax does not see, a shift of a whole row, aside."""
+    """Relative distance of two tensors (N, V) of logits; what softmax does not see, a shift of a whole row, aside."""
     one, other = logits.float(), expected.float()
     one, other = one - one.mean(-1, keepdim=True), other - other.mean(-1, keepdim=True)
     return float((one - other).norm() / other.norm().clamp(min=1e-12))

@@ -56,6 +56,9 @@ def unreached(model: Any, outputs: Iterable[torch.Tensor]) -> dict[str, torch.nn
     """Trainable parameters that no gradient of `outputs` can reach, by name: towers for images and sound, mostly.
 
     The graph is followed without a backward pass. Experts that these few tokens were not sent to are left out.
+
+    Args:
+        outputs: of any shape, such as the loss () and the states (P, D) of a `ForestOutput`.
     """
     inner = causal_lm(model)
     pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
