@@ -218,7 +218,7 @@ def test_resuming_from_python_passes_over_a_half_written_checkpoint(tmp_path, to
     assert again.state.global_step == 4
     for name, value in weights(trainer.model).items():
         assert torch.equal(weights(again.model)[name], value), name
-    with pytest.raises(ConfigError, match="no whole checkpoint"):
+    with pytest.raises(ConfigError, match="no checkpoint to go on from"):
         trainer_for(tmp_path / "empty", tokenizer).train(resume_from_checkpoint=True)
 
 
