@@ -29,13 +29,13 @@ class _Lines(logging.Handler):
 def rows() -> list[str]:
     """The table: one line a family."""
     from support.families import NOT_BUILT, family_names
-    from support.sweep import outcome, predictor_counts
+    from support.sweep import PREDICTOR_COUNTS, outcome
 
     handler = _Lines()
     logging.getLogger("stepjepa").addHandler(handler)
     table = []
     for family in family_names():
-        plain, branch = (outcome(family, count, handler.lines) for count in predictor_counts(family))
+        plain, branch = (outcome(family, count, handler.lines) for count in PREDICTOR_COUNTS)
         reason = plain.reason.rstrip(".")
         if branch.forward != plain.forward:
             reason = f"{reason and reason + '; '}with predictor tokens {branch.forward}: {branch.reason}"

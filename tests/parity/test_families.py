@@ -13,7 +13,7 @@ import transformers
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import set_up_model
 from support.families import family_model, family_names
-from support.sweep import batches, gradient_of, outcome, own_gradient, predictor_counts, same
+from support.sweep import PREDICTOR_COUNTS, batches, gradient_of, outcome, own_gradient, same
 
 LIST = Path(__file__).resolve().parents[2] / "docs" / "exactness.md"
 # One of each way in which a head, a mask or a backbone differs from Llama's.
@@ -53,7 +53,7 @@ def listed():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_its_own_numbers_or_is_refused(family, lines):
-    found = [outcome(family, count, lines).forward for count in predictor_counts(family)]
+    found = [outcome(family, count, lines).forward for count in PREDICTOR_COUNTS]
     assert listed().get(family, found[0]) == found[0]
     order = ["packed", "two_pass", "refused"]
     assert order.index(found[1]) >= order.index(found[0])
