@@ -8,6 +8,7 @@ from stepjepa.cli.check import file_argument
 from stepjepa.cli.parser import StrictParser
 from stepjepa.data.fields import option
 from stepjepa.errors import ConfigError
+from stepjepa.utils.terminal import print_text
 
 
 @dataclass
@@ -57,5 +58,5 @@ def run(argv: list[str]) -> int:
             overwrite=options.overwrite_output_dir,
             trust_remote_code=options.trust_remote_code,
         )
-    print(f"output {options.output_dir}: {', '.join(written)}")
+    print_text(f"output {options.output_dir}: {', '.join(written)}")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from pathlib import Path
@@ -13,7 +12,7 @@ from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
-from stepjepa.utils.files import check_writable
+from stepjepa.utils.files import check_writable, read_json
 
 _ADAPTER = "adapter_config.json"
 
@@ -76,7 +75,7 @@ def run_settings(folder: Path) -> dict[str, Any]:
     place = folder.resolve()
     for run in (place, place.parent):
         try:
-            found = json.loads((run / "run.json").read_text(encoding="utf-8")).get("settings")
+            found = read_json(run / "run.json").get("settings")
         except (OSError, ValueError, AttributeError):
             continue
         return found if isinstance(found, dict) else {}
@@ -97,8 +96,8 @@ def load_base(
         drawn = bool(name) and (is_preset(str(name)) or bool(settings.get("pretrain")))
     if name is None:
         try:
-            name = json.loads((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-        except (OSError, ValueError):
+            name = read_json(folder / _ADAPTER).get("base_model_name_or_path")
+        except (OSError, ValueError, AttributeError):
             raise ConfigError(f"{folder}: {_ADAPTER} cannot be read") from None
     if not name:
         raise ConfigError(f"{folder}: the adapter names no base; give --base_model")
