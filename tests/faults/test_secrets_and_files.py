@@ -40,7 +40,7 @@ def test_the_token_of_the_hub_is_in_no_file(tmp_path, bpe_tokenizer):
 
 def test_a_copy_keeps_the_secret_and_a_pickle_does_not(tmp_path):
     config = JEPAConfig(output_dir=str(tmp_path), hub_token=TOKEN, last_token=-2)
-    assert copy.deepcopy(config).hub_token == TOKEN
+    assert copy.deepcopy(config).hub_token == copy.copy(config).hub_token == TOKEN
     assert TOKEN.encode() not in pickle.dumps(config)
     again = pickle.loads(pickle.dumps(config))
     assert (again.hub_token, again.last_token, again.output_dir) == (None, -2, str(tmp_path))

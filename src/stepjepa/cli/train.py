@@ -83,11 +83,13 @@ def evaluation_unread(options: RunOptions, explicit: set[str]) -> list[str]:
         "eval_samples": "eval_metrics",
         "eval_max_new_tokens": "eval_metrics",
     }
-    lines = []
+    plain_options, lines = RunOptions(), []
     for name, other in needs.items():
-        if name in explicit and not other:
+        if name not in explicit or getattr(options, name) == getattr(plain_options, name):
+            continue
+        if not other:
             lines.append(f"--{name} has no effect: the files have no splits")
-        elif name in explicit and not getattr(options, other):
+        elif not getattr(options, other):
             lines.append(f"--{name} has no effect without --{other}")
     return lines
 

@@ -72,7 +72,8 @@ def export_model(
             os.replace(output_dir / name, target / name)
         for name in _stale(written):
             (target / name).unlink(missing_ok=True)
-        write_manifest(target, written)
+        # Without the predictors, which are no part of the model: whoever wants to read without them removes them.
+        write_manifest(target, [name for name in written if name != PREDICTORS_FILE])
     finally:
         shutil.rmtree(output_dir, ignore_errors=True)
     return written

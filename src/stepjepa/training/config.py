@@ -156,9 +156,14 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         return {**super().to_dict(), "last_token": self.last_token}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them (`__deepcopy__`)."""
+        """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them."""
         secrets = {one.name: one.default for one in fields(self) if is_secret(one)}
         return {**self.__dict__, **secrets}
+
+    def __copy__(self) -> JEPAConfig:
+        made = object.__new__(type(self))
+        made.__dict__ |= self.__dict__
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JEPAConfig:
         made = object.__new__(type(self))
