@@ -24,6 +24,9 @@ from support.models import tiny_model
 # Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
 HEADS = ["falcon_h1", "recurrent_gemma", "modernbert-decoder", "bert", "mpt", "electra", "gemma3", "rembert", "xlstm"]
 STEPS = {"objective": "step_jepa", "step_pairs": "all"}
+NO_TOKENS = SimpleNamespace(
+    get_added_vocab=dict, get_vocab=dict, eos_token_id=None, bos_token_id=None, pad_token_id=None
+)
 
 
 def ready(model, count=0, **options):
@@ -71,7 +74,7 @@ def test_evaluation_has_the_same_loss_as_the_models_own_logits():
 def test_inspect_shows_the_losses_of_the_models_own_logits(tmp_path):
     model = family_model("modernbert-decoder")
     model.save_pretrained(tmp_path)
-    probe = load_probe(str(tmp_path), SimpleNamespace(get_added_vocab=dict), 0, 0)
+    probe = load_probe(str(tmp_path), NO_TOKENS, 0, 0)
     ids = torch.from_numpy(EXAMPLES[0].input_ids.astype(np.int64))[None]
     place = torch.arange(ids.shape[1])[None]
     zeros = torch.zeros_like(place)
@@ -93,7 +96,7 @@ def test_inspect_refuses_what_sees_the_future(tmp_path):
     config = family_config("bert", is_decoder=False)
     type(family_model("bert"))(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="sees the tokens that follow"):
-        load_probe(str(tmp_path), SimpleNamespace(get_added_vocab=dict), 0, 0)
+        load_probe(str(tmp_path), NO_TOKENS, 0, 0)
 
 
 def long_example(length: int) -> Example:

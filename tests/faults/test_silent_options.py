@@ -17,7 +17,7 @@ from stepjepa.cli.study import StudyOptions, read
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.grid import all_runs
 from stepjepa.study.plan import split_files, write_plan
-from stepjepa.study.results import RunFolder
+from stepjepa.study.results import StudyRunFolder
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions
 from support.answers import TEST, write
@@ -69,7 +69,7 @@ def test_runs_of_a_study_have_names_for_trackers(study, tmp_path, base, first):
     found = study(text=STUDY.replace("max_steps: 4", f"max_steps: 4{base}") + "controls: [shuffled]\n")
     names = []
     for run in all_runs(found):
-        folder = RunFolder(tmp_path / "trial" / run.folder)
+        folder = StudyRunFolder(tmp_path / "trial" / run.folder)
         write_plan(folder, run, found.blocks[0], split_files(found.blocks[0], tmp_path))
         names.append(yaml.safe_load(folder.train_config.read_text())["run_name"])
     assert len(set(names)) == len(names) == 9
@@ -92,17 +92,19 @@ def test_a_share_is_no_split(share, tmp_path, capsys):
 def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):
     rows = write(tmp_path / "rows.jsonl", TEST[:2])
     given = {"eval_split", "dataset_split", "eval_samples", "eval_max_new_tokens"}
-    lines = train.evaluation_unread(RunOptions(train_file=[rows], eval_split="validation"), given)
+    changed = {"eval_split": "validation", "dataset_split": "all", "eval_samples": 7, "eval_max_new_tokens": 8}
+    assert train.evaluation_unread(RunOptions(train_file=[rows]), given) == []  # as resolved.yaml has them
+    lines = train.evaluation_unread(RunOptions(train_file=[rows], **changed), given)
     assert lines == [
         "--dataset_split has no effect: the files have no splits",
         "--eval_split has no effect without --eval_file",
         "--eval_samples has no effect without --eval_metrics",
         "--eval_max_new_tokens has no effect without --eval_metrics",
     ]
-    with_file = RunOptions(train_file=[rows], eval_file=rows, eval_metrics=["exact"])
+    with_file = RunOptions(train_file=[rows], eval_file=rows, eval_metrics=["exact"], **changed)
     assert train.evaluation_unread(with_file, given)[1] == "--eval_split has no effect: the files have no splits"
-    hub = RunOptions(train_file=["openai/gsm8k:main"], eval_file="openai/gsm8k:main", eval_metrics=["exact"])
-    assert train.evaluation_unread(hub, given) == [] == train.evaluation_unread(RunOptions(train_file=[rows]), set())
+    hub = RunOptions(train_file=["openai/gsm8k:main"], eval_file="openai/gsm8k:main", eval_metrics=["exact"], **changed)
+    assert train.evaluation_unread(hub, given) == []
 
 
 def test_without_matplotlib_the_page_is_written_and_the_picture_is_said(tmp_path, capsys, monkeypatch):
