@@ -87,17 +87,15 @@ def test_a_map_through_every_row_has_no_fitted_error(model):
     assert found["map_fitted_error"] is None and found["map_r2"] is not None
 
 
-def test_a_model_that_has_diverged_has_no_numbers(model, tmp_path):
+def test_a_model_that_has_diverged_is_refused(model, tmp_path):
     net = AutoModelForCausalLM.from_pretrained(model)
     for weight in net.parameters():
         weight.data.fill_(float("nan"))
     net.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
     rows = str(model / "test.jsonl")
-    assert score_run(tmp_path, rows, {"answer_nll": {}, "target_rank": STEPS}, max_examples=8) == {
-        "answer_nll": None,
-        "target_rank": None,
-    }
+    with pytest.raises(ConfigError, match="holds NaN or infinity"):
+        score_run(tmp_path, rows, {"answer_nll": {}, "target_rank": STEPS}, max_examples=8)
 
 
 def test_the_same_views_are_read_once():

@@ -235,3 +235,17 @@ def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     assert not outcome.failed and not [item.run.name for item in outcome.items if item.open]
     write_report(outcome)
     assert (tmp_path / "runs" / f"{name}-mini" / "table.md").is_file()
+
+
+def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
+    text = STUDY.partition("arms:")[0].replace("learning_rate: 5.0e-3, ", "")
+    text += "arms:\n  regular: {objective: regular}\ntune: {learning_rate: [1.0e+8, 5.0e-3]}\nseeds: [1]\n"
+    file, said = tmp_path / "study.yaml", []
+    file.write_text(text + "evaluate: {max_new_tokens: 4, batch_size: 4}\n")
+    study = read(StudyOptions(str(file), output_dir=str(tmp_path / "out")))
+    for _ in range(2):  # what diverged is done, and not tried once more
+        assert not run_study(study, said.append).failed, said
+    assert sum("diverged at step" in line and "not finite" in line for line in said) == 1
+    assert any("the validation split chose learning_rate=0.005" in line for line in said)
+    records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("scored-select.json")]
+    assert sorted(record["metrics"]["answer_nll"] is None for record in records) == [False, True]

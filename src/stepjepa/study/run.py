@@ -170,8 +170,11 @@ class StudyRun:
         place = f"[{done}/{self.total}]"
         if item.error is not None:
             return f"{place} {item.run.name}: FAILED: {item.error}"
-        seconds = (item.folder.done("train") or {}).get("train_seconds")
+        trained = item.folder.done("train") or {}
+        seconds = trained.get("train_seconds")
         spent = "" if seconds is None else f"trained in {seconds:.0f} s"
+        if "diverged" in trained:
+            spent = f"diverged at step {trained['steps']}: {trained['diverged']}"
         # Nobody is to be led into watching the test split.
         scores = (item.folder.done("select") or {}).get("metrics", {})
         found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)

@@ -101,7 +101,16 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     how = ["--resume_from_checkpoint", "true"] if complete or checkpoint else ["--overwrite_output_dir", "true"]
     argv = ["train", "--config", str(run.train_config), "--output_dir", str(run.model), *how]
     begin = time.perf_counter()
-    _run_child(run, "train", argv, environment)
+    try:
+        _run_child(run, "train", argv, environment)
+    except StageFailed:
+        broken = training.broken
+        if broken is None:
+            raise
+        # That it diverged is what the run came to: no metric of it has a value, and no cell with it is chosen.
+        diverged = {"steps": broken["step"], "diverged": broken["what"], "train_seconds": None}
+        write_record(run.record("train"), {"at": now(), **diverged})
+        return
     written = read_record(run.model / "metrics.json") or {}
     record = read_record(run.model / "run.json") or {}
     metrics = written.get("metrics", {})
@@ -124,6 +133,11 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
 
 
 def _score(run: StudyRunFolder, splits: Sequence[str], environment: Mapping[str, str]) -> None:
+    if "diverged" in (run.done("train") or {}):
+        metrics = dict.fromkeys((read_record(run.plan) or {}).get("metrics", ()))
+        for split in splits:
+            write_record(run.record(split), {"at": now(), "metrics": metrics, "seconds": 0.0})
+        return
     _run_child(run, "score", ["score", str(run.path), *splits], environment)
     for split in splits:
         if run.done(split) is None:

@@ -13,7 +13,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.training.finite import FiniteWatch, weights_are_finite
 from stepjepa.training.log_state import LogState
 from stepjepa.training.meter import LossMeter
-from stepjepa.training.run_folder import RunFolder, checked_checkpoint, on_main, recorded_steps
+from stepjepa.training.run_folder import BROKEN, RunFolder, checked_checkpoint, on_main, recorded_steps
 from stepjepa.training.saving import SavingTrainer
 from stepjepa.training.streaming import StreamedExamples
 
@@ -77,6 +77,8 @@ class ResumingTrainer(SavingTrainer):
                 self.train_dataset.go_on(checkpoint, done * self.args.gradient_accumulation_steps)
             if self.args.should_save and checkpoint.name.startswith("checkpoint-"):
                 RunFolder(checkpoint.parent).remove_leftovers(checkpoint)
+        if self.args.should_save:
+            (Path(self.args.output_dir or "") / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._resumed_from = checkpoint
         self._meter, self._watch, self._broken = LossMeter(), FiniteWatch(self.args.device), None
         try:
@@ -86,7 +88,7 @@ class ResumingTrainer(SavingTrainer):
         self._check_finite()
         model: Any = self.model
         if self._broken is None and not weights_are_finite(model, self.accelerator):
-            self._stop_or_warn(f"step {self.state.global_step}: the weights are not finite")
+            self._stop_or_warn(self.state.global_step, "the weights are not finite")
         return result._replace(training_loss=result.metrics["train_loss"])
 
     def check_steps(self, checkpoint: Path) -> tuple[int, int]:

@@ -24,9 +24,10 @@ RECORD, METRICS = "run.json", "metrics.json"
 LOG_STATE = "log_state_{}.pt"
 _STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-_BEGUN = ("resolved.yaml", RECORD, "data_report.json", "runs", ".export", ".upload", LOCK)
+BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what
+_BEGUN = ("resolved.yaml", RECORD, BROKEN, "data_report.json", "runs", ".export", ".upload", LOCK)
 # In the order in which they are removed: first those by which a run is complete.
-_OWN_FILES = [METRICS, MANIFEST]
+_OWN_FILES = [METRICS, MANIFEST, BROKEN]
 _OWN_FILES += (
     "run.json resolved.yaml data_report.json config.json generation_config.json model.safetensors "
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
@@ -82,6 +83,11 @@ class RunFolder:
         if steps is None or not self.ended:
             return None
         return steps if mismatch(self.path, only_weights=True) is None else None
+
+    @property
+    def broken(self) -> dict[str, Any] | None:
+        """``step`` and ``what`` of a run that stopped there because something was not finite; None for any other."""
+        return self._read(BROKEN) or None
 
     @property
     def final_metrics(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.finite import FiniteWatch, weights_are_finite
 from stepjepa.training.log_state import log_state_of
-from stepjepa.training.run_folder import RunFolder, on_main
+from stepjepa.training.run_folder import BROKEN, RunFolder, on_main
 from stepjepa.training.setup import ModelSetup
 from stepjepa.training.streaming import StreamedExamples
 from stepjepa.utils.failures import writing
@@ -75,9 +75,7 @@ class SavingTrainer(Trainer):
         are not finite are not saved."""
         folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
         if not weights_are_finite(cast(nn.Module, self.model), self.accelerator):
-            self._stop_or_warn(
-                f"step {self.state.global_step}: the weights are not finite, so {folder.name} is not written"
-            )
+            self._stop_or_warn(self.state.global_step, f"the weights are not finite, so {folder.name} is not written")
             return
         if self.args.should_save and folder.exists():
             shutil.rmtree(folder)  # cut short or damaged, or of an earlier start: nothing of it may stay
@@ -107,22 +105,26 @@ class SavingTrainer(Trainer):
         found = self._watch.first_broken(self.accelerator)
         if found is not None and found != self._broken:
             self._broken = found
-            self._stop_or_warn(f"step {found[0]}: the {found[1]} is not finite (NaN or infinite)")
+            self._stop_or_warn(found[0], f"the {found[1]} is not finite (NaN or infinite)")
 
-    def _stop_or_warn(self, what: str) -> None:
-        """End a run that broke, unless it is to go on.
+    def _stop_or_warn(self, step: int, what: str) -> None:
+        """End a run that broke at a step, unless it is to go on.
 
         Raises:
             RunError: `terminate_on_nan` is set.
         """
         if self.args.terminate_on_nan:
-            kept = on_main(lambda: RunFolder(self.args.output_dir or "").checkpoint)
+            folder = RunFolder(self.args.output_dir or "")
+            if self.args.should_save:
+                with writing(folder.path / BROKEN, GO_ON):
+                    write_json(folder.path / BROKEN, {"step": step, "what": what})
+            kept = on_main(lambda: folder.checkpoint)
             where = f"the last good checkpoint is {kept}" if kept else "no checkpoint was written before"
             raise RunError(
-                f"{what}; {where}; try a lower --learning_rate or --lbd (docs/troubleshooting.md), or train on with "
-                "--terminate_on_nan false"
+                f"step {step}: {what}; {where}; try a lower --learning_rate or --lbd "
+                "(docs/troubleshooting.md), or train on with --terminate_on_nan false"
             )
-        logger.warning("%s", what)
+        logger.warning("step %d: %s", step, what)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
