@@ -31,6 +31,7 @@ def evidence() -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_the_tables_are_those_of_the_records(evidence):
     assert PAGE.count("<!-- table ") >= len(STUDIES) > 0
     assert evidence.filled(PAGE) == PAGE

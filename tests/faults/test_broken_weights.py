@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stepjepa.analysis.collect import attach_head
 from stepjepa.cli.evaluate import result_lines
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.heads import HEAD_FILE, PredictorHead
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
+from stepjepa.modeling.heads import PredictorHead
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
 from stepjepa.study.scoring import score_run
 from support.answers import TEST, write
@@ -87,11 +87,11 @@ def test_an_adapter_and_a_head_with_infinity_are_refused(whole, tmp_path, capsys
     assert "lora_B" in (error := capsys.readouterr().err) and "holds NaN or infinity" in error
     plain = load_model(str(whole), tokenizer)
     width = plain.config.hidden_size
-    head = PredictorHead("linear", width, 0).state_dict()
-    head["layers.0.weight"][0, 0] = float("inf")
-    save_file(head, tmp_path / HEAD_FILE)
-    with pytest.raises(ConfigError, match=f"{HEAD_FILE}: layers.0.weight holds NaN or infinity"):
-        attach_head(plain, tmp_path)
+    head = {f"head.{name}": value for name, value in PredictorHead("linear", width, 0).state_dict().items()}
+    head["head.layers.0.weight"][0, 0] = float("inf")
+    save_file(head, tmp_path / PREDICTORS_FILE)
+    with pytest.raises(ConfigError, match=f"{PREDICTORS_FILE}: head.layers.0.weight holds NaN or infinity"):
+        attach_saved(plain, tmp_path)
 
 
 def test_large_finite_weights_are_no_fault():

@@ -63,8 +63,15 @@ STREAMED = (
 )
 
 
+# A kill at every file operation, without processes, is in tests/faults/kill.py.
 @pytest.mark.parametrize(
-    "flags", [(), ("--lora", "--lora_rank", "4"), STREAMED], ids=["full", "lora_dropout", "streamed"]
+    "flags",
+    [
+        pytest.param((), marks=pytest.mark.long),
+        pytest.param(("--lora", "--lora_rank", "4"), marks=pytest.mark.long),
+        STREAMED,
+    ],
+    ids=["full", "lora_dropout", "streamed"],
 )
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
     data = tmp_path / "rows.jsonl"

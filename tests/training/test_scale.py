@@ -134,7 +134,9 @@ def command_line(output, batch, processes, data, more=""):
 OVER_A_BATCH = "--infonce --infonce_symmetric --regularizer vicreg --predictor_head mlp --target_encoder ema"
 
 
-@pytest.mark.parametrize("more", ["", OVER_A_BATCH, "--regularizer sigreg --jepa_ratio 0.5"])
+@pytest.mark.parametrize(
+    "more", ["", OVER_A_BATCH, pytest.param("--regularizer sigreg --jepa_ratio 0.5", marks=pytest.mark.long)]
+)
 def test_two_processes_equal_one(tmp_path, more):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(ROWS)))
