@@ -146,3 +146,13 @@ def test_a_model_is_a_plain_one_at_any_time(tmp_path, tokenizer, options):
     model.load_state_dict(weights)  # strict
     plain = train(tiny_model("llama", vocab_size=len(tokenizer)), tokenizer, tmp_path / "unwatched", **options)
     assert losses(plain) == watched, "looking at it changes nothing"
+
+
+def test_a_copy_of_a_trained_model_answers_with_its_own_weights(tmp_path, tokenizer):
+    model = tiny_model("llama", vocab_size=len(tokenizer))
+    train(model, tokenizer, tmp_path)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight.zero_()
+    assert not twin(IDS).logits.any() and model(IDS).logits.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import stat
@@ -14,9 +15,15 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.cli.main import main
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.export import check_keeps_predictors, export_model
+from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.modeling.predictors import PredictorRows
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
+from stepjepa.utils.manifest import mismatch
+from support.families import family_model
 from support.models import tiny_model
 from support.rows import step_rows
 
@@ -131,7 +138,8 @@ def test_without_network_after_training(tmp_path, hub, capsys, monkeypatch):
     assert command(tmp_path, "--push_to_hub") == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    assert said.splitlines()[-1] == f"stepjepa train: error: the model was not uploaded to me/run: {NO_NETWORK}"
+    error = f"stepjepa train: error: the model was not uploaded to me/run: {NO_NETWORK}; upload it with: hf upload run "
+    assert said.splitlines()[-1].startswith(error)
     model, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
     assert not loading["missing_keys"] and (tmp_path / "run" / "metrics.json").is_file()
 
@@ -219,3 +227,40 @@ def test_others_may_read_what_is_written(tmp_path, tokenizer):
     probe.touch()
     modes = {stat.S_IMODE(path.stat().st_mode) for path in files}
     assert modes == {stat.S_IMODE(probe.stat().st_mode)}
+
+
+def test_several_chat_templates_are_exported(tmp_path, tokenizer):
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = {"default": tokenizer.chat_template, "tools": tokenizer.chat_template}
+    trainer = trainer_for(tmp_path / "run", own)
+    for _ in range(2):
+        trainer.save_model(str(tmp_path / "out"))
+    assert mismatch(tmp_path / "out") is None
+    assert set(AutoTokenizer.from_pretrained(tmp_path / "out").chat_template) == {"default", "tools"}
+
+
+@pytest.mark.parametrize("family", ["mllama", "moshi", "bert", "llama"])
+def test_a_vocabulary_of_two_sizes_is_exported_or_refused_before_training(tmp_path, tokenizer, family):
+    model = family_model(family)
+    add_extras(model, PredictorRows.drawn(model, 2, 0))
+    export_model(model, tokenizer, tmp_path / "plain", merge_lora=False)
+    _, loading = type(model).from_pretrained(tmp_path / "plain", output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["mismatched_keys"]
+    if family == "llama":
+        check_keeps_predictors(model, tokenizer)
+    else:
+        with pytest.raises(ConfigError, match="keep_predictors: the vocabulary of .* cannot grow"):
+            check_keeps_predictors(model, tokenizer)
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path, hub, capsys):
+    assert command(tmp_path) == 0
+    weights = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert main(["export", str(weights.parent), str(tmp_path / "out")]) == 2
+    assert "model.safetensors is damaged" in capsys.readouterr().err
+    (weights.parent / "manifest.json").unlink()
+    assert main(["export", str(weights.parent), str(tmp_path / "out")]) == 2
+    assert "it has no manifest.json" in capsys.readouterr().err and not (tmp_path / "out").exists()

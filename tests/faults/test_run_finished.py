@@ -169,3 +169,28 @@ def test_a_model_whose_writing_was_cut_off_is_not_evaluated(tmp_path, capsys, le
     assert main(["evaluate", "--model_name", str(out), *map(str, words)]) == 2
     line = one_line(capsys.readouterr().err, "evaluate")
     assert "--resume_from_checkpoint true" in line and ("bytes" in line or "its writing was cut off" in line)
+
+
+def test_the_checkpoint_of_another_run_does_not_open_a_folder(tmp_path, capsys):
+    """Nor is anything removed where it lies; in a folder of its own the run goes on."""
+    for name in ("a", "b"):
+        assert train(tmp_path / name, *CONSTANT) == 0
+    shutil.copytree(tmp_path / "b" / "checkpoint-2", tmp_path / "b" / "checkpoint-best")
+    before = files_of(tmp_path / "a"), files_of(tmp_path / "b")
+    capsys.readouterr()
+    named = ("--resume_from_checkpoint", tmp_path / "b" / "checkpoint-best")
+    assert train(tmp_path / "a", *CONSTANT, *named) == 2
+    assert "the folder is not empty" in one_line(capsys.readouterr().err)
+    assert train(tmp_path / "c", *CONSTANT, *named) == 0
+    assert result_of(tmp_path / "c") == result_of(tmp_path / "b")
+    assert (files_of(tmp_path / "a"), files_of(tmp_path / "b")) == before
+
+
+def test_a_stream_can_be_trained_on_again_after_a_resume(tmp_path):
+    tokenizer = load_tokenizer("tiny", (message["content"] for row in step_rows(20) for message in row["messages"]))
+    options = {"streaming": True, "shuffle_buffer": 8, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    trainer = trainer_for(tmp_path, tokenizer, rows=step_rows(20), **options)
+    trainer.train()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    trainer.train()
+    assert trainer.state.global_step == 3

@@ -45,9 +45,12 @@ def run(argv: list[str]) -> int:
     if not options.checkpoint or not options.output_dir:
         raise ConfigError("the checkpoint or the folder to write is missing; write: stepjepa export CHECKPOINT OUT")
 
+    from transformers.utils.logging import disable_progress_bar
+
     from stepjepa.cli.predictors import quiet
     from stepjepa.modeling.checkpoint import export_checkpoint
 
+    disable_progress_bar()
     with quiet():
         written = export_checkpoint(
             options.checkpoint,

@@ -13,6 +13,7 @@ from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
 from stepjepa.utils.files import check_writable, read_json
+from stepjepa.utils.manifest import MANIFEST, mismatch
 
 _ADAPTER = "adapter_config.json"
 
@@ -44,6 +45,9 @@ def export_checkpoint(
     folder, target = Path(checkpoint), Path(output_dir)
     if not (folder / "config.json").is_file() and not (folder / _ADAPTER).is_file():
         raise ConfigError(f"{folder}: no checkpoint (neither config.json nor {_ADAPTER})")
+    problem = checkpoint_fault(folder)
+    if problem is not None:
+        raise ConfigError(f"{folder}: {problem}; take another checkpoint")
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{target}: is a file; give a folder")
     if target.resolve() == folder.resolve():
@@ -68,6 +72,16 @@ def export_checkpoint(
     attach_saved(causal_lm(model), folder)
     merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
     return export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors)
+
+
+def checkpoint_fault(folder: Path) -> str | None:
+    """What is wrong with a run's checkpoint or final model by its manifest; None where nothing is, or where there is none to
+    expect."""
+    in_run = folder.name.startswith("checkpoint-") and (folder.resolve().parent / "run.json").is_file()
+    checkpoint = in_run or (folder / "trainer_state.json").is_file()
+    if (folder / MANIFEST).exists():
+        return mismatch(folder, only_weights=not checkpoint)
+    return f"it has no {MANIFEST}: cut short, or written by version 0.1" if checkpoint else None
 
 
 def run_settings(folder: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from stepjepa.modeling.extras import (
     save_predictors,
 )
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.predictors import known_predictors, predictor_names
+from stepjepa.modeling.predictors import PredictorRows, known_predictors, predictor_names, vocabulary_size
 from stepjepa.modeling.segments import SEGMENTS
 from stepjepa.utils.files import share
 from stepjepa.utils.manifest import MANIFEST, mismatch, write_manifest
@@ -66,9 +66,10 @@ def export_model(
     try:
         _write(model, tokenizer, output_dir, merge_lora, keep_predictors, state_dict)
         share(output_dir)
-        written = sorted(entry.name for entry in output_dir.iterdir())
+        written = sorted(path.relative_to(output_dir).as_posix() for path in output_dir.rglob("*") if path.is_file())
         (target / MANIFEST).unlink(missing_ok=True)  # of the model that is replaced
         for name in written:
+            (target / name).parent.mkdir(exist_ok=True)  # several chat templates are a folder
             os.replace(output_dir / name, target / name)
         for name in _stale(written):
             (target / name).unlink(missing_ok=True)
@@ -115,17 +116,50 @@ def _write(
     else:
         weights, rows = plain_state_dict(model, state_dict), predictor_rows(inner)
         if rows is not None:
-            names = predictor_names(len(rows.ids))
-            known = known_predictors(tokenizer, rows.first, len(names))
-            if keep_predictors and not known:
-                tokenizer = copy.deepcopy(tokenizer)
-                tokenizer.add_tokens(names, special_tokens=True)
-            if keep_predictors or known:
-                kept = known or tokenizer.convert_tokens_to_ids(names)
-                write_rows(inner, weights, kept, extras_weights(inner, state_dict)[ROWS], new=not known)
+            tokenizer, kept, new = kept_predictors(tokenizer, rows, keep_predictors)
+            if kept:
+                write_rows(inner, weights, kept, extras_weights(inner, state_dict)[ROWS], new)
         skeleton(inner, weights).save_pretrained(output_dir)
     save_predictors(inner, output_dir, state_dict)
     tokenizer.save_pretrained(output_dir)
+
+
+def kept_predictors(tokenizer: Any, rows: PredictorRows, keep: bool) -> tuple[Any, list[int], bool]:
+    """The tokenizer of the export, the ids that predictor tokens get in its vocabulary (none where they are left out), and
+    whether they are new there."""
+    names = predictor_names(len(rows.ids))
+    known = known_predictors(tokenizer, rows.first, len(names))
+    if known or not keep:
+        return tokenizer, known, False
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(names, special_tokens=True)
+    return tokenizer, tokenizer.convert_tokens_to_ids(names), True
+
+
+def check_keeps_predictors(model: Any, tokenizer: Any) -> None:
+    """Find out before training whether the export can write the predictor tokens into the vocabulary.
+
+    Raises:
+        ConfigError: another part of the model has the vocabulary's size and cannot grow with it.
+    """
+    inner: Any = causal_lm(model)
+    rows = predictor_rows(inner)
+    if rows is None:
+        return
+    weights = {
+        name.replace(".base_layer.", "."): torch.empty_like(value, device="meta")
+        for name, value in inner.state_dict().items()
+        if "lora_" not in name
+    }
+    _, kept, new = kept_predictors(tokenizer, rows, True)
+    try:
+        write_rows(inner, weights, kept, rows.weight.detach().to("meta"), new)
+        _bare(inner, weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ConfigError(
+            f"keep_predictors: the vocabulary of {type(inner).__name__} cannot grow ({reason}); leave it out"
+        ) from None
 
 
 def write_rows(inner: Any, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool) -> None:
@@ -141,7 +175,8 @@ def write_rows(inner: Any, weights: dict[str, torch.Tensor], kept: list[int], ro
     for name in (embedding, *((f"{output}.weight", f"{output}.bias") if own else ())):
         if name not in weights:
             continue
-        value = weights[name].detach().cpu()
+        value = weights[name].detach()
+        value = value if value.is_meta else value.cpu()
         value = torch.cat([value, value[-1:].expand(size - len(value), *value.shape[1:])])
         if name == embedding:
             value[kept] = rows_KD.to(value)
@@ -180,19 +215,27 @@ def skeleton(inner: Any, weights: dict[str, torch.Tensor]) -> Any:
     Raises:
         RuntimeError: a weight of the model is not among them.
     """
-    config = copy.deepcopy(inner.config)
-    text = text_config(config)
-    text.vocab_size = len(weights[f"{module_name(inner, inner.get_input_embeddings())}.weight"])
-    if text._attn_implementation == SEGMENTS:
-        text._attn_implementation = "sdpa"
-    with torch.device("meta"):
-        bare = type(inner)(config)
-    bare.load_state_dict(weights, strict=False, assign=True)
+    bare = _bare(inner, weights)
     bare.tie_weights()
     missing = [name for name, value in bare.named_parameters() if value.is_meta]
     if missing:
         raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
     bare.generation_config = copy.deepcopy(inner.generation_config)
+    return bare
+
+
+def _bare(inner: Any, weights: dict[str, torch.Tensor]) -> Any:
+    config = copy.deepcopy(inner.config)
+    text = text_config(config)
+    # By how much it grew: some models embed more tokens than they predict.
+    text.vocab_size += len(weights[f"{module_name(inner, inner.get_input_embeddings())}.weight"]) - vocabulary_size(
+        inner
+    )
+    if text._attn_implementation == SEGMENTS:
+        text._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        bare = type(inner)(config)
+    bare.load_state_dict(weights, strict=False, assign=True)
     return bare
 
 

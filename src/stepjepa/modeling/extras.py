@@ -177,7 +177,7 @@ def attach_saved(inner: Any, folder: str | os.PathLike[str], with_head: bool = T
         embedding = inner.get_input_embeddings().weight
         if rows is not None and rows.shape[1] != embedding.shape[1]:
             raise RuntimeError(f"its rows are {rows.shape[1]} wide, the model's {embedding.shape[1]}")
-        predictors = None if rows is None else PredictorRows(rows.to(embedding.dtype), vocabulary_size(inner))
+        predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))
         add_extras(inner, predictors, kind or "none")
         extras = trained_extras(inner)
         if extras is not None:

@@ -62,7 +62,7 @@ def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: i
 
     def forward(self: Any, *args: Any, label_positions: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if label_positions is None:
-            return own(*args, **kwargs)
+            return own_forward(self)(*args, **kwargs)  # of this object: a copy of the model has its own
         return _forest_forward(self, vocabulary, tube_layer, {**kwargs, "label_positions": label_positions})
 
     inner._own_forward = own

@@ -18,7 +18,7 @@ from typing import Any
 from stepjepa.errors import StepJepaError
 from stepjepa.study.child import ENDS_WITH, watch
 from stepjepa.study.results import StudyRunFolder, now, read_record, write_record
-from stepjepa.training.run_folder import recorded_steps
+from stepjepa.training.run_folder import BROKEN, recorded_steps
 from stepjepa.utils.files import LOCK, locked, no_links
 
 LOG_LINES = 5
@@ -101,6 +101,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     how = ["--resume_from_checkpoint", "true"] if complete or checkpoint else ["--overwrite_output_dir", "true"]
     argv = ["train", "--config", str(run.train_config), "--output_dir", str(run.model), *how]
     begin = time.perf_counter()
+    (run.model / BROKEN).unlink(missing_ok=True)
     try:
         _run_child(run, "train", argv, environment)
     except StageFailed:

@@ -75,8 +75,10 @@ class ResumingTrainer(SavingTrainer):
                 )
             if isinstance(self.train_dataset, StreamedExamples):
                 self.train_dataset.go_on(checkpoint, done * self.args.gradient_accumulation_steps)
-            if self.args.should_save and checkpoint.name.startswith("checkpoint-"):
-                RunFolder(checkpoint.parent).remove_leftovers(checkpoint)
+            if self.args.should_save:
+                RunFolder(self.args.output_dir or "").remove_leftovers(checkpoint)
+        elif isinstance(self.train_dataset, StreamedExamples):
+            self.train_dataset.start_over()
         if self.args.should_save:
             (Path(self.args.output_dir or "") / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._resumed_from = checkpoint

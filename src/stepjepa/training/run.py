@@ -17,6 +17,7 @@ import stepjepa
 from stepjepa.data.sources import RowSource
 from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
+from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.config import JEPAConfig
@@ -87,11 +88,13 @@ def _run(
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None or finished is not None:
         RunFolder(folder.path if checkpoint is None else checkpoint.parent).check_same(record)
-    if finished is not None and finished == trainer.requested_steps:
+    if finished is not None and finished == trainer.requested_steps and not config.overwrite_output_dir:
         say(
             f"{output}: complete, {finished} of {finished} steps, and its model is as it was written: nothing is trained, "
             "no file is changed. More steps (--max_steps, --num_train_epochs) train on; --overwrite_output_dir starts over"
         )
+        if config.push_to_hub:
+            say(f"note   --push_to_hub: nothing is uploaded; {trainer.upload_command}")
         return None, on_main(lambda: folder.final_metrics)
     if resuming and checkpoint is None:
         if finished is not None and not config.overwrite_output_dir:
@@ -147,6 +150,8 @@ def make_trainer(
     from_scratch = is_preset(run.model_name) or run.pretrain
     if from_scratch and scratch_lr is not None:
         config.learning_rate = scratch_lr
+    if config.uses_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
+        say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start anew")
     model = load_model(
         run.model_name,
         tokenizer,

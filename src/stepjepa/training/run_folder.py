@@ -196,10 +196,12 @@ class RunFolder:
             remove_checkpoint(folder)
 
     def remove_leftovers(self, checkpoint: Path) -> None:
-        """Finish removing checkpoints older than this one, where a kill came in between."""
-        step = int(checkpoint.name.rpartition("-")[2])
+        """Finish removing checkpoints older than this one of the same folder, where a kill came in between."""
+        match = _CHECKPOINT.match(checkpoint.name)
+        if match is None or checkpoint.resolve().parent != self.path.resolve():
+            return
         for number, folder in self._numbered():
-            if number < step and checkpoint_problem(folder)[1]:
+            if number < int(match[1]) and checkpoint_problem(folder)[1]:
                 remove_checkpoint(folder)
 
     def _numbered(self) -> list[tuple[int, Path]]:
@@ -220,11 +222,10 @@ class RunFolder:
         if overwrite or own or not self.path.is_dir():
             return
         unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
-        if resuming and (unfinished or self.finished_steps is not None):
+        again = resuming and checkpoint is None  # one that was named is another run's here
+        if again and (unfinished or self.finished_steps is not None):
             return
-        entries = [
-            entry for entry in self.path.iterdir() if entry.name != LOCK and not (resuming and _left_over(entry))
-        ]
+        entries = [entry for entry in self.path.iterdir() if entry.name != LOCK and not (again and _left_over(entry))]
         if entries:
             raise ConfigError(
                 f"--output_dir {self.path}: the folder is not empty ({entries[0].name}); give another one, go on from a "
@@ -324,7 +325,7 @@ def on_main(work: Callable[[], T]) -> T:
     if group.get_rank() == 0:
         try:
             told[0] = work()
-        except StepJepaError as error:
+        except (StepJepaError, OSError) as error:
             told[1] = error
     group.broadcast_object_list(told, src=0)
     if told[1] is not None:

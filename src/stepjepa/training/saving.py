@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,6 +171,12 @@ class SavingTrainer(Trainer):
         with reaching_hub("nothing was uploaded"):
             super().init_hf_repo(token=token, private=private)
 
+    @property
+    def upload_command(self) -> str:
+        """What uploads the final model later."""
+        name = self.args.hub_model_id or Path(self.args.output_dir or "").name
+        return f"upload it with: hf upload {name} {shlex.quote(str(self.args.output_dir))} --exclude 'checkpoint-*/*'"
+
     def push_to_hub(
         self,
         commit_message: str | None = "End of training",
@@ -195,7 +202,8 @@ class SavingTrainer(Trainer):
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)
         folder = Path(self.args.output_dir or "") / ".upload"
-        shutil.rmtree(folder, ignore_errors=True)
+        if self.is_world_process_zero():
+            shutil.rmtree(folder, ignore_errors=True)
         try:
             self._export(str(folder))
             if not self.is_world_process_zero():
@@ -203,7 +211,7 @@ class SavingTrainer(Trainer):
             name = kwargs.pop("model_name", None) or str(self.hub_model_id).split("/")[-1]
             card = TrainingSummary.from_trainer(self, model_name=name, **kwargs).to_model_card()
             write_whole(folder / "README.md", [card.encode()])
-            with reaching_hub(f"the model was not uploaded to {self.hub_model_id}"):
+            with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", self.upload_command):
                 return HfApi().upload_folder(
                     repo_id=str(self.hub_model_id),
                     folder_path=folder,
@@ -217,8 +225,9 @@ class SavingTrainer(Trainer):
 
 
 @contextmanager
-def reaching_hub(said: str) -> Iterator[None]:
-    """Turn whatever goes wrong between here and the Hub into one line that begins with what was `said`.
+def reaching_hub(said: str, then: str = "") -> Iterator[None]:
+    """Turn whatever goes wrong between here and the Hub into one line that begins with what was `said` and ends with what to
+    do `then`.
 
     Raises:
         RunError: something went wrong.
@@ -227,7 +236,7 @@ def reaching_hub(said: str) -> Iterator[None]:
         yield
     except Exception as error:  # huggingface_hub's, httpx's, the system's
         why = " ".join(str(error).split()) or type(error).__name__
-        raise RunError(f"{said}: {why[:200]}") from None
+        raise RunError(f"{said}: {why[:200]}" + (f"; {then}" if then else "")) from None
 
 
 def missing_weights(model: nn.Module, missing: list[str]) -> list[str]:

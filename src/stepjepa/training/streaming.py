@@ -114,6 +114,10 @@ class StreamedExamples(torch.utils.data.IterableDataset):
             )
         self._resumed = batches, record["first_batch"], StreamStart.of_record(record["start"])
 
+    def start_over(self) -> None:
+        """Begin at the first micro-batch."""
+        self._resumed, self._starts = None, {}
+
     def _path(self, folder: str | Path) -> Path:
         return Path(folder) / f"stream_{self.process}.json"
 

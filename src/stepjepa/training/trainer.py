@@ -21,6 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import add_target_encoder
+from stepjepa.modeling.export import check_keeps_predictors
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
@@ -111,6 +112,8 @@ class JEPATrainer(ResumingTrainer):
         train = reader.read_training(train_dataset)
         evaluation = reader.read_evaluation(eval_dataset)
         model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
+        if args.keep_predictors:
+            check_keeps_predictors(model, processing_class)
         collator = make_collator(self.setup, args, reader.pad_id, model.config._attn_implementation, args.device.type)
         use_cache = getattr(model.config, "use_cache", None)
         try:

@@ -78,7 +78,7 @@ def sync(path: Path) -> None:
 def share(folder: Path) -> None:
     """Let whoever may read a folder read the files in it; safetensors writes them for their owner alone."""
     readers = folder.stat().st_mode & 0o444
-    for path in folder.iterdir():
+    for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(path.stat().st_mode | readers)
 
