@@ -64,8 +64,8 @@ class AutoSplitter:
         style, spans = self.decide(text)
         found = {style} if len(spans) > 1 else set()
         if style not in ("separator", "lines", "sentence"):
-            plain, spans = self._plain(text, SeparatorSplitter(self.separator).spans(text))
-            found |= {"separator"} if plain == "separator" and len(spans) > 1 else set()
+            body = self._body(text, SeparatorSplitter(self.separator).spans(text))
+            found |= {"separator"} if len(body) > 1 else set()
         return found
 
     def _marked(self, text: str, paragraphs: int) -> tuple[str, list[CharSpan]] | None:
@@ -84,17 +84,20 @@ class AutoSplitter:
                 return "headings", outline.spans
         return None
 
-    def _plain(self, text: str, paragraphs: list[CharSpan]) -> tuple[str, list[CharSpan]]:
-        """Style and spans of a text by its paragraphs, lines or sentences."""
+    def _body(self, text: str, paragraphs: list[CharSpan]) -> list[CharSpan]:
+        """The paragraphs that may be steps: without thinking, an introduction, and a last one of hashes."""
         body = paragraphs
         if body and text[slice(*body[0])].rstrip().endswith(_CLOSING_TAGS):
             body = body[1:]
         if len(body) > 1 and _INTRODUCTION.fullmatch(text, *body[0]):
             body = body[1:]
-        hashes = _hashes(text)
-        if len(body) > 1 and 0 <= hashes <= body[-1][0]:
-            body = body[:-1]
-        by_line = bool(body) and hashes > body[-1][0]  # no blank line before it: its data set writes steps on lines
+        return body[:-1] if len(body) > 1 and 0 <= _hashes(text) <= body[-1][0] else body
+
+    def _plain(self, text: str, paragraphs: list[CharSpan]) -> tuple[str, list[CharSpan]]:
+        """Style and spans of a text by its paragraphs, lines or sentences."""
+        body = self._body(text, paragraphs)
+        # No blank line before the hashes: the data set writes steps on lines.
+        by_line = bool(body) and _hashes(text) > body[-1][0]
         if len(body) < 2 or by_line:
             lines = _LINES.spans(text)
             if len(lines) > len(paragraphs) and not _wrapped(text, len(lines)):

@@ -45,6 +45,7 @@ from stepjepa.evaluation.teachers.local import BATCH_SIZE, TransformersTeacher
 from stepjepa.evaluation.teachers.vllm_engine import BATCH_SIZE as VLLM_BATCH_SIZE
 from stepjepa.evaluation.teachers.vllm_engine import make_vllm_teacher, require_vllm
 from stepjepa.evaluation.work import Evaluation, NoWatcher, Task, Watcher, answer, likelihood_of, score
+from stepjepa.utils.manifest import weights_digest
 
 __all__ = ["Evaluation", "Outcome", "Watcher", "default_folder", "evaluate", "run_evaluation"]
 
@@ -178,7 +179,7 @@ def run_evaluation(options: EvaluateOptions, watcher: Watcher) -> Outcome:
             answer(task, output)
             evaluation = score(task, output)
             records = [one.record() for one in evaluation.predictions] or evaluation.answer_nll
-            result = _result(evaluation, options, output, system)
+            result = _result(evaluation, options, output, system, place)
             return Outcome(result, output.finish(records, result))
 
 
@@ -278,7 +279,9 @@ def _announcement(
         yield f"note     --no_lora changes nothing: {place.name} is no adapter"
 
 
-def _result(evaluation: Evaluation, options: EvaluateOptions, output: Output, system: SystemPrompt) -> dict[str, Any]:
+def _result(
+    evaluation: Evaluation, options: EvaluateOptions, output: Output, system: SystemPrompt, place: Place
+) -> dict[str, Any]:
     """What ``metrics.json`` holds."""
     versions = {"stepjepa": stepjepa.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
@@ -290,4 +293,5 @@ def _result(evaluation: Evaluation, options: EvaluateOptions, output: Output, sy
         "versions": {**versions, "python": platform.python_version()},
         "identity": output.identity,
         "scoring": output.scoring,
+        "weights": None if place.folder is None else weights_digest(place.folder),
     }

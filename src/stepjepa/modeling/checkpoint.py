@@ -12,7 +12,7 @@ from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
-from stepjepa.utils.files import check_writable, read_json
+from stepjepa.utils.files import check_writable, read_json, write_whole
 from stepjepa.utils.manifest import MANIFEST, mismatch
 
 _ADAPTER = "adapter_config.json"
@@ -52,6 +52,8 @@ def export_checkpoint(
         raise ConfigError(f"{target}: is a file; give a folder")
     if target.resolve() == folder.resolve():
         raise ConfigError(f"{target}: is the checkpoint itself; write elsewhere")
+    if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
+        raise ConfigError(f"{target}: is the folder of a run, whose records are not the checkpoint's; write elsewhere")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise ConfigError(f"{target}: the folder is not empty; give another one, or --overwrite_output_dir")
     check_writable(target)
@@ -71,7 +73,17 @@ def export_checkpoint(
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trust_remote_code)
     attach_saved(causal_lm(model), folder)
     merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
-    return export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors)
+    written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors)
+    return [*written, *copy_records(folder, target)]
+
+
+def copy_records(folder: Path, target: Path) -> list[str]:
+    """Copy what tells how the weights were trained (the system prompts, for one, which `evaluate` asks for); the names."""
+    run = folder.resolve().parent if folder.resolve().name.startswith("checkpoint-") else folder
+    copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
+    for name in copied:
+        write_whole(target / name, [(run / name).read_bytes()])
+    return copied
 
 
 def checkpoint_fault(folder: Path) -> str | None:

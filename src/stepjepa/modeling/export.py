@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.predictors import PredictorRows, known_predictors, predictor_names, vocabulary_size
 from stepjepa.modeling.segments import SEGMENTS
 from stepjepa.utils.files import share
-from stepjepa.utils.manifest import MANIFEST, mismatch, write_manifest
+from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch, write_manifest
 
+logger = logging.getLogger("stepjepa")
 _BESIDE = ".export"  # where the files are written before they are moved in
 
 
@@ -67,11 +70,12 @@ def export_model(
         _write(model, tokenizer, output_dir, merge_lora, keep_predictors, state_dict)
         share(output_dir)
         written = sorted(path.relative_to(output_dir).as_posix() for path in output_dir.rglob("*") if path.is_file())
+        earlier = listed_files(target) or {}
         (target / MANIFEST).unlink(missing_ok=True)  # of the model that is replaced
         for name in written:
             (target / name).parent.mkdir(exist_ok=True)  # several chat templates are a folder
             os.replace(output_dir / name, target / name)
-        for name in _stale(written):
+        for name in _stale(written, earlier):
             (target / name).unlink(missing_ok=True)
         # Without the predictors, which are no part of the model: whoever wants to read without them removes them.
         write_manifest(target, [name for name in written if name != PREDICTORS_FILE])
@@ -80,9 +84,9 @@ def export_model(
     return written
 
 
-def _stale(written: list[str]) -> set[str]:
+def _stale(written: list[str], earlier: Iterable[str]) -> set[str]:
     """Files of an earlier export that would be read together with, or in place of, those that were written."""
-    stale = {PREDICTORS_FILE, OLD_HEAD_FILE}
+    stale = {PREDICTORS_FILE, OLD_HEAD_FILE, *earlier}
     if "config.json" in written:
         stale |= {
             "adapter_config.json",
@@ -252,5 +256,10 @@ def _save_adapter(model: Any, output_dir: Path) -> None:
     weights = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     config.inference_mode = True
+    if not config.base_model_name_or_path:
+        logger.warning(
+            "the base model was made in memory and has no name: the adapter loads only with "
+            "PeftModel.from_pretrained(base, folder); merge_lora writes a model that needs no base"
+        )
     config.save_pretrained(output_dir)
     save_file(weights, output_dir / "adapter_model.safetensors", metadata={"format": "pt"})

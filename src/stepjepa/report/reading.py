@@ -10,6 +10,7 @@ from typing import Any
 from stepjepa.errors import ConfigError
 from stepjepa.report.files import Reader, entries, labels, mapping
 from stepjepa.training.run_folder import METRICS, RunFolder
+from stepjepa.utils.manifest import weights_digest
 
 _RUN_FILES = ("run.json", "resolved.yaml", "metrics.json", "data_report.json", "trainer_state.json")
 _DEMO_KEYS = {"accuracy", "correct"}
@@ -196,9 +197,14 @@ def _log(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _evaluations(folder: Path, reader: Reader) -> list[Evaluation]:
     """Those in folders of their own, and those whose predictions were given a name (``X.jsonl``, ``X.metrics.json``)."""
-    found = []
+    found, weights = [], weights_digest(folder)
     for place in sorted(path for path in folder.iterdir() if path.is_dir()):
         result = reader.json_object(place / "metrics.json") if _evaluated(place) else {}
+        if weights is not None and result.get("weights") not in (None, weights):
+            reader.say(
+                f"{place}: is of an earlier model in this folder, and is left out; evaluate the present one again"
+            )
+            continue
         partial = (place / "predictions.partial").is_file()
         if "identity" in result or partial:
             name = place.name.removeprefix("evaluation-")

@@ -168,7 +168,7 @@ class SavingTrainer(Trainer):
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
-        with reaching_hub("nothing was uploaded"):
+        with reaching_hub("the repository could not be made on the Hub, nothing was trained or uploaded"):
             super().init_hf_repo(token=token, private=private)
 
     @property

@@ -52,6 +52,15 @@ def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
         return None
 
 
+def weights_digest(folder: Path) -> str | None:
+    """A digest of the weights that a folder's manifest lists; None without a manifest."""
+    files = listed_files(folder)
+    if files is None:
+        return None
+    listed = sorted((name, entry["sha256"]) for name, entry in files.items() if name.endswith(_WEIGHTS))
+    return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
+
+
 def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -> str | None:
     """What is wrong with a folder by its manifest, in words; None where all files are as they were written.
 
