@@ -266,3 +266,17 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path, hub, capsys):
     (weights.parent / "manifest.json").unlink()
     assert main(["export", str(weights.parent), str(tmp_path / "out")]) == 2
     assert "it has no manifest.json" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_an_export_keeps_the_record_of_its_training_and_leaves_runs_alone(tmp_path, hub, capsys):
+    assert command(tmp_path, "--lora", "--merge_lora", "false") == 0
+    run, out = tmp_path / "run", tmp_path / "out"
+    words = ["export", str(run / "checkpoint-2"), str(out)]
+    assert main([*words, "--merge_lora", "true"]) == 0 and (out / "model.safetensors").is_file()
+    for name in ("run.json", "data_report.json"):
+        assert (out / name).read_bytes() == (run / name).read_bytes()
+    assert main([*words, "--overwrite_output_dir"]) == 0  # of the model that was there, nothing is left
+    assert (out / "adapter_model.safetensors").is_file() and not (out / "model.safetensors").exists()
+    before, _ = contents(run), capsys.readouterr()
+    assert main(["export", str(out), str(run), "--overwrite_output_dir"]) == 2
+    assert "is the folder of a run" in capsys.readouterr().err and contents(run) == before

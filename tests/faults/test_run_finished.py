@@ -194,3 +194,21 @@ def test_a_stream_can_be_trained_on_again_after_a_resume(tmp_path):
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     trainer.train()
     assert trainer.state.global_step == 3
+
+
+def test_evaluations_of_an_earlier_model_are_not_reported_as_this_ones(tmp_path, capsys):
+    out, test = tmp_path / "out", tmp_path / "test.jsonl"
+    assert train(out, *CONSTANT) == 0
+    test.write_text("".join(json.dumps(row) + "\n" for row in step_rows(4)))
+    words = ["evaluate", "--model_name", str(out), "--test_file", str(test), "--metric", "answer_nll"]
+    assert main(words) == 0 and main(["report", str(out), "--output_file", str(tmp_path / "a.html")]) == 0
+    assert "earlier model" not in capsys.readouterr().err and "answer_nll" in (tmp_path / "a.html").read_text()
+    assert resume(out, *CONSTANT, "--max_steps", STEPS + 2) == 0
+    assert main(["report", str(out), "--output_file", str(tmp_path / "b.html")]) == 0
+    said = capsys.readouterr()
+    assert "evaluation-test: is of an earlier model in this folder" in said.out + said.err
+    assert (
+        main([*words, "--overwrite_output_dir"]) == 0
+        and main(["report", str(out), "--output_file", str(tmp_path / "c.html")]) == 0
+    )
+    assert "earlier model" not in capsys.readouterr().err
