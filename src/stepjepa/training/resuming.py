@@ -76,7 +76,7 @@ class ResumingTrainer(SavingTrainer):
             if isinstance(self.train_dataset, StreamedExamples):
                 self.train_dataset.go_on(checkpoint, done * self.args.gradient_accumulation_steps)
             if self.args.should_save:
-                RunFolder(self.args.output_dir or "").remove_leftovers(checkpoint)
+                RunFolder(self.args.output_dir or "").finish_rotation(checkpoint, self.args.save_total_limit)
         elif isinstance(self.train_dataset, StreamedExamples):
             self.train_dataset.start_over()
         if self.args.should_save:

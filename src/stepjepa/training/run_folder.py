@@ -195,14 +195,21 @@ class RunFolder:
         for _, _, folder in sorted(others)[: max(len(others) - max(limit - number_kept, 0), 0)]:
             remove_checkpoint(folder)
 
-    def remove_leftovers(self, checkpoint: Path) -> None:
-        """Finish removing checkpoints older than this one of the same folder, where a kill came in between."""
+    def finish_rotation(self, checkpoint: Path, limit: int | None) -> None:
+        """Finish removing checkpoints older than this one of the same folder, where a kill came in between.
+
+        What was cut short goes in any case; complete ones beyond `limit` go where this checkpoint is the newest.
+        """
         match = _CHECKPOINT.match(checkpoint.name)
         if match is None or checkpoint.resolve().parent != self.path.resolve():
             return
+        step = int(match[1])
         for number, folder in self._numbered():
-            if number < int(match[1]) and checkpoint_problem(folder)[1]:
+            if number < step and checkpoint_problem(folder)[1]:
                 remove_checkpoint(folder)
+        if max(number for number, _ in self._numbered()) == step:
+            best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
+            self.rotate(checkpoint, limit, str(self.path / Path(best).name) if best else None)
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()
