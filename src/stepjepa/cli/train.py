@@ -22,7 +22,6 @@ SCRATCH_LEARNING_RATE = 1e-3
 _LOOKED_AT = 20  # rows of a file
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 _LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
-_GO_ON = "start the same command again with --resume_from_checkpoint true"
 _DESCRIPTION = "Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone."
 _EXAMPLE = (
     "example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run"
@@ -39,7 +38,7 @@ def run(argv: list[str]) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.training.announce import conclusion, is_main_process, say
-    from stepjepa.training.run import leave_process_group, run_training
+    from stepjepa.training.run import AGAIN, leave_process_group, run_training
 
     level = logging.DEBUG if options.debug_level >= 5 else logging.INFO if options.debug_level >= 1 else logging.WARNING
     show_log(level)
@@ -64,7 +63,7 @@ def run(argv: list[str]) -> int:
         show_first_row(options, config)
     scorer = answer_scorer(options, config)
     scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
-    with explaining(_LESS_MEMORY, _GO_ON):
+    with explaining(_LESS_MEMORY, AGAIN):
         trainer, metrics = run_training(options, config, save_options, scratch_lr, scorer)
     if trainer is not None:
         conclusion(trainer, options, metrics)

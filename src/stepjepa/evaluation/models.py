@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.load import check_finite, check_local, load_model, load_tokenizer
+from stepjepa.modeling.load import check_local, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
 from stepjepa.utils.files import read_json
 
@@ -163,34 +162,11 @@ def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[
     if place.base is not None:
         kind = f"the base {name} alone; "
         if not options.no_lora:
-            model, kind = add_adapter(model, place), f"adapter on {name}; "
+            model = load_adapter(model, str(place.folder), f"--model_name {place.name}", name)
+            kind = f"adapter on {name}; "
     model.eval()
     advice = "use a smaller --dtype or --backend vllm"
     return model, kind + move_to_device(model, place.name, advice)
-
-
-def add_adapter(model: Any, place: Place) -> Any:
-    """The base model with its adapter.
-
-    Raises:
-        ConfigError: the adapter does not fit the model, or its weights are not finite.
-    """
-    from peft import PeftConfig, PeftModel
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of transformers about itself
-            tokens = getattr(PeftConfig.from_pretrained(str(place.folder)), "trainable_token_indices", None) or {}
-            trained = [index for ids in (tokens.values() if isinstance(tokens, dict) else [tokens]) for index in ids]
-            rows = max(trained, default=-1) + 1
-            if rows > vocabulary_size(model):  # a checkpoint of version 0.1, which holds predictor tokens
-                model.resize_token_embeddings(rows, mean_resizing=False)
-            adapted = PeftModel.from_pretrained(model, str(place.folder))
-    except Exception as error:  # peft, safetensors and torch raise their own
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"--model_name {place.name}: the adapter does not fit {place.base} ({why[:200]})") from None
-    check_finite(adapted, f"--model_name {place.name}")
-    return adapted
 
 
 def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:

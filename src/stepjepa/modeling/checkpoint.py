@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
+from stepjepa.modeling.load import is_preset, load_adapter, load_model, load_tokenizer
 from stepjepa.utils.files import check_writable, read_json, write_whole
 from stepjepa.utils.manifest import MANIFEST, mismatch
 
@@ -66,7 +65,7 @@ def export_checkpoint(
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
     if (folder / _ADAPTER).is_file():
         base = load_base(folder, tokenizer, settings, base_model, trust_remote_code)
-        model = with_adapter(base, folder)
+        model = load_adapter(base, folder, str(folder), "its base")
     elif base_model is not None:
         raise ConfigError(f"{folder}: is no adapter; leave out --base_model")
     else:
@@ -79,7 +78,7 @@ def export_checkpoint(
 
 def copy_records(folder: Path, target: Path) -> list[str]:
     """Copy what tells how the weights were trained (the system prompts, for one, which `evaluate` asks for); the names."""
-    run = folder.resolve().parent if folder.resolve().name.startswith("checkpoint-") else folder
+    run = run_of(folder)
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in copied:
         write_whole(target / name, [(run / name).read_bytes()])
@@ -89,23 +88,26 @@ def copy_records(folder: Path, target: Path) -> list[str]:
 def checkpoint_fault(folder: Path) -> str | None:
     """What is wrong with a run's checkpoint or final model by its manifest; None where nothing is, or where there is none to
     expect."""
-    in_run = folder.name.startswith("checkpoint-") and (folder.resolve().parent / "run.json").is_file()
+    in_run = folder.name.startswith("checkpoint-") and run_of(folder) != folder.resolve()
     checkpoint = in_run or (folder / "trainer_state.json").is_file()
     if (folder / MANIFEST).exists():
         return mismatch(folder, only_weights=not checkpoint)
     return f"it has no {MANIFEST}: cut short, or written by version 0.1" if checkpoint else None
 
 
+def run_of(folder: Path) -> Path:
+    """The folder with the records of the run that a checkpoint or a final model is of; itself where there are none."""
+    place = folder.resolve()
+    return next((run for run in (place, place.parent) if (run / "run.json").is_file()), place)
+
+
 def run_settings(folder: Path) -> dict[str, Any]:
     """The settings of the run that a checkpoint or a final model is of; empty where nothing says so."""
-    place = folder.resolve()
-    for run in (place, place.parent):
-        try:
-            found = read_json(run / "run.json").get("settings")
-        except (OSError, ValueError, AttributeError):
-            continue
-        return found if isinstance(found, dict) else {}
-    return {}
+    try:
+        found = read_json(run_of(folder) / "run.json").get("settings")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def load_base(
@@ -132,20 +134,3 @@ def load_base(
         str(name), tokenizer, pretrain=drawn, seed=int(settings.get("seed") or 0), dtype=dtype,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
-
-
-def with_adapter(base: Any, folder: Path) -> Any:
-    """The base inside PEFT, with the adapter of a folder.
-
-    Raises:
-        ConfigError: it does not fit the base.
-    """
-    from peft import PeftModel
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return PeftModel.from_pretrained(base, str(folder))
-    except Exception as error:  # peft, safetensors and torch raise their own
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{folder}: the adapter does not fit its base ({why[:200]})") from None

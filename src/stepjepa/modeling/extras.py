@@ -20,7 +20,7 @@ from torch import nn
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import drop_target_encoder, target_encoder
-from stepjepa.modeling.heads import PredictorHead
+from stepjepa.modeling.heads import EXTRAS, PredictorHead
 from stepjepa.modeling.load import check_finite
 from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
 from stepjepa.utils.files import replacing
@@ -29,7 +29,6 @@ PREDICTORS_FILE = "predictors.safetensors"
 ROWS = "predictors.weight"  # the rows' name in it
 EMA_FILE = "target_encoder.safetensors"
 OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows in the vocabulary of its checkpoints
-_NAME = "jepa"
 
 
 class TrainedExtras(nn.Module):
@@ -57,7 +56,7 @@ def _not_missed(module: nn.Module, incompatible: Any) -> None:
 
 def is_extra(name: str) -> bool:
     """Whether a name among a model's parameters belongs to the predictor rows or head."""
-    return name.startswith(f"{_NAME}.") or f".{_NAME}." in name
+    return name.startswith(f"{EXTRAS}.") or f".{EXTRAS}." in name
 
 
 def add_extras(inner: Any, predictors: PredictorRows | None, head: str = "none", seed: int = 0) -> None:
@@ -68,12 +67,12 @@ def add_extras(inner: Any, predictors: PredictorRows | None, head: str = "none",
     if head != "none":
         network = PredictorHead(head, inner.get_output_embeddings().weight.shape[1], seed)
     if predictors is not None or network is not None:
-        inner.add_module(_NAME, TrainedExtras(predictors, network).to(weight.device))
+        inner.add_module(EXTRAS, TrainedExtras(predictors, network).to(weight.device))
 
 
 def trained_extras(inner: Any) -> TrainedExtras | None:
     """Rows and head of a causal LM, None where it has neither."""
-    return inner._modules.get(_NAME)
+    return inner._modules.get(EXTRAS)
 
 
 def predictor_rows(inner: Any) -> PredictorRows | None:
@@ -101,7 +100,7 @@ def with_predictors(inner: Any, ids_RT: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def release(inner: Any) -> None:
     """Take off a causal LM what an earlier training has added."""
-    inner._modules.pop(_NAME, None)
+    inner._modules.pop(EXTRAS, None)
     drop_target_encoder(inner)
 
 
@@ -137,7 +136,7 @@ def extras_weights(inner: Any, state_dict: Mapping[str, Any] | None = None) -> d
     if extras is None:
         return {}
     own = {name: parameter.detach() for name, parameter in extras.named_parameters()}
-    return own if state_dict is None else {name: state_dict[f"{_NAME}.{name}"] for name in own}
+    return own if state_dict is None else {name: state_dict[f"{EXTRAS}.{name}"] for name in own}
 
 
 def load_extras(inner: Any, folder: str | os.PathLike[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 HEADS = ("none", "linear", "mlp")
+EXTRAS = "jepa"  # the submodule of a causal LM that holds what training adds, see `extras.TrainedExtras`
 
 
 class PredictorHead(nn.Module):
@@ -42,4 +43,4 @@ class PredictorHead(nn.Module):
 
 def is_head_weight(name: str) -> bool:
     """Whether a name among a causal LM's parameters belongs to its predictor head (`extras.TrainedExtras.head`)."""
-    return name.startswith("jepa.head.")
+    return name.startswith(f"{EXTRAS}.head.")

@@ -6,7 +6,8 @@ import copy
 import difflib
 import os
 import re
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.masks import unsupported_layers
 from stepjepa.modeling.parts import idle_parts
-from stepjepa.modeling.predictors import embedding_name
+from stepjepa.modeling.predictors import embedding_name, vocabulary_size
 from stepjepa.modeling.presets import PRESETS, preset_config, train_tokenizer
 
 
@@ -145,28 +146,62 @@ def largest_id(tokenizer: Any) -> int:
     return max([*ids, *(index for index in marks if index is not None)], default=-1)
 
 
-def check_finite(model: torch.nn.Module, name: str) -> None:
-    """Refuse weights that training has broken: what they give is no result. One pass, one synchronization.
+def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors (of any shape) that hold NaN or infinity. One pass, one synchronization."""
+    floating = {name: value.detach() for name, value in weights.items() if value.is_floating_point()}
+    if not floating:
+        return []
+    device = next(iter(floating.values())).device
+    # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
+    sums = torch.stack([value.sum(dtype=torch.float32).to(device) for value in floating.values()]).isfinite().tolist()
+    doubtful = [name for name, finite in zip(floating, sums, strict=True) if not finite]
+    return [name for name in doubtful if not floating[name].isfinite().all()]
+
+
+def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
+    """Refuse weights that training has broken: what they give is no result.
 
     Args:
         name: of the model in the message.
+        part: only parameters with this in their name are looked at.
 
     Raises:
         ConfigError: a parameter holds NaN or infinity; the message names the first one.
     """
-    weights = {key: value.detach() for key, value in model.named_parameters() if value.is_floating_point()}
-    if not weights:
-        return
-    device = next(iter(weights.values())).device
-    # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
-    sums = torch.stack([value.sum(dtype=torch.float32).to(device) for value in weights.values()]).isfinite().tolist()
-    doubtful = [key for key, finite in zip(weights, sums, strict=True) if not finite]
-    broken = [key for key in doubtful if not weights[key].isfinite().all()]
+    weights = {key: value for key, value in model.named_parameters() if part in key}
+    broken = broken_weights(weights)
     if broken:
         raise ConfigError(
             f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
             "and it can answer nothing; take an earlier checkpoint, or train again with a lower learning rate"
         )
+
+
+def load_adapter(base: Any, folder: str | os.PathLike[str], name: str, base_name: str) -> Any:
+    """A base model inside PEFT, with the adapter of a folder.
+
+    Args:
+        name, base_name: of the adapter and its base in the message.
+
+    Raises:
+        ConfigError: the adapter does not fit the base, or its weights are not finite.
+    """
+    from peft import PeftConfig, PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transformers and PEFT about themselves
+            tokens = getattr(PeftConfig.from_pretrained(str(folder)), "trainable_token_indices", None) or {}
+            trained = [index for ids in (tokens.values() if isinstance(tokens, dict) else [tokens]) for index in ids]
+            rows = max(trained, default=-1) + 1
+            if rows > vocabulary_size(base):  # a checkpoint of version 0.1, which holds predictor tokens
+                base.resize_token_embeddings(rows, mean_resizing=False)
+            adapted = PeftModel.from_pretrained(base, str(folder))
+    except Exception as error:  # peft, safetensors and torch raise their own
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{name}: the adapter does not fit {base_name} ({why[:200]})") from None
+    check_finite(adapted, name, part="lora_")  # the base was looked at when it was loaded
+    return adapted
 
 
 def _not_loaded(what: str, name: str, error: Exception) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from stepjepa.modeling.load import broken_weights
+
 _WHAT = ("loss", "gradient norm")
 
 
@@ -78,12 +80,8 @@ class FiniteWatch:
 
 def weights_are_finite(model: torch.nn.Module, accelerator: Any) -> bool:
     """Whether all weights that are trained are finite, on all processes. Every process must call it."""
-    flags = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            own = parameter.detach()
-            flags.append(
-                (own.to_local() if hasattr(own, "to_local") else own).isfinite().all()
-            )  # FSDP: this process's part
-    broken = torch.stack([~flag.to(accelerator.device) for flag in flags]).any().float() if flags else torch.zeros(())
-    return not bool(accelerator.reduce(broken.to(accelerator.device), reduction="sum") > 0)
+    trained = {name: own.detach() for name, own in model.named_parameters() if own.requires_grad}
+    # Of what is sharded, this process's part.
+    own = {name: part.to_local() if hasattr(part, "to_local") else part for name, part in trained.items()}
+    broken = torch.tensor(float(bool(broken_weights(own))), device=accelerator.device)
+    return not bool(accelerator.reduce(broken, reduction="sum") > 0)

@@ -13,7 +13,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.training.finite import FiniteWatch, weights_are_finite
 from stepjepa.training.log_state import LogState
 from stepjepa.training.meter import LossMeter
-from stepjepa.training.run_folder import BROKEN, RunFolder, checked_checkpoint, on_main, recorded_steps
+from stepjepa.training.run_folder import BROKEN, RunFolder, recorded_steps
 from stepjepa.training.saving import SavingTrainer
 from stepjepa.training.streaming import StreamedExamples
 
@@ -45,15 +45,12 @@ class ResumingTrainer(SavingTrainer):
         folder = RunFolder(self.args.output_dir or "")
         with folder.running():
             checkpoint = None
-            if resume_from_checkpoint is True:
-                checkpoint, passed = on_main(folder.newest)
+            if resume_from_checkpoint:
+                checkpoint, passed = folder.chosen(resume_from_checkpoint)
                 for line in passed:
                     logger.warning("%s; passed over", line)
                 if checkpoint is None:
                     raise ConfigError(f"resume_from_checkpoint: no checkpoint to go on from in {folder.path}")
-            elif resume_from_checkpoint:
-                path = Path(resume_from_checkpoint)
-                checkpoint = on_main(lambda: checked_checkpoint(path))
             return self.train_from(checkpoint, *args, **kwargs)
 
     def train_from(self, checkpoint: Path | None, *args: Any, **kwargs: Any) -> Any:

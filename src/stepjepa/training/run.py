@@ -25,10 +25,13 @@ from stepjepa.training.encoding import pair_columns
 from stepjepa.training.evaluating import ScoreAnswers
 from stepjepa.training.options import JEPAOptions, RunOptions
 from stepjepa.training.reading import Sources
-from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, checked_checkpoint, on_main
+from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
+
+# What to do after something could not be written.
+AGAIN = "start the same command again with --resume_from_checkpoint true"
 
 
 def run_training(
@@ -106,11 +109,10 @@ def _run(
     if checkpoint is not None:
         trainer.check_steps(checkpoint)
     announce(trainer, run, checkpoint)
-    then = "start the same command again with --resume_from_checkpoint true"
     if trainer.args.should_save:
         if config.overwrite_output_dir and checkpoint is None:
             folder.clear()
-        with writing(output, then):
+        with writing(output, AGAIN):
             if save_options is not None:
                 save_options(output / "resolved.yaml", trainer.args)
             write_json(output / RECORD, record)
@@ -121,7 +123,7 @@ def _run(
         metrics |= last_evaluation(trainer) or trainer.evaluate()
     trainer.save_model()
     if trainer.args.should_save:
-        with writing(output, then):
+        with writing(output, AGAIN):
             if config.streaming:  # only now is known what was read
                 write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
             steps = trainer.state.global_step
@@ -216,9 +218,7 @@ def find_checkpoint(config: JEPAConfig, folder: RunFolder) -> Path | None:
     if not wants_resume(config):
         return None
     wanted = str(config.resume_from_checkpoint)
-    if wanted.lower() != "true":
-        return on_main(lambda: checked_checkpoint(Path(wanted)))
-    checkpoint, passed = on_main(folder.newest)
+    checkpoint, passed = folder.chosen(True if wanted.lower() == "true" else wanted)
     for line in passed:
         say(f"{line}; passed over")
     return checkpoint

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.options import JEPAOptions
@@ -51,23 +51,14 @@ T = TypeVar("T")
 class RunFolder:
     """The `output_dir` of a run.
 
-    States: **new** (nothing of a run in it), **running** (another process holds its lock), **complete** (its recorded step
-    is the number of steps that was asked for, and the exported model matches its manifest), **cut off** (anything else).
+    It is complete where `finished_steps` is the number of steps that is asked for, running while another process is inside
+    `running`, and else new or cut off: `newest` says where it goes on.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
 
     # State
-
-    @property
-    def state(self) -> str:
-        """``new``, ``running``, ``complete`` or ``cut off``, as any reader may ask."""
-        if self._held_elsewhere():
-            return "running"
-        if self.finished_steps is not None:
-            return "complete"
-        return "cut off" if (self.path / RECORD).is_file() or self._numbered() else "new"
 
     @property
     def ended(self) -> bool:
@@ -142,12 +133,6 @@ class RunFolder:
                 for place in made:
                     place.rmdir()
 
-    def _held_elsewhere(self) -> bool:
-        if self.path.resolve() in _held or not (self.path / LOCK).exists():
-            return False
-        with locked(self.path / LOCK) as alone:
-            return not alone
-
     # Checkpoints
 
     def newest(self) -> tuple[Path | None, list[str]]:
@@ -159,11 +144,11 @@ class RunFolder:
         passed: list[str] = []
         lost: list[str] = []
         for _, folder in sorted(self._numbered(), reverse=True):
-            problem, cut_short = checkpoint_problem(folder)
+            problem = checkpoint_problem(folder)
             if problem is None:
                 return folder, passed
             passed.append(f"{folder}: {problem}")
-            lost += [] if cut_short else [passed[-1]]
+            lost += [] if cut_short(folder) else [passed[-1]]
         if lost:
             more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
             raise ConfigError(
@@ -171,6 +156,14 @@ class RunFolder:
                 "--overwrite_output_dir, or give another --output_dir"
             )
         return None, passed
+
+    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> tuple[Path | None, list[str]]:
+        """`newest` for True, else the checkpoint that is named. Every process must call it.
+
+        Raises:
+            ConfigError: it cannot serve.
+        """
+        return on_main(self.newest if wanted is True else lambda: (checked_checkpoint(Path(wanted)), []))
 
     @property
     def checkpoint(self) -> Path | None:
@@ -205,7 +198,7 @@ class RunFolder:
             return
         step = int(match[1])
         for number, folder in self._numbered():
-            if number < step and checkpoint_problem(folder)[1]:
+            if number < step and cut_short(folder):
                 remove_checkpoint(folder)
         if max(number for number, _ in self._numbered()) == step:
             best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
@@ -281,19 +274,25 @@ class RunFolder:
             )
 
 
-def checkpoint_problem(folder: Path) -> tuple[str | None, bool]:
-    """Why a run cannot go on from a checkpoint, None where it can; and whether a kill has cut it short."""
-    files = listed_files(folder)
-    if files is None and not (folder / MANIFEST).exists():
-        if not folder.is_dir():
-            return "there is no such checkpoint", False
-        if not (folder / _STATE).exists() or list(folder.glob(LOG_STATE.format("*"))):
-            return "cut short by a kill while it was written", True
-        return f"written by version 0.1, without {MANIFEST}; this version cannot go on from it", False
+def cut_short(folder: Path) -> bool:
+    """Whether a kill has cut a checkpoint short while it was written or removed."""
+    if (folder / MANIFEST).exists() or not folder.is_dir():
+        return False
+    return not (folder / _STATE).exists() or any(folder.glob(LOG_STATE.format("*")))
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Why a run cannot go on from a checkpoint, None where it can. Reads all of it."""
+    if not folder.is_dir():
+        return "there is no such checkpoint"
+    if cut_short(folder):
+        return "cut short by a kill while it was written"
+    if not (folder / MANIFEST).exists():
+        return f"written by version 0.1, without {MANIFEST}; this version cannot go on from it"
     problem = mismatch(folder)
-    if problem is None and LOG_STATE.format(0) not in (files or {}):
+    if problem is None and LOG_STATE.format(0) not in (listed_files(folder) or {}):
         problem = "written with save_only_model, without the optimizer's state; a run cannot go on from it"
-    return problem, False
+    return problem
 
 
 def checked_checkpoint(folder: Path) -> Path:
@@ -302,7 +301,7 @@ def checked_checkpoint(folder: Path) -> Path:
     Raises:
         ConfigError: it cannot.
     """
-    problem, _ = checkpoint_problem(folder)
+    problem = checkpoint_problem(folder)
     if problem is not None:
         raise ConfigError(f"--resume_from_checkpoint {folder}: {problem}")
     return folder
@@ -345,4 +344,4 @@ def _left_over(entry: Path) -> bool:
     if entry.name in _BEGUN or entry.name.startswith(".stepjepa-"):
         return True
     temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
-    return temporary or (entry.name.startswith("checkpoint-") and checkpoint_problem(entry)[1])
+    return temporary or (entry.name.startswith("checkpoint-") and cut_short(entry))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import shutil
@@ -28,7 +27,7 @@ from stepjepa.training.run_folder import BROKEN, RunFolder, on_main
 from stepjepa.training.setup import ModelSetup
 from stepjepa.training.streaming import StreamedExamples
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import share, write_json, write_whole
+from stepjepa.utils.files import read_json, share, write_json, write_whole
 from stepjepa.utils.manifest import write_manifest
 
 logger = logging.getLogger("stepjepa")
@@ -89,7 +88,7 @@ class SavingTrainer(Trainer):
                 self.accelerator.wait_for_everyone()
                 if self.args.should_save:
                     state = folder / TRAINER_STATE_NAME
-                    write_json(state, json.loads(state.read_text(encoding="utf-8")))  # a loss that is NaN is null
+                    write_json(state, read_json(state))  # a loss that is NaN is null
                     write_manifest(folder)
         except BaseException:
             if self.args.should_save:
