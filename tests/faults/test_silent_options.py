@@ -134,6 +134,12 @@ def test_no_number_of_the_trainer_is_beyond_use(value, tmp_path):
             JEPAConfig(output_dir=str(tmp_path), **{name: value})
 
 
+@pytest.mark.parametrize("name", ["per_device_train_batch_size", "per_device_eval_batch_size"])
+def test_a_batch_that_would_be_filled_for_hours_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"^{name} is 2147483648; it must be .* at most 1048576$"):
+        JEPAConfig(output_dir=str(tmp_path), **{name: 2**31})
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_number_of_the_method_is_infinite(value):
     hints = typing.get_type_hints(JEPAOptions)

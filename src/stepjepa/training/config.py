@@ -18,6 +18,7 @@ from stepjepa.training.options import JEPAOptions
 _INHERITED = transformers.TrainingArguments.__dataclass_fields__
 # What the Trainer's numbers may be; it checks few of them itself, and late.
 _MOST = 2**32 - 1  # of any: the largest seed that all generators take
+_MOST_ROWS = 2**20  # of a micro-batch: the last one of an epoch is filled up to it
 _LEAST = {
     **dict.fromkeys(
         "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps ddp_timeout "
@@ -136,11 +137,12 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         for name, hint in hints.items():
             kinds = {hint, *get_args(hint)}
             value, lowest = getattr(self, name, None), _LEAST.get(name, -math.inf)
+            most = _MOST_ROWS if name.startswith("per_device_") else _MOST
             if not kinds & {int, float} or name not in _INHERITED or (value is None and type(None) in kinds):
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= most:
                 wanted = f"a number of {lowest} or more" if name in _LEAST and value != math.inf else "a finite number"
-                raise ConfigError(f"{name} is {value!r}; it must be {wanted}, and at most {_MOST}")
+                raise ConfigError(f"{name} is {value!r}; it must be {wanted}, and at most {most}")
         for name in ("adam_beta1", "adam_beta2"):
             if not getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")
