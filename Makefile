@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser demo test test_all families kill fuzz lint bench docs clean
+.PHONY: help setup setup_browser demo test test_all families mutants kill fuzz lint bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -58,6 +58,9 @@ test_all: setup ## run the tests, those that take long included
 families: setup ## try every model family of the installed transformers and write the list into docs/exactness.md
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/parity/test_families.py $(ARGS)
 	$(BIN)/python tools/families.py
+
+mutants: setup ## put 60 small faults into a copy of the code, each of which the tests must notice (ARGS='--only 17')
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 kill: setup ## kill runs at every write, rename and removal, and compare what goes on (half an hour; ARGS='--points 100')
 	$(BIN)/python tests/faults/kill.py $(ARGS)

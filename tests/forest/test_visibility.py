@@ -116,6 +116,23 @@ def test_a_second_branch_does_not_see_the_first():
     assert torch.equal(dense_mask(batch)[0, 0], matrix(expected))
 
 
+def test_inline_isolates_the_target_and_nothing_after_it():
+    """a b p1 p2 c d e in one sequence, of which c d is the target."""
+    example = Example(np.array([10, 11, 12, 13, 14], np.int32), ((2, 5),), (Pair(1, 1, 2, 4, 3),))
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1, inline=True)([example])
+    expected = """
+    1 . . . . . .
+    1 1 . . . . .
+    1 1 1 . . . .
+    1 1 1 1 . . .
+    . . . . 1 . .
+    . . . . 1 1 .
+    1 1 1 1 1 1 1
+    """
+    assert batch["input_ids"].tolist() == [[10, 11, 90, 91, 12, 13, 14]]
+    assert torch.equal(dense_mask(batch)[0, 0], matrix(expected))
+
+
 def test_the_rule_takes_plain_integers():
     assert visible(0, 0, 0, 0, 3, 2, -1)
     assert not visible(0, 0, 0, 0, 2, 3, -1)

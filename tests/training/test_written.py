@@ -60,6 +60,21 @@ def test_the_regularizer_enters_the_loss_with_its_weight(tmp_path, tokenizer, ki
     assert metrics["eval_loss"] == pytest.approx(parts, rel=1e-5) and metrics["eval_regularizer"] > 0
 
 
+def test_sigreg_draws_its_directions_anew_every_step(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, regularizer="sigreg", sigreg_directions=4, **STEPS)
+    batch, found = batch_of(trainer), []
+    output = trainer.model(**batch)
+    source, target = output.source_states, output.target_states
+    distance = (1 - torch.cosine_similarity(source, target)).mean()
+    for step in (0, 3):
+        trainer.state.global_step = step
+        plain = sigreg_regularizer(source, target, random_directions(32, 4, step))
+        expected = output.lm_loss_sum / len(batch["label_ids"]) + 0.5 * (distance + 0.05 * plain)
+        found.append(trainer.compute_loss(trainer.model, batch).item())
+        assert found[-1] == pytest.approx(expected.item(), rel=1e-6)
+    assert abs(found[0] - found[1]) > 1e-4
+
+
 @pytest.mark.parametrize(
     "options",
     [
