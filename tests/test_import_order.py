@@ -16,17 +16,18 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
 
 LOWER = {
     "utils": set(),
-    "data": set(),
-    "forest": {"data"},
-    "modeling": {"data", "forest", "losses"},  # the LM loss is computed inside the wrapped module's call
-    "training": {"data", "forest", "modeling", "losses"},
+    "config": set(),
+    "data": {"config"},
+    "forest": {"config", "data"},
+    "modeling": {"config", "data", "forest", "losses"},  # the LM loss is computed inside the wrapped module's call
+    "training": {"config", "data", "forest", "modeling", "losses"},
     "losses": set(),
     "inspect": {"data", "forest"},
-    "evaluation": {"data", "modeling"},
+    "evaluation": {"config", "data", "modeling"},
     "analysis": {"data", "forest", "modeling"},
     "recipes": set(),
     # what others have left on disk, as they read and write it
-    "report": {"data", "evaluation", "analysis", "inspect", "study", "training"},
+    "report": {"config", "data", "evaluation", "analysis", "inspect", "study", "training"},
 }
 ALLOWED = {part: {part, "errors", "utils"} | lower for part, lower in LOWER.items()}
 ALLOWED["errors"] = {"errors"}

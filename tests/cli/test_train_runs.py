@@ -67,7 +67,7 @@ def test_the_first_row_that_cannot_be_drawn_is_a_note(train, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--batch_size", "0"], ["per_device_train_batch_size is 0", "1 or more"]),
+        (["--batch_size", "0"], ["per_device_train_batch_size is 0", "at least 1"]),
         (["--grad_accum", "0"], ["gradient_accumulation_steps"]),
         (["--learning_rate", "-1"], ["learning_rate is -1"]),
         (["--seed", "-1"], ["seed is -1"]),

@@ -19,7 +19,8 @@ from stepjepa.study.grid import all_runs
 from stepjepa.study.plan import split_files, write_plan
 from stepjepa.study.results import StudyRunFolder
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import RunOptions
 from support.answers import TEST, write
 
 STUDY = """\

@@ -13,7 +13,7 @@ from stepjepa.modeling.load import load_model, lora_config
 from stepjepa.training.announce import announce, conclusion, tell
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.memory import BatchShape, estimate_memory, in_words, kept_by_autograd
-from stepjepa.training.options import RunOptions
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.summary import checkpoints_in_words, first_batches, steps_in_words, tokens_in_words
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli.parser import StrictParser, dump_yaml
-from stepjepa.cli.spellings import PUBLISHED, notes
-from stepjepa.cli.trainer_options import GROUP, CommonTrainerOptions, trainer_option_names
+from stepjepa.config.option import unread_options
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
+from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.files import FILE_SUFFIXES
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.training.checks import without_effect
-from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.options import JEPAOptions, without_effect
+from stepjepa.training.run_options import COMMON, RunOptions, TrainerOptions
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.terminal import print_text, show_log
 
-SCRATCH_LEARNING_RATE = 1e-3
 _LOOKED_AT = 20  # rows of a file
-_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 _LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
 _DESCRIPTION = "Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone."
 _EXAMPLE = (
@@ -33,7 +33,6 @@ def run(argv: list[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print_text(help_text())
         return 0
-    _shown_parser().check_flags(argv, trainer_option_names)
     parser, (options, config) = parse(argv)
     from transformers.utils.logging import disable_progress_bar
 
@@ -47,14 +46,12 @@ def run(argv: list[str]) -> int:
     def save_options(path: Path, settled: Any) -> None:
         dump_yaml((options, settled), path)
 
-    unread = [] if options.lora else [name for name in _LORA if getattr(options, name) != getattr(RunOptions(), name)]
-    lines = [*notes(parser.explicit, options, config), *without_effect(config, parser.explicit)]
+    lines = [*notes(parser.explicit, options, config), *map(str, without_effect(config, parser.explicit))]
     if "objective" not in parser.explicit and is_main_process() and has_steps(options, config):
         lines.append(
             f"the data has steps and no objective is given: this trains {config.objective} with K = {config.predictors}, "
             "whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
         )
-    lines += [f"--{name} has no effect without --lora" for name in unread]
     for line in [*lines, *evaluation_unread(options, parser.explicit)]:
         say(f"note   {line}")
     if options.debug_level >= 5 and "logging_steps" not in parser.explicit:
@@ -62,9 +59,8 @@ def run(argv: list[str]) -> int:
     if options.debug_level >= 7:
         show_first_row(options, config)
     scorer = answer_scorer(options, config)
-    scratch_lr = None if "learning_rate" in parser.explicit else SCRATCH_LEARNING_RATE
     with explaining(_LESS_MEMORY, AGAIN):
-        trainer, metrics = run_training(options, config, save_options, scratch_lr, scorer)
+        trainer, metrics = run_training(options, config, save_options, scorer)
     if trainer is not None:
         conclusion(trainer, options, metrics)
     del trainer  # the wrapped model must go before the process group
@@ -73,23 +69,28 @@ def run(argv: list[str]) -> int:
 
 
 def evaluation_unread(options: RunOptions, explicit: set[str]) -> list[str]:
-    """A line for every option of the data's splits and of the evaluation that the run does not read."""
-    files = [name for name in [*(options.train_file or ()), options.eval_file] if name]
-    plain = all(Path(name).suffix.lower() in FILE_SUFFIXES and Path(name).is_file() for name in files)
-    needs = {
-        "dataset_split": "" if plain else "train_file",
-        "eval_split": "" if plain and options.eval_file else "eval_file",
-        "eval_samples": "eval_metrics",
-        "eval_max_new_tokens": "eval_metrics",
-    }
-    plain_options, lines = RunOptions(), []
-    for name, other in needs.items():
-        if name not in explicit or getattr(options, name) == getattr(plain_options, name):
-            continue
-        if not other:
+    """A line for every option of the data's splits, of the evaluation and of LoRA that the run does not read."""
+    plain = RunOptions()
+    changed = {name for name in explicit if hasattr(plain, name) and getattr(options, name) != getattr(plain, name)}
+    lines = []
+    for name, files in (("dataset_split", options.train_file or []), ("eval_split", [options.eval_file])):
+        local = [one for one in files if one and Path(one).suffix.lower() in FILE_SUFFIXES and Path(one).is_file()]
+        if name in changed and any(files) and len(local) == len(files):
             lines.append(f"--{name} has no effect: the files have no splits")
-        elif not getattr(options, other):
-            lines.append(f"--{name} has no effect without --{other}")
+    return [*lines, *map(str, unread_options(options, changed))]
+
+
+def notes(explicit: Collection[str], run: RunOptions, options: JEPAOptions) -> list[str]:
+    """One line for everything that was given and does not mean what it meant in the published scripts."""
+    lines = []
+    if run.additive_mask:
+        lines.append("--additive_mask: not needed; the packed forward computes the same numbers in one row")
+    if options.objective == "llm_jepa" and "last_token" in explicit and "views" not in explicit and options.uses_pairs:
+        lines.append("--last_token: views are read in context; the published form is --views standalone")
+    if "jepa_ratio" in explicit and not run.additive_mask and options.jepa_ratio < 1:
+        lines.append("--jepa_ratio: used as given; the published script ignores it without --additive_mask")
+    if options.objective != "regular" and options.lbd == 0 and "lbd" in explicit:
+        lines.append("--lbd 0: no pair is made, and the run trains exactly like objective regular")
     return lines
 
 
@@ -103,13 +104,13 @@ def parse(argv: list[str]) -> tuple[StrictParser, tuple[RunOptions, Any]]:
 
     parser = StrictParser(
         (RunOptions, JEPAConfig),
-        aliases=PUBLISHED,
+        aliases=published(RunOptions, JEPAConfig),
         prog="stepjepa train",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
     )
     if "--help_all" in argv:
-        parser.print_help()
+        print_text(parser.format_help().rstrip())
         raise SystemExit(0)
     options, config = parser.parse(argv)
     return parser, (options, config)
@@ -182,14 +183,14 @@ def show_first_row(options: RunOptions, config: Any) -> None:
 def help_text() -> str:
     """The method's options and the Trainer's common ones, without loading torch."""
     parser = _shown_parser()
-    groups = ["options", "run", "method", "loss", "views", "semantic tube", "data", "lora", "output", GROUP]
+    groups = ["options", "run", "method", "loss", "views", "semantic tube", "data", "lora", "output", COMMON]
     return parser.format_help(groups).rstrip()
 
 
 def _shown_parser() -> StrictParser:
     return StrictParser(
-        (RunOptions, JEPAOptions, CommonTrainerOptions),
-        aliases=PUBLISHED,
+        (RunOptions, JEPAOptions, TrainerOptions),
+        aliases=published(RunOptions, JEPAOptions, TrainerOptions),
         prog="stepjepa train",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,

@@ -34,8 +34,8 @@ from stepjepa.training.announce import say
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import encode
 from stepjepa.training.meter import collapse_signs
-from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.files import check_writable, json_bytes, write_json, write_whole
 from stepjepa.utils.terminal import print_text

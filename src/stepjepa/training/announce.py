@@ -15,7 +15,7 @@ from typing import Any
 
 from stepjepa.data.suggest import suggested_metric
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import RunOptions
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.summary import (
     first_batches,
     memory_in_words,

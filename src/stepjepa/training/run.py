@@ -23,9 +23,10 @@ from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import pair_columns
 from stepjepa.training.evaluating import ScoreAnswers
-from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.options import JEPAOptions
 from stepjepa.training.reading import Sources
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
@@ -38,7 +39,6 @@ def run_training(
     run: RunOptions,
     config: JEPAConfig,
     save_options: Callable[[Path, JEPAConfig], None] | None = None,
-    scratch_lr: float | None = None,
     score_answers: ScoreAnswers | None = None,
 ) -> tuple[JEPATrainer | None, dict[str, Any]]:
     """Train as the options say and leave the model and its records in `config.output_dir`.
@@ -50,7 +50,6 @@ def run_training(
         run: what to read and which model to train.
         config: the training configuration; it stays as it is, and the trainer's `args` are what was settled.
         save_options: writes the settled configuration to a path (``resolved.yaml``).
-        scratch_lr: learning rate for a model that starts from random weights; None keeps the configuration's.
         score_answers: see `JEPATrainer`.
 
     Returns:
@@ -65,7 +64,7 @@ def run_training(
         raise ConfigError("train_file is missing; give --train_file FILE (JSONL, Parquet, CSV or a Hub data set)")
     folder = RunFolder(config.output_dir or "")
     with folder.running():
-        return _run(run, config, folder, save_options, scratch_lr, score_answers)
+        return _run(run, config, folder, save_options, score_answers)
 
 
 def _run(
@@ -73,7 +72,6 @@ def _run(
     config: JEPAConfig,
     folder: RunFolder,
     save_options: Callable[[Path, JEPAConfig], None] | None,
-    scratch_lr: float | None,
     score_answers: ScoreAnswers | None,
 ) -> tuple[JEPATrainer | None, dict[str, Any]]:
     output, resuming = folder.path, wants_resume(config)
@@ -86,7 +84,7 @@ def _run(
         raise ConfigError(
             f"--eval_strategy {getattr(config.eval_strategy, 'value', config.eval_strategy)} needs --eval_file"
         )
-    trainer = make_trainer(run, config, checkpoint, scratch_lr, score_answers)
+    trainer = make_trainer(run, config, checkpoint, score_answers)
     record = run_record(run, trainer.args, trainer)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None or finished is not None:
@@ -137,7 +135,6 @@ def make_trainer(
     run: RunOptions,
     config: JEPAConfig,
     checkpoint: Path | None,
-    scratch_lr: float | None,
     score_answers: ScoreAnswers | None,
 ) -> JEPATrainer:
     """The trainer of a run: its data, tokenizer and model.
@@ -150,8 +147,7 @@ def make_trainer(
     texts = texts_of(sources, pair_columns(config))
     tokenizer = load_tokenizer(tokenizer_name, texts, run.trust_remote_code)
     from_scratch = is_preset(run.model_name) or run.pretrain
-    if from_scratch and scratch_lr is not None:
-        config.learning_rate = scratch_lr
+    config.learning_rate = config.settled_learning_rate(from_scratch)
     if config.uses_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
         say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start anew")
     model = load_model(

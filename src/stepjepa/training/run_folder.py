@@ -14,8 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.utils.files import LOCK, check_writable, locked, read_json
 from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch
 
@@ -33,17 +35,6 @@ _OWN_FILES += (
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
     "jepa_head.safetensors"
 ).split()
-# A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
-# else.
-_FREE_OPTIONS = set(
-    "merge_lora keep_predictors overwrite_output_dir track_flop max_row_length strict_data data_cache "
-    "dataset_num_proc terminate_on_nan".split()
-)
-FIXED_ON_RESUME = [
-    *"model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules seed data_seed".split(),
-    *"per_device_train_batch_size gradient_accumulation_steps train_sampling_strategy".split(),
-    *(name for name in JEPAOptions.__dataclass_fields__ if name not in _FREE_OPTIONS),
-]
 _held: set[Path] = set()  # folders that this process writes to
 T = TypeVar("T")
 
@@ -251,7 +242,8 @@ class RunFolder:
             ConfigError: what differs.
         """
         before = self._read(RECORD)
-        for name in FIXED_ON_RESUME:
+        known = [one for part in (RunOptions, JEPAOptions, TrainerOptions) for one in options_of(part).values()]
+        for name in (one.name for one in known if not one.resume):
             old, new = before.get("settings", {}).get(name), record["settings"].get(name)
             if name in before.get("settings", {}) and old != new:
                 raise ConfigError(
