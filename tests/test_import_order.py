@@ -31,14 +31,18 @@ LOWER = {
 }
 ALLOWED = {part: {part, "errors", "utils"} | lower for part, lower in LOWER.items()}
 ALLOWED["errors"] = {"errors"}
-EVERYTHING = {*ALLOWED, "study", "cli", "show"}
+EVERYTHING = {*ALLOWED, "study", "api", "cli", "show"}
+ALLOWED["api"] = EVERYTHING
 ALLOWED["study"] = ALLOWED["cli"] = EVERYTHING
 ALLOWED["__init__"] = EVERYTHING  # re-exports, loaded when first used
 ALLOWED["show"] = EVERYTHING  # stepjepa inspect, from Python
 ALLOWED["__main__"] = {"cli"}
 
 # Names that the package itself gives, and where they live.
-EXPORTED = {"JEPAConfig": "training", "JEPATrainer": "training", "RowView": "show", "show_row": "show"}
+EXPORTED = {
+    **{"JEPAConfig": "training", "JEPATrainer": "training", "RowView": "show", "show_row": "show"},
+    **dict.fromkeys(("train", "export"), "api"),
+}
 
 
 def imported_modules(source: str, module: str) -> list[tuple[int, str]]:

@@ -183,7 +183,7 @@ def test_a_run_killed_before_its_first_checkpoint_may_start_again(tmp_path, caps
     for name in ("resolved.yaml", "run.json", "data_report.json"):
         (out / name).write_text("{}")
     assert train(tmp_path, "--resume_from_checkpoint", "true") == 0
-    assert "no checkpoint to go on from; starting at step 0" in capsys.readouterr().out
+    assert "no checkpoint to resume from; starting at step 0" in capsys.readouterr().out
 
 
 def test_overwriting_the_folder_of_the_model_is_refused(tmp_path, capsys):

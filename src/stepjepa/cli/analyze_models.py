@@ -17,7 +17,6 @@ from stepjepa.analysis.draw import slug
 from stepjepa.analysis.states import save_states
 from stepjepa.cli.analyze import FED
 from stepjepa.cli.predictors import Predictors, find_predictors, quiet
-from stepjepa.cli.progress import Bar
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.memory import saying_out_of_memory
@@ -36,6 +35,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions, method_of
+from stepjepa.utils.progress import Bar
 from stepjepa.utils.text import escaped
 
 # What decides how rows and views are read, held against what a run was trained with.

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli.progress import Bar, ending
 from stepjepa.config.parser import Alias, StrictParser
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import NLL, EvaluateOptions, listed_metrics
+from stepjepa.utils.progress import Bar, ending
 from stepjepa.utils.terminal import print_json, print_text
 
 # Spellings of the published evaluate_step_jepa that are not field names already.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepjepa.api import export
 from stepjepa.config.option import option
 from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError
@@ -47,18 +48,9 @@ def run(argv: list[str]) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.cli.predictors import quiet
-    from stepjepa.modeling.checkpoint import export_checkpoint
 
     disable_progress_bar()
     with quiet():
-        written = export_checkpoint(
-            options.checkpoint,
-            options.output_dir,
-            base_model=options.base_model,
-            merge_lora=options.merge_lora,
-            keep_predictors=options.keep_predictors,
-            overwrite=options.overwrite_output_dir,
-            trust_remote_code=options.trust_remote_code,
-        )
-    print_text(f"output {options.output_dir}: {', '.join(written)}")
+        written = export(**vars(options))
+    print_text(str(written))
     return 0

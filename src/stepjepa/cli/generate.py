@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.cli.check import needed_file
-from stepjepa.cli.progress import Bar, ending
 from stepjepa.config.parser import StrictParser
 from stepjepa.evaluation.teachers.options import TeacherOptions
+from stepjepa.utils.progress import Bar, ending
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:

@@ -102,6 +102,10 @@ class StrictParser:
                 ValueError or OSError included.
             SystemExit: with code 0, after printing the help for `--help`.
         """
+        return build(self.dataclass_types, self.values(argv))
+
+    def values(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+        """The values of the fields that a flag or the YAML file sets; fails and exits as `parse`."""
         config, flags = self._split(list(sys.argv[1:] if argv is None else argv))
         given: dict[str, Setting] = {}
         if config is not None:
@@ -113,10 +117,7 @@ class StrictParser:
         if missing:
             names = " and ".join("--" + name for name in missing)
             raise ConfigError(f"{names} must be given, as a flag or in the --config file")
-        try:
-            return tuple(dtype(**self._inputs(dtype, given)) for dtype in self.dataclass_types)
-        except (ValueError, OSError) as error:
-            raise ConfigError(str(error)) from error
+        return {name: setting.value for name, setting in given.items()}
 
     def settings(self, name: str, given: Any, spelling: str) -> Iterator[Setting]:
         """The fields that a flag or a YAML key sets.
@@ -192,13 +193,6 @@ class StrictParser:
 
     # Reading
 
-    def _inputs(self, dtype: Any, given: dict[str, Setting]) -> dict[str, Any]:
-        inputs = {name: given[name].value for name in options_of(dtype) if name in given}
-        for name in options_of(dtype):  # a bool without a default is off
-            if name not in inputs and self.options[name].default is MISSING:
-                inputs[name] = False
-        return inputs
-
     def _split(self, argv: list[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
         """The path after --config, and each other flag as it was spelt and the words that belong to it."""
         if "-h" in argv or "--help" in argv:
@@ -271,6 +265,26 @@ class StrictParser:
         name = _plain(word)
         off = [f"no_{option.name}" for option in self.options.values() if option.boolean and name.startswith("no_")]
         return f"; did you mean --{nearest(name, [*self.options, *self.aliases, 'config', 'help', *off])}?"
+
+
+def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Instances of dataclasses out of values by name; a bool without a default is off.
+
+    Raises:
+        ConfigError: a name that none of them has, or values that their own checks refuse.
+    """
+    known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}; did you mean {nearest(name, known)!r}?")
+    off = {name: False for name, one in known.items() if one.default is MISSING and one.hint is bool}
+    try:
+        return tuple(
+            dtype(**{name: one for name, one in {**off, **values}.items() if name in options_of(dtype)})
+            for dtype in dataclass_types
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def positional_argument(parser: StrictParser, argv: Sequence[str], name: str) -> list[str]:

@@ -193,5 +193,5 @@ def fixed_on_resume() -> list[str]:
     return [
         name
         for name, one in own.items()
-        if not (one.resume or (one.group is None and name.startswith(_BESIDES_TRAINING)))
+        if not (one.resume or one.secret or (one.group is None and name.startswith(_BESIDES_TRAINING)))
     ]

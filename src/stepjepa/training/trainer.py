@@ -36,11 +36,11 @@ from stepjepa.training.evaluating import ScoreAnswers, evaluated
 from stepjepa.training.finite import FiniteWatch
 from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
+from stepjepa.training.progress import display_callback
 from stepjepa.training.reading import ExampleReader, tokenizer_for
 from stepjepa.training.resuming import ResumingTrainer
 from stepjepa.training.setup import make_collator, set_up_model
 from stepjepa.training.streaming import StreamedExamples, stream_loader
-from stepjepa.training.view import display_callback
 
 
 class JEPATrainer(ResumingTrainer):
