@@ -9,19 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepjepa.api import export, train
     from stepjepa.show import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
 
 __version__ = "0.1.0"
 
-__all__ = ["JEPAConfig", "JEPATrainer", "RowView", "__version__", "show_row"]
+__all__ = ["JEPAConfig", "JEPATrainer", "RowView", "__version__", "export", "show_row", "train"]
 
 _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.show",
+    "export": "stepjepa.api",
     "show_row": "stepjepa.show",
+    "train": "stepjepa.api",
 }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.cli.inspect_data import Found, find_row, tokenizer_for
 from stepjepa.cli.inspect_row import drawing, titled
 from stepjepa.cli.inspect_shown import Shown, form_of, show_rows
-from stepjepa.cli.values import nearest
+from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import JEPAOptions
 

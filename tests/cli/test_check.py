@@ -7,9 +7,9 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from stepjepa.cli.check import CheckOptions, file_argument, folded
+from stepjepa.cli.check import CheckOptions, folded
 from stepjepa.cli.main import main
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.parser import StrictParser, positional_argument
 from stepjepa.training.options import JEPAOptions
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
@@ -276,4 +276,4 @@ def test_long_lines_are_folded():
     ],
 )
 def test_where_the_file_may_stand(argv, expected):
-    assert file_argument(StrictParser((CheckOptions,)), argv) == expected
+    assert positional_argument(StrictParser((CheckOptions,)), argv, "file") == expected

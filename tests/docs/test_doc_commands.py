@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from stepjepa.cli.main import COMMANDS, main
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.parser import StrictParser
 from support.rows import step_rows
 
 ROOT = Path(__file__).resolve().parents[2]

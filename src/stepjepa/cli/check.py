@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, make_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from stepjepa.cli.fed import FED, fed_fields, fed_method, spellings, summary
-from stepjepa.cli.options import Option
-from stepjepa.cli.parser import StrictParser
-from stepjepa.cli.values import BadValue
-from stepjepa.data.fields import option
+from stepjepa.config.option import option, options_of
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
 from stepjepa.data.format_check import check_format
 from stepjepa.data.format_report import FormatReport
 from stepjepa.data.report import DataReport
@@ -19,13 +17,10 @@ from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.texts import texts_of
 from stepjepa.data.warnings import Caution, format_warnings, warning_lines
 from stepjepa.errors import ConfigError
-from stepjepa.training.checks import without_effect
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of, summary, without_effect
 from stepjepa.utils.terminal import print_json, print_text
 
-_SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 _WIDTH = 100
-_TAKEN = [*FED, "max_row_length", "strict_data"]
 _SAMPLED = ("per_device_train_batch_size", "seed")
 # What the format check reads itself, without a tokenizer and whatever the objective is.
 _READ = set(
@@ -56,22 +51,24 @@ class FileOptions:
     json: bool = option(False, "Print the report as one JSON object.", "check")
 
 
-# Types, defaults and help texts are those of `stepjepa train`.
-CheckOptions: Any = make_dataclass("CheckOptions", fed_fields(_TAKEN), bases=(FileOptions,))
+@dataclass
+class CheckOptions(ExampleOptions, FileOptions):
+    """All options of ``stepjepa check``; those of training mean what they mean there."""
 
 
 def run(argv: list[str]) -> int:
     """Check a file; exit status 0 where it can be used."""
     parser = StrictParser(
         (CheckOptions,),
-        aliases=spellings([*_TAKEN, *_SAMPLED]),
+        aliases=published(CheckOptions),
+        positional=("file",),
         prog="stepjepa check FILE",
         description="Read a data file and report what is in it: messages, roles, steps, rows that cannot be used, and what "
         "to beware of. With --model_name also what a model will see of it: pairs, truncation, tokens by kind, padding.",
         epilog="example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl",
     )
-    (options,) = parser.parse(file_argument(parser, argv))
-    method = fed_method(options, _TAKEN)
+    (options,) = parser.parse(argv)
+    method = method_of(options)
     if options.per_device_train_batch_size < 1:
         raise ConfigError(
             f"per_device_train_batch_size is {options.per_device_train_batch_size}; it must be at least 1"
@@ -98,14 +95,14 @@ def run(argv: list[str]) -> int:
     if options.model_name is not None:
         if report.plain_text and not asked:
             options.objective = "split"
-            method = fed_method(options, _TAKEN)
+            method = method_of(options)
         feeding, words, more = feed(rows, options, method, report)
         lines += ["", *words]
         cautions += more
         record["feeding"] = feeding
-        notes = without_effect(method, parser.explicit & set(_TAKEN) - _READ)
+        notes = [str(one) for one in without_effect(method, parser.explicit - _READ)]
     else:
-        unread = sorted((parser.explicit & {*_TAKEN, *_SAMPLED}) - _READ)
+        unread = sorted((parser.explicit & {*options_of(ExampleOptions), *_SAMPLED}) - _READ)
         notes = [f"--{name} has no effect without --model_name" for name in unread]
         notes.append("--model_name NAME adds what a model will see: pairs, truncation, tokens by kind, padding")
     record |= {"warnings": [asdict(caution) for caution in cautions], "notes": notes}
@@ -171,36 +168,6 @@ def feed(
     feeding.segments = segment_tokens(sampled, drawn, form, len(tokenizer))
     feeding.padding = measure_padding(drawn, collator, options.per_device_train_batch_size, settings.max_length)
     return feeding.to_dict(), feeding_lines(feeding, report.rows_skipped), feeding_warnings(feeding)
-
-
-def file_argument(parser: StrictParser, argv: Sequence[str], name: str = "file") -> list[str]:
-    """`argv` with its first free word (one that is no flag and no flag's value) as ``--file WORD``, or ``--NAME WORD``."""
-    waiting = False  # for the value of the flag before
-    switch = False  # that flag may stand without a value
-    many = None  # that flag takes any number of values
-    for index, word in enumerate(argv):
-        taken = waiting and (not switch or word.lower() in _SWITCH_WORDS)
-        if many is not None and not waiting:
-            taken = _fits(many, word)
-        if word.startswith("--"):
-            known = parser.options.get(word[2:].replace("-", "_"))
-            waiting = (known is not None or word == "--config") and "=" not in word
-            switch = known is not None and known.boolean
-            many = known if known is not None and known.many else None
-        elif taken or (word.startswith("-") and len(word) > 1):
-            waiting = False
-        else:
-            return [*argv[:index], *argv[index + 1 :], f"--{name}={word}"]
-    return list(argv)
-
-
-def _fits(option: Option, word: str) -> bool:
-    """Whether a word can be one more value of an option with several."""
-    try:
-        option.read([word])
-    except BadValue:
-        return False
-    return True
 
 
 def needed_file(name: str | None, command: str) -> str:

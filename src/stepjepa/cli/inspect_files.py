@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepjepa.cli.fed import summary
 from stepjepa.cli.inspect_data import Found
 from stepjepa.cli.inspect_model import ModelNumbers, wants_model
 from stepjepa.cli.inspect_shown import Shown, form_of, show_rows
@@ -14,6 +13,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.figure import row_figure, save_png
 from stepjepa.inspect.html import LIMIT, page_html, write_page
 from stepjepa.inspect.page_data import FORMS, MOST_TOKENS, FormRows, Variant, page_data
+from stepjepa.training.options import summary
 
 _SPARE = 10_000  # bytes for what is said about a model
 _LOSS = len("12.3456,")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli.check import file_argument, needed_file
-from stepjepa.cli.fed import FED, fed_fields, fed_method, spellings, summary
+from stepjepa.cli.check import needed_file
 from stepjepa.cli.inspect_data import find_row, tokenizer_for
 from stepjepa.cli.inspect_shown import Shown, inspected, show_rows
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.option import option
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
-from stepjepa.training.checks import without_effect
-from stepjepa.training.options import JEPAOptions, option
+from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of, summary, without_effect
 from stepjepa.utils.terminal import print_drawn, print_text
 
-__all__ = ["FED", "InspectOptions", "find_row", "inspected", "run"]
-
-_SHOWN = (*FED, "max_row_length")
+__all__ = ["InspectOptions", "find_row", "inspected", "run"]
 
 
 @dataclass
@@ -50,26 +48,30 @@ class RowOptions:
     overwrite: bool = option(False, "Replace existing files.", "inspect", aliases=("overwrite_output_dir",))
 
 
-def _fields() -> list[tuple[str, Any, Any]]:
-    """Those of training, with its defaults and help texts; --predictors takes several values here."""
-    several: Any = {"predictors": int | list[int] | None}
-    return [(name, several.get(name, hint), field) for name, hint, field in fed_fields(_SHOWN)]
+@dataclass
+class InspectOptions(ExampleOptions, RowOptions):
+    """All options of ``stepjepa inspect``; those of training mean what they mean there."""
 
-
-InspectOptions: Any = make_dataclass("InspectOptions", _fields(), bases=(RowOptions,))
+    predictors: int | list[int] | None = option(  # type: ignore[assignment]
+        None,
+        "K, learned predictor tokens after a source view; several numbers are shown side by side. Default: 2 for step_jepa, "
+        "1 for split, else 0.",
+        "method",
+    )
 
 
 def run(argv: list[str]) -> int:
     """Draw a row; exit status 0, also for one without a pair."""
     parser = StrictParser(
         (InspectOptions,),
-        aliases=spellings(_SHOWN),
+        aliases=published(InspectOptions),
+        positional=("file",),
         prog="stepjepa inspect FILE",
         description="Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The "
         "options of training mean what they mean for stepjepa train; --predictors 1 2 3 shows several K side by side.",
         epilog="example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2",
     )
-    (options,) = parser.parse(file_argument(parser, argv))
+    (options,) = parser.parse(argv)
     methods = methods_of(options)
     source = needed_file(options.file, "inspect")
     if options.rows_packed < 1:
@@ -80,7 +82,7 @@ def run(argv: list[str]) -> int:
     tokenizer = tokenizer_for(source, options.model_name, methods[0])
     shown = [show_rows(source, found, tokenizer, method, options.seed, options.rows_packed) for method in methods]
     notes = [
-        *without_effect(methods[0], parser.explicit & set(_SHOWN)),
+        *map(str, without_effect(methods[0], parser.explicit)),
         *page_options_unread(options, parser.explicit),
         *dict.fromkeys(note for one in shown for note in one.notes),
     ]
@@ -102,7 +104,7 @@ def methods_of(options: Any) -> list[JEPAOptions]:
     """
     given = options.predictors
     several = list(dict.fromkeys(given)) if isinstance(given, list) else [given]
-    methods = [fed_method(replace(options, predictors=count), _SHOWN) for count in several]
+    methods = [method_of(replace(options, predictors=count)) for count in several]
     return methods if methods[0].uses_pairs and methods[0].objective != "semantic_tube" else methods[:1]
 
 

@@ -15,7 +15,7 @@ import sys
 import traceback
 
 from stepjepa import __version__
-from stepjepa.cli.values import nearest
+from stepjepa.config.values import nearest
 from stepjepa.errors import StepJepaError
 from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
 

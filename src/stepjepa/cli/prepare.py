@@ -6,13 +6,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepjepa.cli.check import file_argument, needed_file
-from stepjepa.cli.parser import StrictParser
+from stepjepa.cli.check import needed_file
+from stepjepa.config.option import option
+from stepjepa.config.parser import StrictParser
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
 from stepjepa.evaluation.answers import answers_match, final_answer
-from stepjepa.training.options import option
 from stepjepa.utils.terminal import print_text
 
 
@@ -29,13 +29,14 @@ def run(argv: list[str]) -> int:
     """Prepare a file; exit status 0 where rows were written."""
     parser = StrictParser(
         (SourceOptions, PrepareOptions),
+        positional=("file",),
         prog="stepjepa prepare INPUT",
         description="Turn raw questions and answers (GSM8K, a teacher's responses, lines of text, any columns) into chat "
         "rows with steps, which stepjepa train reads.",
         epilog="example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05",
     )
     options: PrepareOptions
-    source, options = parser.parse(file_argument(parser, argv))
+    source, options = parser.parse(argv)
     report = prepare(needed_file(source.file, "prepare"), options, AnswerRules(final_answer, answers_match))
     print_text("\n".join([*report.lines(), *next_command(report, options)]))
     return 0

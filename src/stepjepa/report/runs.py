@@ -10,7 +10,7 @@ from stepjepa.report.chart import Chart, Point, history_points, make_chart
 from stepjepa.report.files import mapping, number
 from stepjepa.report.reading import Run
 from stepjepa.study.table import scaled
-from stepjepa.training.checks import not_read
+from stepjepa.training.options import not_read
 
 # Settings that are always shown; the others are folded, but for those that differ between runs.
 MAIN = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError
 from support.options import ALIASES, Color, Options, Trainer
 

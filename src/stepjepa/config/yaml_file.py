@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
-from stepjepa.cli.values import Quoted
-from stepjepa.data.fields import is_secret
+from stepjepa.config.option import options_of
+from stepjepa.config.values import Quoted
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import write_whole
 
@@ -37,10 +37,6 @@ _SCALARS = [
         list("-+.0123456789"),
     ),
 ]
-
-
-# The number of one process, and what holds for one start of a run only: repeating it must not clear the first.
-NOT_DUMPED = frozenset({"local_rank", "overwrite_output_dir", "resume_from_checkpoint"})
 
 
 class _Loader(yaml.SafeLoader):
@@ -69,7 +65,7 @@ _Dumper.add_representer(str, _represent_text)
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of the file. `given` has one of the forms that `stepjepa.cli.values` describes."""
+    """One key of the file. `given` has one of the forms that `stepjepa.config.values` describes."""
 
     key: str
     given: Any
@@ -119,7 +115,7 @@ def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: 
 def dump_yaml(instances: Any, path: str | os.PathLike[str], header: str = "") -> list[str]:
     """Write the fields of option dataclasses so that `--config path` gives equal values again.
 
-    Left out are None where that is the default, the fields in `NOT_DUMPED`, secrets, and values that YAML cannot
+    Left out are None where that is the default, options with ``dumped=False``, secrets, and values that YAML cannot
     represent. The file is replaced as a whole.
 
     Args:
@@ -133,36 +129,32 @@ def dump_yaml(instances: Any, path: str | os.PathLike[str], header: str = "") ->
     values: dict[str, Any] = {}
     lost: list[str] = []
     for instance in [instances] if is_dataclass(instances) else instances:
-        for field in fields(instance):
-            value = getattr(instance, field.name)
-            if (
-                not field.init
-                or field.name in NOT_DUMPED
-                or is_secret(field)
-                or (value is None and field.default is None)
-            ):
+        for name, option in options_of(type(instance)).items():
+            value = getattr(instance, name)
+            if not option.dumped or option.secret or (value is None and option.default is None):
                 continue
             try:
-                values[field.name] = _representable(value)
+                values[name] = representable(value)
             except TypeError:
-                lost.append(field.name)
+                lost.append(name)
     write_yaml(values, path, header)
     return lost
 
 
-def _representable(value: Any) -> Any:
+def representable(value: Any) -> Any:
+    """A value as None, bool, int, float, str, and lists and dicts of them; TypeError where it has no such form."""
     if isinstance(value, Enum):
-        return _representable(value.value)
+        return representable(value.value)
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, (list, tuple)):
-        return [_representable(item) for item in value]
+        return [representable(item) for item in value]
     if isinstance(value, dict):
-        return {_representable(key): _representable(item) for key, item in value.items()}
+        return {representable(key): representable(item) for key, item in value.items()}
     if hasattr(value, "to_dict"):
-        return _representable(value.to_dict())
+        return representable(value.to_dict())
     raise TypeError(f"{type(value).__name__} has no form in YAML")
 
 

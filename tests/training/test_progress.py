@@ -14,7 +14,7 @@ import sys
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from stepjepa.training.view import BarCallback, LinesCallback, clock, display_callback, short
+from stepjepa.training.progress import BarCallback, LinesCallback, clock, display_callback, short
 from support.rows import step_rows
 
 FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no --eval_strategy steps"

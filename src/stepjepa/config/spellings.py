@@ -1,12 +1,13 @@
-"""The one table of other spellings: flags of the method's first scripts -> fields of ours."""
+"""The table of other spellings: flags of the method's first scripts -> our options."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
-from stepjepa.cli.parser import Alias
-from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.config.option import options_of
+from stepjepa.config.parser import Alias
+from stepjepa.config.values import BadValue
 
 
 def _debug(value: str) -> dict[str, Any]:
@@ -53,14 +54,25 @@ PUBLISHED: dict[str, Alias] = {
     "debug": _debug,
 }
 
+# What the functions of the table set.
+_SETS = {"linear": ("objective", "tube_mode"), "debug": ("debug", "debug_level")}
 
-def notes(explicit: Collection[str], run: RunOptions, options: JEPAOptions) -> list[str]:
-    """One line for everything that was asked for and does not mean what it meant in the published scripts."""
-    lines = []
-    if run.additive_mask:
-        lines.append("--additive_mask: not needed; the packed forward computes the same numbers in one row")
-    if options.objective == "llm_jepa" and "last_token" in explicit and "views" not in explicit and options.uses_pairs:
-        lines.append("--last_token: views are read in context; the published form is --views standalone")
-    if "jepa_ratio" in explicit and not run.additive_mask and options.jepa_ratio < 1:
-        lines.append("--jepa_ratio: taken at its word; the published script ignores it without --additive_mask")
-    return lines
+
+def published(*dataclass_types: Any, but: Mapping[str, Alias] | None = None) -> dict[str, Alias]:
+    """The spellings that lead to options of these dataclasses, to values that they may have; and those of `but`."""
+    known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
+    found: dict[str, Alias] = {}
+    for name, target in PUBLISHED.items():
+        if isinstance(target, str):
+            fits = target in known
+        elif isinstance(target, tuple):
+            fits = target[0] in known
+            try:
+                fits = fits and known[target[0]].read(target[1]) is not None
+            except BadValue:
+                fits = False
+        else:
+            fits = all(field in known for field in _SETS[name])
+        if fits:
+            found[name] = target
+    return found | dict(but or {})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.cli.parser import StrictParser, dump_yaml
-from stepjepa.cli.yaml_file import NOT_DUMPED
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.yaml_file import dump_yaml
 from support.options import ALIASES, Color, Options, Trainer
 
 HARD = Options(
@@ -35,7 +35,7 @@ def test_a_dump_parses_back(options, tmp_path):
     assert dump_yaml(options, path) == []
     assert StrictParser(Options).parse(["--config", str(path)]) == (options,)
     first = path.read_text()
-    StrictParser.dump_yaml([options], path)  # the same, as a method and with a list, over an existing file
+    dump_yaml([options], path)  # the same, with a list, over an existing file
     assert path.read_text() == first
     assert os.listdir(path.parent) == ["resolved.yaml"]
 
@@ -89,9 +89,9 @@ def test_a_dump_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     ],
 )
 def test_training_arguments(argv, tmp_path):
-    from transformers import TrainingArguments
+    from stepjepa.training.config import JEPAConfig
 
-    parser = StrictParser(TrainingArguments, aliases={"batch_size": "per_device_train_batch_size"})
+    parser = StrictParser(JEPAConfig, aliases={"batch_size": "per_device_train_batch_size"})
     (args,) = parser.parse(["--output_dir", str(tmp_path / "run"), "--use_cpu", *argv])
     if argv:
         assert (args.per_device_train_batch_size, args.learning_rate, args.save_strategy) == (3, 1e-5, "no")
@@ -102,7 +102,10 @@ def test_training_arguments(argv, tmp_path):
     assert dump_yaml(args, path) == []
     assert "secret" not in path.read_text() and "local_rank" not in path.read_text()
     (again,) = parser.parse(["--config", str(path)])
-    for field in dataclasses.fields(args):
-        if field.name not in NOT_DUMPED and field.name != "hub_token":
-            assert getattr(again, field.name) == getattr(args, field.name), field.name
+    for name, option in parser.options.items():
+        if option.dumped and not option.secret:
+            assert getattr(again, name) == getattr(args, name), name
+    assert {name for name, option in parser.options.items() if not option.dumped} == {
+        *("local_rank", "overwrite_output_dir", "resume_from_checkpoint"),
+    }
     assert parser.format_help().count("\n  --") > 100

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError, StepJepaError
 from support.options import Color, Options
 
@@ -188,5 +188,5 @@ def test_the_process_arguments_are_the_default(monkeypatch):
 
 
 def test_importing_the_parser_loads_no_torch():
-    code = "import stepjepa.cli.parser, sys; assert 'torch' not in sys.modules"
+    code = "import stepjepa.config.parser, sys; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
