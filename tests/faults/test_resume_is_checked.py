@@ -1,4 +1,4 @@
-"""A resumed run has the settings and data of its checkpoint, however it is started; what leaves training alone may change."""
+"""A resumed run has the settings and data of its checkpoint, however it is started; what leaves training alone may vary."""
 
 from __future__ import annotations
 
