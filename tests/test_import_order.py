@@ -22,7 +22,7 @@ LOWER = {
     "modeling": {"config", "data", "forest", "losses"},  # the LM loss is computed inside the wrapped module's call
     "training": {"config", "data", "forest", "modeling", "losses"},
     "losses": set(),
-    "inspect": {"data", "forest"},
+    "inspect": {"config", "data", "forest", "modeling", "training"},
     "evaluation": {"config", "data", "modeling"},
     "analysis": {"data", "forest", "modeling"},
     "recipes": set(),
@@ -31,16 +31,16 @@ LOWER = {
 }
 ALLOWED = {part: {part, "errors", "utils"} | lower for part, lower in LOWER.items()}
 ALLOWED["errors"] = {"errors"}
-EVERYTHING = {*ALLOWED, "study", "api", "cli", "show"}
+EVERYTHING = {*ALLOWED, "study", "api", "cli"}
 ALLOWED["api"] = EVERYTHING
 ALLOWED["study"] = ALLOWED["cli"] = EVERYTHING
 ALLOWED["__init__"] = EVERYTHING  # re-exports, loaded when first used
-ALLOWED["show"] = EVERYTHING  # stepjepa inspect, from Python
 ALLOWED["__main__"] = {"cli"}
 
 # Names that the package itself gives, and where they live.
 EXPORTED = {
-    **{"JEPAConfig": "training", "JEPATrainer": "training", "RowView": "show", "show_row": "show"},
+    **{"JEPAConfig": "training", "JEPATrainer": "training"},
+    **dict.fromkeys(("RowView", "check", "show_row"), "inspect"),
     **dict.fromkeys(("train", "export"), "api"),
 }
 
@@ -111,8 +111,8 @@ def test_the_library_keeps_the_order():
         ("losses/lm.py", "import numpy as np"),
         ("losses/lm.py", "from transformers import PreTrainedModel"),
         ("losses/lm.py", "from stepjepa.data import chat"),
-        ("inspect/model.py", "from stepjepa.modeling import load"),
-        ("inspect/model.py", "from stepjepa.training import trainer"),
+        ("inspect/rows.py", "from stepjepa.cli import check"),
+        ("inspect/rows.py", "from stepjepa.evaluation import runner"),
         ("evaluation/runner.py", "from stepjepa.training import trainer"),
         ("analysis/plots.py", "from stepjepa.cli import main"),
         ("analysis/geometry.py", "from stepjepa.training.meter import collapse_signs"),
@@ -135,7 +135,7 @@ def test_the_checker_sees_a_violation(path, source):
         ("losses/lm.py", "import math\nimport torch.nn.functional as F\nfrom stepjepa.errors import ConfigError"),
         ("training/trainer.py", "from stepjepa.losses import lm\nfrom stepjepa.forest import layout"),
         ("evaluation/runner.py", "from stepjepa.modeling import load\nfrom stepjepa.data import chat"),
-        ("inspect/model.py", "from stepjepa.forest import layout\nfrom .terminal import draw"),
+        ("inspect/rows.py", "from stepjepa.forest import layout\nfrom .terminal import draw"),
         ("cli/train.py", "from stepjepa.study import grid\nfrom stepjepa.training.trainer import JEPATrainer"),
     ],
 )

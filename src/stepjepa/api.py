@@ -52,7 +52,7 @@ def _show_first_row(run: Any, config: Any) -> None:
     """Draw the first row; a row that cannot be drawn is a note."""
     from stepjepa.config.option import options_of
     from stepjepa.errors import StepJepaError
-    from stepjepa.show import show_row
+    from stepjepa.inspect.view import show_row
     from stepjepa.training.options import JEPAOptions
     from stepjepa.utils.terminal import print_drawn, print_text
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stepjepa.cli.inspect_row import InspectOptions
+from stepjepa.cli.inspect import InspectOptions
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
 from stepjepa.training.options import ExampleOptions
@@ -164,7 +164,7 @@ def test_hostile_text(inspect):
     ("options", "words"),
     [
         (["--row", "4"], "has 4 rows, counted from 0, so the last one is row 3"),
-        (["--row", "-1"], "rows are counted from 0"),
+        (["--row", "-1"], "row is -1; it must be a whole number from 0 on"),
         (["--row", "3"], "line 4: 'messages' is not a non-empty list"),
         (["--max_length", "5"], "line 1: the prompt has"),
         (["--predictors", "-1"], "predictors is -1"),

@@ -426,7 +426,7 @@ def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
 def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
     from stepjepa.cli.analyze import AnalyzeOptions
     from stepjepa.cli.check import CheckOptions
-    from stepjepa.cli.inspect_row import InspectOptions
+    from stepjepa.cli.inspect import InspectOptions
     from stepjepa.cli.score import ScoreOptions
     from stepjepa.data.prepare_options import PrepareOptions
     from stepjepa.evaluation.options import EvaluateOptions

@@ -12,9 +12,7 @@ from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
-from stepjepa.inspect.attention import Map, attention_data, choose_maps, maps_in_words
-from stepjepa.inspect.model import row_record
-from stepjepa.inspect.page_data import pair_cosines
+from stepjepa.inspect.model import Map, attention_data, choose_maps, maps_note, pair_cosines
 from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -22,6 +20,7 @@ from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
 from stepjepa.modeling.probe import Probe, attention_fits, load_probe, row_numbers
 from support.models import VOCABULARY, add_to_vocabulary, made_up_example, tiny_model
 from support.pages import read_page, seen_matrix
+from support.records import row_record
 from support.rows import step_rows
 
 EXAMPLE = made_up_example(20, [Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)], 1)
@@ -117,8 +116,8 @@ def test_which_maps_fit():
         ([], "attention: none of 3 layers x 2 heads, one alone would make the page too large"),
     ],
 )  # fmt: skip
-def test_maps_in_words(kept, words):
-    assert maps_in_words(kept, 3, 2) == words
+def test_maps_note(kept, words):
+    assert maps_note(kept, 3, 2) == words
 
 
 def test_too_much_is_refused():

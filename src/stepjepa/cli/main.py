@@ -26,7 +26,7 @@ COMMANDS = {
     "prepare": ("stepjepa.cli.prepare", "turn raw questions and answers into chat rows with steps"),
     "check": ("stepjepa.cli.check", "read a data file and report what training would do with it"),
     "inspect": (
-        "stepjepa.cli.inspect_row",
+        "stepjepa.cli.inspect",
         "show one training row: tokens, views, predictors, who sees whom",
     ),
     "study": ("stepjepa.cli.study", "arms over paired seeds with controls, at equal examples and compute; a table"),

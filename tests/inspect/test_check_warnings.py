@@ -2,10 +2,10 @@
 
 import pytest
 
-from stepjepa.data.format_check import check_format
 from stepjepa.data.signs import cuts_inside
 from stepjepa.data.sources import PairColumns
-from stepjepa.data.warnings import Caution, format_warnings, warning_lines
+from stepjepa.inspect.check.warnings import DataWarning, text_warnings, warning_lines
+from support.checks import check_format
 
 STEPS = "First we add two.\n\nThen we stop here."
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -23,7 +23,7 @@ def rows(*answers, system=True):
 
 
 def found(source, *, steps=True, **options):
-    return {caution.name: caution for caution in format_warnings(check_format(source, **options), steps)}
+    return {caution.name: caution for caution in text_warnings(check_format(source, **options), steps)}
 
 
 def test_nothing_to_warn_of():
@@ -83,7 +83,7 @@ def test_the_separator_inside_blocks():
     warned = found(rows(code, maths, thoughts, STEPS))
     blocks, thinking = warned["cut_in_blocks"], warned["cut_in_thoughts"]
     assert (blocks.count, thinking.count) == (2, 1)
-    assert "\\n\\n stands inside code, display maths or a table (first: row 0)" in blocks.text
+    assert "\\n\\n is inside code, display maths or a table (first: row 0)" in blocks.text
     assert "a plain split, as in the published code, would cut there" in blocks.advice
     assert "a thinking block (first: row 2)" in thinking.text
     assert not {"cut_in_blocks", "cut_in_thoughts"} & set(found(rows("Code:\n\n```\na\nb\n```\n\nDone.", STEPS)))
@@ -92,7 +92,7 @@ def test_the_separator_inside_blocks():
 def test_the_separator_is_the_one_that_is_used():
     source = rows("Code:\n```\na\nb\n```\nDone.")
     warned = found(source, splitter="lines")["cut_in_blocks"]
-    assert warned.text.startswith("in 1 of 1 row (100.0 %) \\n stands inside")
+    assert warned.text.startswith("in 1 of 1 row (100.0 %) \\n is inside")
     assert "published" not in warned.advice
     assert "cut_in_blocks" not in found(source)
     assert "cut_in_blocks" in found(rows("a|`x`|b ```\nc|d\n```|e"), separator="|")
@@ -170,7 +170,7 @@ def test_questions_of_the_evaluation_file():
 
 
 def test_warnings_in_words():
-    lines = warning_lines([Caution("a", 1, 2, "what was " + "found " * 30, "do this")], width=40)
+    lines = warning_lines([DataWarning("a", 1, 2, "what was " + "found " * 30, "do this")], width=40)
     assert lines[:2] == ["Warnings: 1", "  1. What was found found found found"]
     assert all(len(line) <= 40 for line in lines)
     assert all(line.startswith("     ") for line in lines[2:])
@@ -180,5 +180,5 @@ def test_warnings_in_words():
 def test_hostile_places(tmp_path):
     file = tmp_path / "a\x1b[31m.jsonl"
     file.write_text('{"question": "q", "answer": ""}\n' * 2)
-    lines = warning_lines(format_warnings(check_format(file, eval_file=file)))
+    lines = warning_lines(text_warnings(check_format(file, eval_file=file)))
     assert all(character.isprintable() for line in lines for character in line)

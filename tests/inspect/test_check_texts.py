@@ -5,9 +5,11 @@ from dataclasses import asdict
 
 import pytest
 
-from stepjepa.data.format_check import check_format, excerpt
 from stepjepa.data.sources import PairColumns
+from stepjepa.data.steps import STYLES
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.inspect.check.texts import excerpt
+from support.checks import check_format
 
 BLANK, LINES, NUMBERED = "one\n\ntwo\n\nthree", "one\ntwo\nthree", "Step 1: one\nStep 2: two"
 
@@ -35,7 +37,7 @@ def test_everything_is_counted():
     assert report.role_orders["system, user, assistant"] == 1
     assert report.step_counts == {3: 2, 1: 2}
     assert (report.pairs_first, report.pairs_all) == (3, 5)
-    assert report.other_splitters == {"numbered": 0, "headings": 0, "connectives": 0, "lines": 3, "sentence": 0}
+    assert report.other_splitters == {}
     assert report.skipped_texts == {
         "unknown_role": '{"messages": [{"role": "bot", "content": "x"}]}',
         "not_an_object": '["no object"]',
@@ -48,7 +50,6 @@ def test_everything_is_counted():
         "user": "u",
         "answer": BLANK,
         "steps": 3,
-        "separators": 2,
     }
 
 
@@ -64,30 +65,32 @@ def test_everything_is_counted():
         (
             [LINES] * 2,
             {},
-            "no row has two steps with splitter 'separator'; with 'lines' 2 of 2 have: use --step_splitter lines",
+            "no row has two steps with splitter 'separator'; the splitter that auto chooses, lines, finds them in 2: "
+            "use --step_splitter lines",
         ),
         (
             [LINES] * 3 + [BLANK],
             {},
-            "only 1 of 4 rows have two steps with splitter 'separator'; with 'lines' 4 of 4 have: "
-            "use --step_splitter lines",
-        ),
-        # Both others find the steps; the one that knows more about them is named.
-        (
-            [NUMBERED] * 2,
-            {},
-            "no row has two steps with splitter 'separator'; with 'numbered' 2 of 2 have: use --step_splitter numbered",
+            "only 1 of 4 rows have two steps with splitter 'separator'; the splitter that auto chooses, lines, finds them "
+            "in 4: use --step_splitter lines",
         ),
         (
             [BLANK] * 2,
             {"separator": "XX"},
-            "no row has two steps with splitter 'separator' (XX); with a blank line as separator 2 of 2 have: "
-            "leave out --step_separator",
+            "no row has two steps with splitter 'separator' (XX); the splitter that auto chooses, separator, finds them in "
+            "2: leave out --step_separator",
         ),
         (
             ["one", ""],
             {},
-            "not for step_jepa: no row has two steps with any splitter; give --step_separator or another --objective",
+            "not for step_jepa: no row has two steps with splitter 'separator'; give --step_separator or another "
+            "--objective",
+        ),
+        (
+            [BLANK, *["one"] * 10],
+            {},
+            "not for step_jepa: only 1 of 11 rows have two steps with splitter 'separator'; give --step_separator or "
+            "another --objective",
         ),
         ([LINES], {"splitter": "lines"}, "ready for step_jepa: 1 of 1 rows have two or more steps"),
     ],
@@ -172,14 +175,31 @@ def test_a_question_must_stand_before_a_filled_answer():
 def test_windows_line_ends_are_separators():
     report = check_format(rows("one\r\n\r\ntwo\r\n\r\nthree"))
     assert report.samples[0].steps == 3
-    assert report.samples[0].separators == 2
     assert not any("\r" in line for line in report.lines())
 
 
-def test_separators_that_make_no_step_are_explained():
-    report = check_format(rows("one\n\n```\na\n\nb\n```\n\ntwo"))
-    assert (report.samples[0].steps, report.samples[0].separators) == (3, 3)
-    assert any("in code" in line for line in report.lines())
+def test_every_splitter_of_training():
+    for name in STYLES:
+        report = check_format(rows(NUMBERED, BLANK), name, "^Step" if name == "regex" else "\\n\\n")
+        assert report.rows_usable == 2
+    assert "splitter 'regex' (^Step):" in "\n".join(check_format(rows(NUMBERED), "regex", "^Step").lines())
+
+
+def test_steps_in_a_column():
+    source = [
+        {"question": "q", "answer": "One.  Two. Three.", "steps": ["One.", "Two.", "Three."]},
+        {"question": "q", "steps": ["We add.", "We stop."]},
+        {
+            "messages": [{"role": "assistant", "content": "a\n\nb"}, {"role": "assistant", "content": "cd"}],
+            "steps": ["c", "d"],
+        },
+        {"question": "q", "answer": "One.", "steps": ["Two."]},
+        {"question": "q", "answer": "One."},
+    ]
+    report = check_format(source, "list")
+    assert report.step_counts == {3: 1, 2: 2}
+    assert report.rows_skipped == {"steps_not_found": 1, "no_steps": 1}
+    assert check_format([{"question": "q", "parts": ["a", "b"]}], "list", steps_column="parts").pairs_all == 1
 
 
 def test_samples_are_cut_at_400_characters():
@@ -232,7 +252,7 @@ def test_broken_json_names_the_line(tmp_path):
 
 def test_published_data(shared_dir):
     report = check_format(shared_dir / "data" / "gsm8k_train.jsonl")
-    assert report.verdict.endswith("with 'lines' 7,473 of 7,473 have: use --step_splitter lines")
+    assert report.verdict.endswith("chooses, lines, finds them in 7,473: use --step_splitter lines")
     report = check_format(shared_dir / "data" / "gsm8k_train.jsonl", "lines")
     assert report.verdict == "ready for step_jepa: 7,473 of 7,473 rows have two or more steps"
     report = check_format(shared_dir / "data" / "nl_rx_synth_train.jsonl")

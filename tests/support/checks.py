@@ -1,17 +1,13 @@
-"""A tokenizer whose tokens are words, three chats that can be counted by hand, and what a model will see of them."""
+"""Statistics of made-up data sets, and a tokenizer whose tokens are words, so that they can be counted by hand."""
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.options import EncodeOptions
-from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import make_splitter
-from stepjepa.inspect.feeding import read_feeding
-from stepjepa.inspect.feeding_report import FeedingReport
-from stepjepa.inspect.feeding_words import feeding_warnings
-from stepjepa.inspect.padding import Form
+from stepjepa.inspect.check.texts import read_texts
+from stepjepa.inspect.check.tokens import read_tokens
+from stepjepa.inspect.check.warnings import token_warnings
+from stepjepa.training.options import JEPAOptions
 
 MARKS = ["<pad>", "<unk>", "<s>", "<system>", "<user>", "<assistant>", "<end>"]
 WORDS = "how many be brief one two three four five six".split()
@@ -23,9 +19,7 @@ NO_SYSTEM = TEMPLATE.replace(
     "{{ '<s>' }}", "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}{{ '<s>' }}"
 )
 
-TWO = Form(2)
-
-# tokens       0   1      2   3    4     5           6   7      8       9    10   11  12
+# tokens       0   1      2   3  4     5           6   7      8       9    10   11  12
 # row 0       <s> <user> how many <end> <assistant> one two  | three | four five six <end>
 # row 1       <s> <user> how <end> <assistant> one two <end>
 # row 2       <s> <system> be brief <end> <user> how <end> <assistant> one | two three <end>
@@ -55,16 +49,26 @@ def words(template=TEMPLATE, **special):
     )
 
 
-def feed(rows, objective="step_jepa", tokenizer=None, form=TWO, sample_rows=2000, **options):
-    tokenizer = tokenizer or words()
-    settings = EncodeOptions(objective, make_splitter("separator"), predictors=form.predictors, **options)
-    report = FeedingReport("words", len(tokenizer), "in words", objective, DataReport("list"))
-    renderer = ChatRenderer(tokenizer) if tokenizer.chat_template else None
-    sampled = read_feeding(
-        RowSource(rows), tokenizer, renderer, settings, report, form, count=len(rows), sample_rows=sample_rows
+def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, **options):
+    rows = source if isinstance(source, RowSource) else RowSource(source)
+    return read_texts(
+        rows, splitter, separator, eval_rows=None if eval_file is None else RowSource(eval_file), **options
     )
-    return report, sampled
 
 
-def warned(report):
-    return {caution.name: caution for caution in feeding_warnings(report)}
+def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, batch_size=8, **options):
+    method = JEPAOptions(objective=objective, **{"step_splitter": "separator", **options})
+    method.check()
+    return read_tokens(
+        RowSource(rows),
+        tokenizer or words(),
+        "words",
+        method,
+        count=len(rows),
+        batch_size=batch_size,
+        sample_rows=sample_rows,
+    )
+
+
+def warned(statistics):
+    return {warning.name: warning for warning in token_warnings(statistics)}
