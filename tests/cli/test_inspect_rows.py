@@ -168,7 +168,8 @@ def test_a_page_of_a_long_row_is_small(tmp_path, capsys):
     row = read_page(page)["variants"][0]["forms"]["packed"]["rows"][0]
     assert len(row["ids"]) > 900 and 1e6 < page.stat().st_size < LIMIT == 3_000_000
     assert 0 < len(row["attention"]["maps"]) < 12
-    assert "nothing of" in capsys.readouterr().out or "the mean over the heads" in str(read_page(page)["variants"][0])
+    assert "the means over the heads" in str(read_page(page)["variants"][0])
+    capsys.readouterr()
 
 
 def test_an_example_is_left_alone():

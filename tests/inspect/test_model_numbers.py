@@ -107,17 +107,12 @@ def test_which_maps_fit():
     assert choose_maps(9, 2, 300, 3 * size, [4]) == [Map(4, None), Map(4, 1), Map(4, 2)]
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"),
-    [
-        (choose_maps(3, 2, 30, 10**6), "attention: all 2 heads of layers 1-3"),
-        ([Map(2, None), Map(3, None), Map(3, 1)], "attention: 1 of 2 heads of layer 3; the mean over the heads of layers 2-3"
-         "; nothing of 1 other layer"),
-        ([], "attention: none of 3 layers x 2 heads, one alone would make the page too large"),
-    ],
-)  # fmt: skip
-def test_maps_note(kept, words):
-    assert maps_note(kept, 3, 2) == words
+def test_what_is_said_of_the_maps():
+    heads = "of their 6 heads by themselves, and the means over the heads"
+    assert maps_note(choose_maps(3, 2, 30, 10**6), 3, 2) == f"attention: all layers, 6 {heads}"
+    some = [Map(2, None), Map(3, None), Map(3, 1)]
+    assert maps_note(some, 3, 2).startswith("attention: 2 of 3 layers (2, 3), 1 of their 4 heads by themselves")
+    assert maps_note([], 3, 2).startswith("attention: none of 3 layers x 2 heads")
 
 
 def test_too_much_is_refused():
@@ -196,7 +191,7 @@ def test_layers_that_are_asked_for(workplace, capsys):
     assert run(workplace, "--attention_layers", "2")[0] == 0
     data = read_page(workplace / "page.html")
     assert data["variants"][0]["forms"]["packed"]["rows"][0]["attention"]["maps"] == [[2, None], [2, 1], [2, 2], [2, 3]]
-    assert "attention: all 3 heads of layer 2" in data["variants"][0]["forms"]["packed"]["notes"][-1]
+    assert "attention: 1 of 3 layers (2), 3 of their 3 heads" in data["variants"][0]["forms"]["packed"]["notes"][-1]
     assert run(workplace, "--attention_layers", "4")[0] == 2
     assert "--attention_layers 4: this model has layers 1 to 3" in capsys.readouterr().err
 

@@ -164,23 +164,10 @@ def maps_note(kept: Sequence[Map], layers: int, heads: int) -> str:
     """What of a model's attention is shown."""
     if not kept:
         return f"attention: none of {layers} layers x {heads} heads, one alone would make the page too large"
-    single = [found.layer for found in kept if found.head is not None]
-    complete = [layer for layer in sorted(set(single)) if single.count(layer) == heads]
-    words = [f"all {heads} heads of {_layers(complete)}"] if complete else []
-    parts = sorted(set(single) - set(complete))
-    words += [f"{single.count(layer)} of {heads} heads of layer {layer}" for layer in parts]
-    means = [found.layer for found in kept if found.head is None and found.layer not in complete]
-    if means:
-        words.append(f"the mean over the heads of {_layers(means)}")
-    left = layers - len({found.layer for found in kept})
-    return f"attention: {'; '.join(words)}" + (f"; nothing of {left} other layer{'s' * (left > 1)}" if left else "")
-
-
-def _layers(numbers: Sequence[int]) -> str:
-    """``layer 3``, ``layers 1, 2, 5-9``."""
-    edges = [n for n in numbers if n - 1 not in numbers], [n for n in numbers if n + 1 not in numbers]
-    found = [f"{a}-{b}" if a != b else str(a) for a, b in zip(*edges, strict=True)]
-    return f"layer{'s' * (len(numbers) > 1)} {', '.join(found)}"
+    single = sum(found.head is not None for found in kept)
+    shown = sorted({found.layer for found in kept})
+    which = "all layers" if len(shown) == layers else f"{len(shown)} of {layers} layers ({', '.join(map(str, shown))})"
+    return f"attention: {which}, {single:,} of their {len(shown) * heads:,} heads by themselves, and the means over the heads"
 
 
 def attention_data(attention: Sequence[np.ndarray], visible: np.ndarray, kept: Sequence[Map]) -> dict[str, Any]:
