@@ -22,7 +22,13 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
 # Pages of the API: one a package, these first and in the order in which data moves. The commands have pages of their own.
 FIRST = ("data", "forest", "losses", "modeling", "training", "evaluation", "analysis", "inspect", "study")
 NOT_API = ("cli", "recipes")
-TOP = ("stepjepa.training.config", "stepjepa.training.trainer", "stepjepa.inspect.view", "stepjepa.inspect.check.report", "stepjepa.errors")
+TOP = (
+    "stepjepa.training.config",
+    "stepjepa.training.trainer",
+    "stepjepa.inspect.view",
+    "stepjepa.inspect.check.report",
+    "stepjepa.errors",
+)
 
 
 def on_config(config: Any) -> Any:

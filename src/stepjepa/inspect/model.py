@@ -167,7 +167,8 @@ def maps_note(kept: Sequence[Map], layers: int, heads: int) -> str:
     single = sum(found.head is not None for found in kept)
     shown = sorted({found.layer for found in kept})
     which = "all layers" if len(shown) == layers else f"{len(shown)} of {layers} layers ({', '.join(map(str, shown))})"
-    return f"attention: {which}, {single:,} of their {len(shown) * heads:,} heads by themselves, and the means over the heads"
+    heads *= len(shown)
+    return f"attention: {which}, {single:,} of their {heads:,} heads by themselves, and the means over the heads"
 
 
 def attention_data(attention: Sequence[np.ndarray], visible: np.ndarray, kept: Sequence[Map]) -> dict[str, Any]:
