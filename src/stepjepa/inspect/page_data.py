@@ -142,8 +142,8 @@ def seen_runs(record: RowRecord) -> list[list[int]]:
     """For each of the L tokens the [start, stop) of the runs of tokens that it sees, one after the other."""
     runs: list[list[int]] = []
     for start in range(0, len(record), _BLOCK):
-        for row in record.seen_by(slice(start, start + _BLOCK)):
-            runs.append(np.flatnonzero(np.diff(row, prepend=False, append=False)).tolist())
+        seen = record.seen_by(slice(start, start + _BLOCK))
+        runs.extend(np.flatnonzero(np.diff(row, prepend=False, append=False)).tolist() for row in seen)
     return runs
 
 
