@@ -39,7 +39,8 @@ ALLOWED["__main__"] = {"cli"}
 
 # Names that the package itself gives, and where they live.
 EXPORTED = {
-    **{"JEPAConfig": "training", "JEPATrainer": "training"},
+    "JEPAConfig": "training",
+    "JEPATrainer": "training",
     **dict.fromkeys(("RowView", "check", "show_row"), "inspect"),
     **dict.fromkeys(("train", "export"), "api"),
 }

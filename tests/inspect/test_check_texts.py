@@ -265,7 +265,7 @@ def test_repeated_questions_of_the_published_data(shared_dir):
     train, test = (shared_dir / "data" / f"nl_rx_synth_{name}.jsonl" for name in ("train", "test"))
     report = check_format(train, eval_file=test)
     asked, held_out = (
-        [" ".join(json.loads(line)["messages"][1]["content"].lower().split()) for line in open(file)]
+        [" ".join(json.loads(line)["messages"][1]["content"].lower().split()) for line in file.read_text().splitlines()]
         for file in (train, test)
     )
     assert report.repeats.rows == len(asked) - len(set(asked)) > 0

@@ -49,10 +49,11 @@ class SentenceSplitter:
         maths = [match.span() for match in _INLINE_MATHS.finditer(plain)] if "$" in plain or "\\(" in plain else []
         inside = Uncut("")
         inside.hold(maths)
-        cuts = []
-        for match in _END.finditer(plain):
-            if match.end() < len(plain) and match.start() not in inside and _ends_sentence(plain, match):
-                cuts.append(match.end())
+        cuts = [
+            match.end()
+            for match in _END.finditer(plain)
+            if match.end() < len(plain) and match.start() not in inside and _ends_sentence(plain, match)
+        ]
         return spans_from_cuts(text, cuts)
 
 

@@ -65,7 +65,7 @@ def plain(value: Any) -> str:
 
 def versions(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], bool]]:
     """Versions by package, a cell for each run, and whether they differ."""
-    names = [name for name in ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes")]
+    names = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes")
     rows = [(name, [plain(one[name]) if name in one else "" for one in records]) for name in names]
     return [(name, cells, len(set(cells)) > 1) for name, cells in rows if any(cells)]
 
