@@ -8,13 +8,45 @@ Importing this module loads neither torch nor transformers.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
+    from stepjepa.inspect.check.report import check
+    from stepjepa.inspect.view import inspect
     from stepjepa.modeling.checkpoint import Export
     from stepjepa.training.run import TrainResult
 
+__all__ = ["check", "export", "inspect", "train"]
+
+# Functions that are public as they are, and their modules.
+_HOMES = {"check": "stepjepa.inspect.check.report", "inspect": "stepjepa.inspect.view"}
 _LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def command(module: str, name: str) -> Callable[..., Any]:
+    """The public function of a command: the function `name` of `module`, with options by name.
+
+    Its first parameter must be the command's options dataclass. It is imported when it is called.
+    """
+
+    def function(**options: Any) -> Any:
+        from stepjepa.config.parser import build
+
+        work = getattr(import_module(module), name)
+        hints = get_type_hints(work)
+        (made,) = build((hints[next(iter(hints))],), options)
+        return work(made)
+
+    function.__name__ = function.__qualname__ = name
+    return function
 
 
 def train(**options: Any) -> TrainResult:
