@@ -41,8 +41,8 @@ ALLOWED["__main__"] = {"cli"}
 EXPORTED = {
     "JEPAConfig": "training",
     "JEPATrainer": "training",
-    **dict.fromkeys(("RowView", "check", "show_row"), "inspect"),
-    **dict.fromkeys(("train", "export"), "api"),
+    **dict.fromkeys(("RowView", "show_row"), "inspect"),
+    **dict.fromkeys(("check", "export", "train"), "api"),
 }
 
 
