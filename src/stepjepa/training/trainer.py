@@ -123,6 +123,7 @@ class JEPATrainer(ResumingTrainer):
         attention = "sdpa" if args.torch_compile else model.config._attn_implementation
         collator = make_collator(self.setup, args, reader.pad_id, attention, args.device.type)
         use_cache = getattr(model.config, "use_cache", None)
+        check_optimizer(args, model)
         try:
             super().__init__(
                 model=model,
@@ -135,7 +136,6 @@ class JEPATrainer(ResumingTrainer):
             )
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
-        check_optimizer(self.args, model)
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             model.config.use_cache = use_cache
         extras = trained_extras(causal_lm(model))
