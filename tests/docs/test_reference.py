@@ -41,7 +41,7 @@ def test_every_option_of_every_command_stands_on_its_page(reference):
 
 def test_a_page_in_full_words(reference):
     page = reference.command_pages()["reference/commands/check.md"]
-    assert page.startswith("# stepjepa check\n\nRead a data file")
+    assert page.startswith("# stepjepa check\n\nCheck roles, texts and steps of a data file")
     assert (
         "\nExample:\n\n```\nstepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl\n```\n"
         in page
