@@ -9,12 +9,12 @@ import pytest
 
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.options import EncodeOptions
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.models import TrainingRecord
-from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.rows import (
     SystemPrompt,
     choose_system_prompt,

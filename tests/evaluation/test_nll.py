@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from stepjepa.data.examples import Example
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import nll
-from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.rows import SystemPrompt, read_questions
 from stepjepa.evaluation.runner import evaluate
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config

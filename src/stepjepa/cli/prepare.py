@@ -12,7 +12,7 @@ from stepjepa.config.parser import StrictParser
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
-from stepjepa.evaluation.answers import answers_match, final_answer
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.utils.terminal import print_text
 
 

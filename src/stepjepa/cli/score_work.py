@@ -21,6 +21,7 @@ from stepjepa.cli.score import TAKEN
 from stepjepa.cli.score_model import Scorer, load_scorer, read, scorer_notes
 from stepjepa.cli.score_records import chosen, result_lines, solution_records, summary
 from stepjepa.data.chat_template import template_of
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import LISTED, TOTAL_COLUMN
@@ -28,7 +29,6 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.best_of import first_of_each
 from stepjepa.evaluation.metrics.base import Metric
 from stepjepa.evaluation.models import fingerprint
-from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.rows import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
 from stepjepa.evaluation.scoring import drop_unscorable, make_metrics
 from stepjepa.evaluation.solutions import SolutionSet, read_solutions, right_answers, sample_solutions

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from stepjepa.evaluation.numbers import NUMBER, number_of
-from stepjepa.evaluation.plain import fold, plain_text
+from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction
 
 # Kinds of errors; a wrong answer is of the first kind that fits.

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from stepjepa.data.chat import RowError
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import REASONS
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED
-from stepjepa.evaluation.prompts import Prompter
 
 _REASONS = {
     **REASONS,

@@ -16,6 +16,7 @@ import transformers
 
 import stepjepa
 from stepjepa.data.chat_template import template_of
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import nll
@@ -30,7 +31,6 @@ from stepjepa.evaluation.models import (
     softmax_size,
 )
 from stepjepa.evaluation.options import NLL, EvaluateOptions
-from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.rows import (
     QuestionSet,
     SystemPrompt,

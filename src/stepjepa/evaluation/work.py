@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stepjepa.data.prompts import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation import nll
 from stepjepa.evaluation.intervals import share
 from stepjepa.evaluation.metrics.base import Metric
 from stepjepa.evaluation.options import NLL
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction
-from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.rows import Question, QuestionSet
 from stepjepa.evaluation.scoring import predictions_of, summarise
 from stepjepa.evaluation.store import Work

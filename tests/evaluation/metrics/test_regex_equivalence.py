@@ -25,7 +25,7 @@ from stepjepa.evaluation.metrics.regex_syntax import NotSupportedError, PatternE
 
 BUDGET = 600_000
 # Written and marked by hand: do both match the same lines?
-PAIRS = [json.loads(line) for line in (Path(__file__).parents[1] / "regex_pairs.jsonl").read_text().splitlines()]
+PAIRS = [json.loads(line) for line in (Path(__file__).parent / "regex_pairs.jsonl").read_text().splitlines()]
 
 
 def compare(first, second, **options):

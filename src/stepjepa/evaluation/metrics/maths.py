@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from stepjepa.data.answers import final_answer, last_boxed
+from stepjepa.data.numbers import number_of, plain_text
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.answers import final_answer, last_boxed
 from stepjepa.evaluation.metrics.base import Metric, Verdict, check_positive
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
-from stepjepa.evaluation.numbers import number_of
-from stepjepa.evaluation.plain import plain_text
 
 _LONGEST_BARE_ANSWER = 200
 _TAIL = 2_000  # characters at the end of a text without a box in which formulas are looked for

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from stepjepa.data.prompts import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.evaluation.memory import saying_out_of_memory
-from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.teachers.options import TeacherOptions
 from stepjepa.evaluation.teachers.requests import Reply, Request, mended, seed_of
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, max_positions

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.data import report
+from stepjepa.data.answers import last_boxed
 from stepjepa.data.chat import RowError
 from stepjepa.data.sources import TEXT_COLUMNS, RowSource, row_to_messages
 from stepjepa.errors import DataError
-from stepjepa.evaluation.answers import last_boxed
 from stepjepa.evaluation.teachers.options import QUESTION, TeacherOptions
 
 REASONS = {

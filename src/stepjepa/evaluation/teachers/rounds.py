@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.teachers.options import TeacherOptions
 from stepjepa.evaluation.teachers.questions import REASONS, Question, QuestionSet, messages_of
 from stepjepa.evaluation.teachers.requests import Reply, Request, Teacher, seed_of, tidy

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
+from stepjepa.data.prompts import Prompter
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.prompts import Prompter
 from stepjepa.evaluation.teachers.local import refuse_long, refuse_preset
 from stepjepa.evaluation.teachers.options import TeacherOptions
 from stepjepa.evaluation.teachers.requests import Reply, Request, mended

@@ -1,7 +1,7 @@
 r"""Finding the final answer in a text and comparing two of them.
 
 What `\boxed{}` problems and GSM8K need: rules on strings, in time linear in the text. Nothing is evaluated: `1/2` and
-`0.5` are the same number (see `stepjepa.evaluation.numbers`), `\sqrt{4}` and `2` are not. Symbolic equality is what the
+`0.5` are the same number (see `stepjepa.data.numbers`), `\sqrt{4}` and `2` are not. Symbolic equality is what the
 metric `math` is for.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from stepjepa.evaluation.numbers import NUMBER, normalise_number, number_of
-from stepjepa.evaluation.plain import fold, plain_text
+from stepjepa.data.numbers import NUMBER, fold, normalise_number, number_of, plain_text
 
 __all__ = ["answers_match", "final_answer", "last_boxed", "normalise_number"]
 

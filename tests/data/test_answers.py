@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.evaluation.answers import answers_match, final_answer, last_boxed, normalise_number
-from stepjepa.evaluation.numbers import number_of
+from stepjepa.data.answers import answers_match, final_answer, last_boxed, normalise_number
+from stepjepa.data.numbers import number_of
 
 # Pairs of a known answer and a response, each marked by hand: is the response's final answer the known one?
 VERDICTS = [
