@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepjepa.api import export, train
+    from stepjepa.api import compare, evaluate, export, generate, train
     from stepjepa.inspect.check.report import check
     from stepjepa.inspect.view import RowView, inspect, show_row
     from stepjepa.training.config import JEPAConfig
@@ -17,14 +17,30 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["JEPAConfig", "JEPATrainer", "RowView", "__version__", "check", "export", "inspect", "show_row", "train"]
+__all__ = [
+    "JEPAConfig",
+    "JEPATrainer",
+    "RowView",
+    "__version__",
+    "check",
+    "compare",
+    "evaluate",
+    "export",
+    "generate",
+    "inspect",
+    "show_row",
+    "train",
+]
 
 _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.inspect.view",
     "check": "stepjepa.inspect.check.report",
+    "compare": "stepjepa.api",
+    "evaluate": "stepjepa.api",
     "export": "stepjepa.api",
+    "generate": "stepjepa.api",
     "inspect": "stepjepa.inspect",  # the package itself, which can be called
     "show_row": "stepjepa.inspect.view",
     "train": "stepjepa.api",

@@ -28,7 +28,7 @@ from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.evaluation.generate import generate_batch
+from stepjepa.generation.local import generate_batch
 from stepjepa.study.demo_options import ARMS, DemoOptions
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import encode

@@ -6,7 +6,6 @@ for ever (`9^{9^{9^9}}`), and reads LaTeX only: its reader of plain expressions 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -38,7 +37,6 @@ class MathAnswer(Metric):
     _worker: Worker = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "math"
-    needs: ClassVar[str | None] = "math"
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "solution", "completion", "messages")
 
     def __post_init__(self) -> None:
@@ -47,7 +45,7 @@ class MathAnswer(Metric):
         check_positive("time_limit", self.time_limit)
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
-        self._worker = Worker(f"{__name__}:same_value")
+        self._worker = Worker("stepjepa.evaluation.metrics.maths_worker:same_value")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the answers are equal."""
@@ -76,17 +74,6 @@ class MathAnswer(Metric):
     def close(self) -> None:
         """End math-verify's process."""
         self._worker.close()
-
-
-def same_value(gold: str, answer: str) -> tuple[bool, str]:
-    """Whether math-verify finds two LaTeX texts equal, and what it reads in the second. Runs in the other process."""
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    logging.disable(logging.CRITICAL)  # it warns that its own time limit is off
-    read = [
-        parse(text, [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None) for text in (gold, answer)
-    ]
-    return bool(verify(*read, timeout_seconds=None)), next((one for one in read[1] if isinstance(one, str)), "")
 
 
 def _known(reference: str) -> str | None:
