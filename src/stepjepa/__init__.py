@@ -11,21 +11,37 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepjepa.api import check, export, inspect, train
+    from stepjepa.api import check, compare, evaluate, export, generate, inspect, train
     from stepjepa.inspect.view import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
 
 __version__ = "0.1.0"
 
-__all__ = ["JEPAConfig", "JEPATrainer", "RowView", "__version__", "check", "export", "inspect", "show_row", "train"]
+__all__ = [
+    "JEPAConfig",
+    "JEPATrainer",
+    "RowView",
+    "__version__",
+    "check",
+    "compare",
+    "evaluate",
+    "export",
+    "generate",
+    "inspect",
+    "show_row",
+    "train",
+]
 
 _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.inspect.view",
     "check": "stepjepa.api",
+    "compare": "stepjepa.api",
+    "evaluate": "stepjepa.api",
     "export": "stepjepa.api",
+    "generate": "stepjepa.api",
     "show_row": "stepjepa.inspect.view",
     "train": "stepjepa.api",
 }

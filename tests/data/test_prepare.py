@@ -8,12 +8,12 @@ import datasets
 import pytest
 
 from stepjepa.data import prepare_input
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.parallel import mapped
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_options import SYSTEM_PROMPT, AnswerRules, PrepareOptions
 from stepjepa.data.prepare_rows import question_key
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.answers import answers_match, final_answer
 
 RULES = AnswerRules(final_answer, answers_match)
 

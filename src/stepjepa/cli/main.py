@@ -30,7 +30,7 @@ COMMANDS = {
         "show one training row: tokens, views, predictors, who sees whom",
     ),
     "study": ("stepjepa.cli.study", "arms over paired seeds with controls, at equal examples and compute; a table"),
-    "generate": ("stepjepa.cli.generate", "solutions from a teacher model, kept where the answer is right"),
+    "generate": ("stepjepa.cli.generate", "solutions from a stronger model, kept where the answer is right"),
     "evaluate": ("stepjepa.cli.evaluate", "let a model answer the questions of a file, and score the answers"),
     "score": (
         "stepjepa.cli.score",

@@ -9,10 +9,10 @@ from pathlib import Path
 from stepjepa.cli.check import needed_file
 from stepjepa.config.option import option
 from stepjepa.config.parser import StrictParser
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
 from stepjepa.data.prepare_report import PrepareReport
-from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.utils.terminal import print_text
 
 
