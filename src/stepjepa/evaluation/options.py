@@ -93,7 +93,11 @@ class EvaluateOptions(GeneratorOptions):
     )
 
     def check(self) -> None:
-        """As `GeneratorOptions.check`."""
+        """As `GeneratorOptions.check`.
+
+        Raises:
+            ConfigError: a value that cannot be used; the message names the option.
+        """
         super().check()
         if self.analyze is not None:
             if not 1 <= len(self.analyze) <= 2:

@@ -214,7 +214,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
     """Evaluate as the options say, into files. Interrupted, the same call resumes.
 
     Raises:
-        StepJepaError: what cannot be used; what is done by then is kept.
+        ConfigError, DataError: what cannot be used; what is done by then is kept.
     """
     options.check()
     with contextlib.ExitStack() as stack:

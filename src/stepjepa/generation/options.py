@@ -153,7 +153,11 @@ class GenerateOptions(GeneratorOptions):
     keep_attempts: bool = option(False, "Keep a file with every attempt, wrong ones included.", _OUTPUT, resume=True)
 
     def check(self) -> None:
-        """As `GeneratorOptions.check`."""
+        """As `GeneratorOptions.check`.
+
+        Raises:
+            ConfigError: a value that cannot be used; the message names the option.
+        """
         if not self.file:
             raise ConfigError("no data file given; write: stepjepa generate FILE")
         if not self.model_name:
