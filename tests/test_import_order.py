@@ -30,8 +30,8 @@ LOWER = {
     # what others have left on disk, as they read and write it
     "report": {"config", "data", "evaluation", "analysis", "inspect", "study", "training"},
 }
-ALLOWED = {part: {part, "errors", "utils"} | lower for part, lower in LOWER.items()}
-ALLOWED["errors"] = {"errors"}
+ALLOWED = {part: {part, "errors", "utils", "version"} | lower for part, lower in LOWER.items()}
+ALLOWED["errors"] = ALLOWED["version"] = {"errors", "version"}
 EVERYTHING = {*ALLOWED, "study", "api", "cli"}
 ALLOWED["api"] = EVERYTHING
 ALLOWED["study"] = ALLOWED["cli"] = EVERYTHING

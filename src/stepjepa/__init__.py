@@ -10,13 +10,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.version import __version__
+
 if TYPE_CHECKING:
     from stepjepa.api import check, compare, evaluate, export, generate, inspect, train
     from stepjepa.inspect.view import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "JEPAConfig",

@@ -14,10 +14,10 @@ import os
 import sys
 import traceback
 
-from stepjepa import __version__
 from stepjepa.config.values import nearest
 from stepjepa.errors import StepJepaError
 from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
+from stepjepa.version import __version__
 
 # name -> (module, what it does)
 COMMANDS = {

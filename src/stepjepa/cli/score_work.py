@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import transformers
 
-import stepjepa
 from stepjepa.analysis.energies import EncodedSolution, encode_solutions
 from stepjepa.cli.score import TAKEN
 from stepjepa.cli.score_model import Scorer, load_scorer, read, scorer_notes
@@ -43,6 +42,7 @@ from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.progress import Bar, ending
 from stepjepa.utils.terminal import print_json, print_text, show_log
+from stepjepa.version import __version__
 
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
 
@@ -227,7 +227,7 @@ def encoded_solutions(
 
 def about(options: Any, method: JEPAOptions) -> dict[str, Any]:
     """What the numbers were made with."""
-    versions = {"stepjepa": stepjepa.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "method": {name: getattr(method, name) for name in TAKEN},
         "settings": asdict(options),

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import transformers
 
-import stepjepa
 from stepjepa.data.chat_template import template_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import PairColumns, RowSource
@@ -67,6 +66,7 @@ from stepjepa.generation.vllm import BATCH_SIZE as VLLM_BATCH_SIZE
 from stepjepa.generation.vllm import VllmGenerator, require_vllm
 from stepjepa.utils.manifest import weights_digest
 from stepjepa.utils.progress import Bar
+from stepjepa.version import __version__
 
 
 @dataclass
@@ -403,7 +403,7 @@ def _record(
     result: EvaluationResult, options: EvaluateOptions, output: Output, system: SystemPrompt, place: Place
 ) -> dict[str, Any]:
     """What ``metrics.json`` holds."""
-    versions = {"stepjepa": stepjepa.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "metrics": result.metrics,
         "generation": result.generation,

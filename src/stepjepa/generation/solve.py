@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stepjepa import __version__
 from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.errors import ConfigError
 from stepjepa.generation.base import Generator, Reply, Request, mended, seed_of
@@ -24,6 +23,7 @@ from stepjepa.generation.options import QUESTION, GenerateOptions, deciding
 from stepjepa.generation.questions import REASONS, Problem, ProblemSet, read_problems
 from stepjepa.generation.store import Output, Paths, Record, json_line
 from stepjepa.utils.progress import Bar
+from stepjepa.version import __version__
 
 VERDICTS = {
     "wrong": "wrong answer",

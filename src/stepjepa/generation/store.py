@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepjepa import __version__
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.files import json_bytes, no_links, parse_json, read_json, write_whole
+from stepjepa.version import __version__
 
 try:
     import fcntl
