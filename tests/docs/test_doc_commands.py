@@ -68,14 +68,14 @@ def test_it_is_understood(page, command, tmp_path, monkeypatch):
     words = words_of(command)
     if "--config" in words:
         Path(words[words.index("--config") + 1]).write_text("seed: 1\n")
-    parse = StrictParser.parse
+    values = StrictParser.values
 
     def parse_only(parser, argv=None):
-        parse(parser, argv)
+        values(parser, argv)
         raise Parsed
 
     assert words[0] in COMMANDS
-    with mock.patch.object(StrictParser, "parse", parse_only), pytest.raises(Parsed):
+    with mock.patch.object(StrictParser, "values", parse_only), pytest.raises(Parsed):
         importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
 
 
