@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare_options import SYSTEM_PROMPT
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.evaluation.teachers import client, files
 from stepjepa.evaluation.teachers.requests import seed_of
 

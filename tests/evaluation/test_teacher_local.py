@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare_options import SYSTEM_PROMPT
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.evaluation.teachers import local, rounds
 from stepjepa.evaluation.teachers.local import Prompter, TransformersTeacher

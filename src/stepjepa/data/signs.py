@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepjepa.data.prepare_rows import question_key
+from stepjepa.data.prepare.rows import question_key
 from stepjepa.data.sources import RowSource
 from stepjepa.data.splitters_base import CharSpan, Uncut
 

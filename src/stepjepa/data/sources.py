@@ -15,10 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.data.chat import RowError, check_messages
+from stepjepa.data.chat import check_messages
 from stepjepa.data.fields import check_split_name
 from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, RowError
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import escaped
 

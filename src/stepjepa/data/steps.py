@@ -15,15 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from stepjepa.data.chat import RowError
 from stepjepa.data.sources import PairColumns, listed_steps, row_to_messages
 from stepjepa.data.splitters import SPLITTERS, STYLES, choose_splitter, make_splitter
 from stepjepa.data.splitters_auto import AutoSplitter
-from stepjepa.data.splitters_base import CharSpan, StepSplitter, spans_from_cuts
+from stepjepa.data.splitters_base import CharSpan, StepSplitter, Uncut, spans_from_cuts
 from stepjepa.data.splitters_marked import ConnectiveSplitter, HeadingSplitter, NumberedSplitter
 from stepjepa.data.splitters_plain import LineSplitter, SeparatorSplitter
 from stepjepa.data.splitters_prose import RegexSplitter, SentenceSplitter, join_steps, spans_of_steps
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, RowError
 
 __all__ = [
     "LISTED",
@@ -43,6 +42,7 @@ __all__ = [
     "SeparatorSplitter",
     "StepRules",
     "StepSplitter",
+    "Uncut",
     "choose_splitter",
     "join_steps",
     "make_splitter",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stepjepa.data.fields import check_at_least, option
-from stepjepa.data.prepare_options import SYSTEM_PROMPT
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
 
 QUESTION = "{question}"
