@@ -7,7 +7,7 @@ from stepjepa.data.chat import ChatRenderer, plain_template
 from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.encoder import read_chat
 from stepjepa.data.examples import Example
-from stepjepa.data.steps import LineSplitter, SeparatorSplitter
+from stepjepa.data.steps import make_splitter
 from stepjepa.inspect.model import row_record, token_text
 from stepjepa.inspect.spans import TrunkSpan, trunk_names, trunk_spans
 from stepjepa.modeling.presets import train_tokenizer
@@ -28,7 +28,7 @@ def encoded(tokenizer, messages, splitter):
     return store[0], trunk_spans(tokenizer, read.rendered, read.steps.spans)
 
 
-@pytest.mark.parametrize("splitter", [SeparatorSplitter(), LineSplitter()])
+@pytest.mark.parametrize("splitter", [make_splitter("separator"), make_splitter("lines")])
 def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer, splitter):
     messages = [
         {"role": "system", "content": "Add."},
@@ -55,7 +55,7 @@ def test_several_answers_have_their_own_steps(tokenizer):
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "e"},
     ]
-    _, spans = encoded(tokenizer, messages, SeparatorSplitter())
+    _, spans = encoded(tokenizer, messages, make_splitter("separator"))
     names = [span.name for span in spans]
     assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
     plain = trunk_spans(tokenizer, ChatRenderer(tokenizer).render(messages))
@@ -73,7 +73,7 @@ CHAT = [
 def named(tokenizer, labels="assistant", **options):
     """Name -> text of the trunk's tokens of that name, the names, and the example."""
     renderer = ChatRenderer(tokenizer)
-    settings = EncodeOptions("llm_jepa", SeparatorSplitter(), labels=labels, **options)
+    settings = EncodeOptions("llm_jepa", make_splitter("separator"), labels=labels, **options)
     store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
     spans = trunk_spans(tokenizer, renderer.render(CHAT), None, store[0].input_ids)
     names, text = trunk_names(store[0], spans), token_text(tokenizer)

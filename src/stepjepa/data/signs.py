@@ -12,7 +12,7 @@ from typing import Any
 
 from stepjepa.data.prepare.rows import question_key
 from stepjepa.data.sources import RowSource
-from stepjepa.data.splitters_base import CharSpan, Uncut
+from stepjepa.data.steps import CharSpan, Uncut
 
 LONG_STEP = 2000  # characters of a step that is called very long
 

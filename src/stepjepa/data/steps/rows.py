@@ -16,42 +16,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from stepjepa.data.sources import PairColumns, listed_steps, row_to_messages
-from stepjepa.data.splitters import SPLITTERS, STYLES, choose_splitter, make_splitter
-from stepjepa.data.splitters_auto import AutoSplitter
-from stepjepa.data.splitters_base import CharSpan, StepSplitter, Uncut, spans_from_cuts
-from stepjepa.data.splitters_marked import ConnectiveSplitter, HeadingSplitter, NumberedSplitter
-from stepjepa.data.splitters_plain import LineSplitter, SeparatorSplitter
-from stepjepa.data.splitters_prose import RegexSplitter, SentenceSplitter, join_steps, spans_of_steps
+from stepjepa.data.steps.auto import StepSplitter, choose_splitter, make_splitter
+from stepjepa.data.steps.plain import spans_of_steps
+from stepjepa.data.steps.uncut import CharSpan
 from stepjepa.errors import DataError, RowError
-
-__all__ = [
-    "LISTED",
-    "SPLITTERS",
-    "STEPS_COLUMN",
-    "STYLES",
-    "TOTAL_COLUMN",
-    "AutoSplitter",
-    "CharSpan",
-    "ConnectiveSplitter",
-    "HeadingSplitter",
-    "LineSplitter",
-    "NumberedSplitter",
-    "RegexSplitter",
-    "RowSteps",
-    "SentenceSplitter",
-    "SeparatorSplitter",
-    "StepRules",
-    "StepSplitter",
-    "Uncut",
-    "choose_splitter",
-    "join_steps",
-    "make_splitter",
-    "names_steps",
-    "rules_for",
-    "spans_from_cuts",
-    "spans_of_steps",
-    "steps_of",
-]
 
 STEPS_COLUMN, TOTAL_COLUMN = "steps", "total_steps"
 LISTED = "list"  # the step_splitter that takes a row's own steps and refuses a row without
@@ -188,7 +156,7 @@ def rules_for(
         DataError: the source cannot be read.
     """
     if name == LISTED:
-        return StepRules(SeparatorSplitter(), column, True)
+        return StepRules(make_splitter("separator"), column, True)
     if name != "auto":
         return StepRules(make_splitter(name, separator))
     rules = StepRules(splitter or make_splitter(name, separator), column)
