@@ -189,7 +189,8 @@ class Itemizer:
         section = announced = False  # under a heading; by a title, or words with a colon
         for part in self._within(end, len(self.text)):
             counted = part.width <= last.width + 1 and part.kind in ("heading", "prose")
-            if counted and (part.kind == "heading" or not (announced or section)):
+            follows = announced or (section and not _ANSWER.match(self.text, part.start))
+            if counted and (part.kind == "heading" or not follows):
                 cuts.append(part.start)
                 section = part.kind == "heading"
             lines = self.text[part.start : part.end]
@@ -200,7 +201,8 @@ class Itemizer:
         """A line of the last item, without a blank line before it, that gives the answer: ``#### 5``, ``Answer: 5``."""
         for match in _LABEL_LINE.finditer(self.text, last.start, end):
             above = self.text[self.text.rfind("\n", 0, match.start()) + 1 : match.start()]
-            if above.strip() and match.start() + 1 not in self.uncut:
+            titled = "\n" not in self.text[last.end : match.start()] and (last.level > 0 or _announces(above))
+            if above.strip() and not titled and match.start() + 1 not in self.uncut:
                 return match.start() + 1
         return None
 

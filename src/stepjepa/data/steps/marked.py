@@ -91,6 +91,8 @@ def connected(source: Source) -> Outline:
     if len(markers) < 2 or (markers[0].value != 1 and len(markers) < 3):
         return _nothing(source)
     itemizer = Itemizer(text, source.uncut)
+    lines = text[markers[0].start : markers[-1].start].split("\n")
+    strong = strong or sum(not line.isspace() and line != "" for line in lines) < len(markers)
     return _outline(source, itemizer, [markers], strong and itemizer.without_prose(markers))
 
 
