@@ -113,7 +113,7 @@ def question_of(messages: Sequence[dict[str, str]]) -> str:
 
 @dataclass
 class Repeats:
-    """Rows that ask what an earlier row asks (`prepare_rows.question_key`: letter case and white space aside).
+    """Rows that ask what an earlier row asks (`prepare.rows.question_key`: letter case and white space aside).
 
     Attributes:
         rows: such rows.

@@ -1,7 +1,7 @@
 """Numbered markers at the start of lines: ``Step 3:``, ``3.``, ``(c)``, ``IV.``, ``第三步``, and which of them count.
 
 `find_markers` reads the lines, `counted_lists` picks the markers that open the steps: those of one kind that count up,
-at the top level. Everything here works on `splitters_base.flat` text.
+at the top level. Everything here works on `uncut.flat` text.
 """
 
 from __future__ import annotations

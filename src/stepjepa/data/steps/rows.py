@@ -1,12 +1,9 @@
 """The steps of a row: those that it holds itself, else those that a splitter finds in its answers.
 
-`steps_of` is the one place that answers what the steps of a row are; `rules_for` settles for a data set how it answers.
-Splitters turn a text into character spans (`data.splitters`); they are named here as well, for everyone's import.
-
-A row may hold its steps in a column (`STEPS_COLUMN`, as `stepjepa prepare` writes it): a list of texts that stand in its
-last answer one behind the other. What stands in front of the first one belongs to it, what stands behind a step to that
-step, so that spans cover the answer. `TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the
-row, and a number that is not the one found is counted.
+A row may hold its steps in a column (`STEPS_COLUMN`, as `stepjepa prepare` writes it): a list of texts that are in its last
+answer one after the other. What precedes the first one belongs to it, what follows a step to that step, so that spans cover
+the answer. `TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the row, and a number that is not
+the one found is counted.
 """
 
 from __future__ import annotations
