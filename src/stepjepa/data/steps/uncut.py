@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
-_MAY_OPEN = re.compile(r"think|THINK\]|```|~~~|\$\$|\\\[|\\begin\{")
+_SIGNS = ("think", "THINK]", "```", "~~~", "$$", "\\[", "\\begin{")  # a text without any of them has no block
 _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close"}
 _TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
 
@@ -59,10 +59,11 @@ class Uncut:
 
     def __init__(self, text: str, more: Sequence[CharSpan] = ()):
         text = line_feeds(text)
-        blocks = list(_blocks(text)) if _MAY_OPEN.search(text) else []
+        blocks = list(_blocks(text)) if any(sign in text for sign in _SIGNS) else []
         self.thoughts = [(start, end) for kind, start, end in blocks if kind == "think"]
-        tables = _tables(text) if "|" in text and "-" in text else ()
-        self.spans = sorted([*((start, end) for _, start, end in blocks), *tables, *more])
+        self.spans = [(start, end) for _, start, end in blocks]
+        if more or ("|" in text and "-" in text):
+            self.spans = sorted([*self.spans, *_tables(text), *more])
         self._starts = [start for start, _ in self.spans]
         self._reach = list(accumulate((end for _, end in self.spans), max))
 
