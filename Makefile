@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser demo test test_all families mutants kill fuzz lint bench docs clean
+.PHONY: help setup setup_browser demo test test_all families mutants kill fuzz lint house bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -68,10 +68,14 @@ kill: setup ## kill runs at every write, rename and removal, and compare what go
 fuzz: setup ## damaged files and odd options through every command, 5,000 cases (ARGS='--first N --cases 1' repeats one)
 	$(BIN)/python tests/faults/fuzz.py --cases 5000 $(ARGS)
 
-lint: setup ## ruff (rules and formatting) and mypy
+lint: setup ## ruff (rules and formatting), mypy, and the sizes of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/house.py
+
+house: setup ## all figures of tools/house.json; ARGS='--update' records better ones, '--strict' holds them to the targets
+	$(BIN)/python tools/house.py --all $(ARGS)
 
 bench: setup ## measure the cost of a training step against the alternatives
 	$(PIP) -e '.[bench]' -c constraints.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import resource
@@ -30,10 +31,8 @@ def peak_mib(work: Callable[[], object]) -> float:
     """
     gc.collect()
     if sys.platform == "linux":
-        try:
+        with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL("libc.so.6").malloc_trim(0)
-        except (OSError, AttributeError):
-            pass
     try:
         _CLEAR.write_text("5")
         before = _status_kib("VmRSS")

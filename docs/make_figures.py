@@ -23,13 +23,15 @@ from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.encoder import read_chat
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.synthetic import generate_rows
-from stepjepa.inspect.figure_strip import draw_strip, strip_height
-from stepjepa.inspect.model import RowRecord, row_record, token_text
-from stepjepa.inspect.palette import COLOURS, FAINT, INK, PAPER, SOURCE, TARGET
-from stepjepa.inspect.spans import trunk_spans
+from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
+from stepjepa.inspect.layout import row_records
+from stepjepa.inspect.record import Form, RowRecord
+from stepjepa.inspect.rows import token_text, trunk_spans
+from stepjepa.inspect.style import KINDS
 from stepjepa.modeling.presets import train_tokenizer
 
 ASSETS = Path(__file__).parent / "assets"
+COLOURS = {name: kind.light for name, kind in KINDS.items()}
 WIDTH = 8.0  # inches; 800 pixels at 100 dots an inch
 QUESTION = "Mia has 12 apples. She buys 5 and gives away 3."
 ANSWER = "12 + 5 = 17.\n\n17 - 3 = 14.\n\n\\boxed{14}"
@@ -68,10 +70,10 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)
-    chat = read_chat(row, renderer, options)
-    spans = trunk_spans(tokenizer(), chat.rendered, chat.steps and chat.steps.spans)
-    known = len(tokenizer())
-    return row_record([store[0]], 2, token_text(tokenizer()), vocabulary=known, forward=forward, spans=[spans])
+    spans = [trunk_spans(tokenizer(), read_chat(row, renderer, options))]
+    form, text_of = Form(2, forward=forward), token_text(tokenizer())
+    (found,) = row_records([store[0]], form, text_of, vocabulary=len(tokenizer()), spans=spans)
+    return found
 
 
 def forest_figure() -> Figure:
@@ -111,18 +113,18 @@ def forest_figure() -> Figure:
 def forwards_figure() -> Figure:
     """The same chat under the three forwards: where tokens stand, and who sees whom."""
     rows = [(name, words, record(name)) for name, words in FORWARDS]
-    heights = [max(strip_height(row), 2.3) + 0.75 for _, _, row in rows]
+    heights = [max(Strip(row).height, 2.3) + 0.75 for _, _, row in rows]
     total = sum(heights) + 0.55
     figure = Figure(figsize=(WIDTH, total), dpi=100, facecolor=PAPER)
     top = 0.1
     for (name, words, row), height in zip(rows, heights, strict=True):
         figure.text(0.02, 1 - top / total, f"{name}: {words}", va="top", fontsize=11, color=INK)
-        tall = strip_height(row)
+        tall = Strip(row).height
         strip = figure.add_axes((0.95 / WIDTH, 1 - (top + 0.35 + tall) / total, 4.2 / WIDTH, tall / total))
         strip.spines[:].set_visible(False)
         strip.set_xticks([])
         strip.set_yticks([])
-        draw_strip(strip, row)
+        Strip(row).draw(strip)
         mask = figure.add_axes((5.5 / WIDTH, 1 - (top + 0.4 + 2.3) / total, 2.3 / WIDTH, 2.3 / total))
         draw_mask(mask, row)
         top += height
@@ -156,7 +158,7 @@ def labels_figure() -> Figure:
     axis = figure.add_axes((0.11, 0.02, 0.88, 0.62))
     for line, (name, words) in enumerate(LABELS):
         row = record(labels=name, texts=SHORT)
-        length = next(start for start, _ in row.sections() if not row.names[start].startswith("trunk"))
+        length = next(start for start, _ in row.sections if not row.names[start].startswith("trunk"))
         for place in range(length):
             colour = COLOURS["answer"] if row.labelled[place] else COLOURS["prompt"]
             hatch = "" if row.labelled[place] else "///"

@@ -9,21 +9,26 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from stepjepa.cli.main import COMMANDS
-from stepjepa.cli.options import MISSING, Option
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.option import MISSING, Option
+from stepjepa.config.parser import StrictParser
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
 # Pages of the API: one a package, these first and in the order in which data moves. The commands have pages of their own.
 FIRST = ("data", "forest", "losses", "modeling", "training", "evaluation", "analysis", "inspect", "study")
 NOT_API = ("cli", "recipes")
-TOP = ("stepjepa.training.config", "stepjepa.training.trainer", "stepjepa.show", "stepjepa.errors")
+TOP = (
+    "stepjepa.training.config",
+    "stepjepa.training.trainer",
+    "stepjepa.inspect.view",
+    "stepjepa.inspect.check.report",
+    "stepjepa.errors",
+)
 
 
 def on_config(config: Any) -> Any:
@@ -98,26 +103,18 @@ def command_page(command: str, parser: StrictParser) -> str:
         "`--config`, without the dashes; flags win over it.",
         "",
     ]
-    for title, options in groups(parser).items():
+    for title, options in parser.groups().items():
+        if not options:
+            continue
         lines += [
             f"## {'LoRA' if title == 'lora' else title[:1].upper() + title[1:]}",
             "",
             "| option | values | default | meaning |",
             "|---|---|---|---|",
         ]
-        lines += [_row(option, parser.aliases) for option in options]
+        lines += [_row(option, parser) for option in options]
         lines.append("")
     return "\n".join(lines)
-
-
-def groups(parser: StrictParser) -> dict[str, list[Option]]:
-    """The headings of a parser's help, each with its options; every option of the parser stands under one."""
-    found = {}
-    for group in parser._action_groups:
-        options = [parser.options[action.dest] for action in group._group_actions if action.dest in parser.options]
-        if options:
-            found[str(group.title)] = options
-    return found
 
 
 def _example(epilog: str) -> list[str]:
@@ -128,12 +125,10 @@ def _example(epilog: str) -> list[str]:
     return [*(["Example:", "", "```", *commands, "```", ""] if commands else []), *words, ""]
 
 
-def _row(option: Option, aliases: Mapping[str, Any]) -> str:
-    also = [f"`--{name}`" for name, target in aliases.items() if target == option.name]
-    also += [
-        f"`--{name}` for `{target[1]}`"
-        for name, target in aliases.items()
-        if isinstance(target, tuple) and target[0] == option.name
+def _row(option: Option, parser: StrictParser) -> str:
+    targets = {name: parser.aliases[name] for name in parser.spellings(option.name)}
+    also = [
+        f"`--{name}`{f' for `{target[1]}`' if isinstance(target, tuple) else ''}" for name, target in targets.items()
     ]
     meaning = _cell(option.help) + (f" Also {_cell(', '.join(also))}." if also else "")
     default = "required" if option.default is MISSING and option.hint is not bool else _default(option.default)

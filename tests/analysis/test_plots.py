@@ -148,7 +148,7 @@ def test_layers_stand_in_order_with_the_final_one_last():
     assert axis.lines[1].get_xdata().tolist() == [0, 1, 3]
     assert axis.lines[1].get_ydata() == pytest.approx([10, 40, 90])
     assert axis.lines[2].get_ydata() == pytest.approx([1, 1])
-    many = layer_figure({"a": {**{i: 0.5 for i in range(81)}, -1: 0.5}}, "x").axes[0]
+    many = layer_figure({"a": {**dict.fromkeys(range(81), 0.5), -1: 0.5}}, "x").axes[0]
     assert len(many.get_xticks()) <= 18
 
 

@@ -38,7 +38,7 @@ def test_the_schema(states, tmp_path):
     path = tmp_path / "states.safetensors"
     save_states(replace(states, source=states.source.astype(np.float64)), path)
     with safe_open(path, framework="numpy") as file:
-        found = {name: (file.get_tensor(name).shape, str(file.get_tensor(name).dtype)) for name in file.keys()}
+        found = {name: (file.get_tensor(name).shape, str(file.get_tensor(name).dtype)) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
     assert found == {"source": ((3, 4, 5), "float32"), "target": ((3, 4, 5), "float32"), "rows": ((4,), "int64")}
     about = {"version": 1, "model": "my/model", "file": "test.jsonl", "layers": [0, 2, -1]}

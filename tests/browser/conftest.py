@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect.model import row_record
 from support.browsing import EXAMPLE, words_of
 from support.pages import write_rows
+from support.records import row_record
 from support.rows import step_rows
 
 FETCHED = Path(__file__).resolve().parents[2] / ".venv" / "browser"

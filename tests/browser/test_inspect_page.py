@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from stepjepa.inspect.model import row_record
 from support.browsing import EXAMPLE, hover, settled, words_of
 from support.pages import read_page
+from support.records import row_record
 
 
 def marked(page):

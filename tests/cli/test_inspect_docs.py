@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect.glyphs import LETTERS
+from stepjepa.inspect.style import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
 from support.pages import read_page
 from support.rows import step_rows
@@ -50,5 +50,5 @@ def test_python(workplace):
 
 def test_every_letter_is_explained():
     assert [line.split("`")[1] for line in PAGE.splitlines() if line.startswith("| `") and line[4:6] == "` "] == [
-        *LETTERS.values()
+        kind.letter for kind in KINDS.values()
     ]

@@ -165,7 +165,15 @@ def test_a_command_is_imported_only_when_called():
 
 
 def test_lazy_exports():
-    assert set(stepjepa.__all__) == {"JEPAConfig", "JEPATrainer", "RowView", "__version__", "show_row"}
+    assert set(stepjepa.__all__) == {
+        "JEPAConfig",
+        "JEPATrainer",
+        "RowView",
+        "__version__",
+        "check",
+        "inspect",
+        "show_row",
+    }
     assert set(stepjepa.__all__) <= set(dir(stepjepa)) and callable(stepjepa.show_row)
     with pytest.raises(AttributeError, match="no attribute 'JEPAConfg'"):
         stepjepa.JEPAConfg  # noqa: B018

@@ -65,8 +65,8 @@ STEP = ("--step_jepa",)
             ("--strict_data", "--max_length", "20"),
             ["line 1", "would be cut", "raise --max_length"],
         ),
-        (lines(GOOD), ("--predictors", "-1"), ["predictors is -1", "cannot be negative"]),
-        (lines(GOOD), ("--last_token", "2"), ["last_token is 2", "counts from the end"]),
+        (lines(GOOD), ("--predictors", "-1"), ["predictors is -1", "at least 0"]),
+        (lines(GOOD), ("--last_token", "2"), ["last_token is 2", "at most -1"]),
         (lines(GOOD), ("--jepa_ratio", "1.5"), ["jepa_ratio is 1.5"]),
         (lines(GOOD), ("--lbd", "-0.5"), ["lbd is -0.5"]),
         (lines(GOOD), ("--predictor", "2"), ["--predictor", "--predictors"]),
@@ -183,7 +183,7 @@ def test_a_run_killed_before_its_first_checkpoint_may_start_again(tmp_path, caps
     for name in ("resolved.yaml", "run.json", "data_report.json"):
         (out / name).write_text("{}")
     assert train(tmp_path, "--resume_from_checkpoint", "true") == 0
-    assert "no checkpoint to go on from; starting at step 0" in capsys.readouterr().out
+    assert "no checkpoint to resume from; starting at step 0" in capsys.readouterr().out
 
 
 def test_overwriting_the_folder_of_the_model_is_refused(tmp_path, capsys):

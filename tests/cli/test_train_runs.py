@@ -67,7 +67,7 @@ def test_the_first_row_that_cannot_be_drawn_is_a_note(train, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--batch_size", "0"], ["per_device_train_batch_size is 0", "1 or more"]),
+        (["--batch_size", "0"], ["per_device_train_batch_size is 0", "at least 1"]),
         (["--grad_accum", "0"], ["gradient_accumulation_steps"]),
         (["--learning_rate", "-1"], ["learning_rate is -1"]),
         (["--seed", "-1"], ["seed is -1"]),
@@ -154,7 +154,7 @@ def test_a_loss_that_is_no_number_is_said_at_the_end(train):
     assert "warning: the loss" not in train(*flags)
     said = train(*flags, "--learning_rate", "1e8", "--terminate_on_nan", "false", output="broken")
     first = next(line for line in said.splitlines() if "lm nan" in line).split()[1].removesuffix("/4")
-    assert f"warning: the loss is no finite number from step {first} on" in said, said
+    assert f"warning: the loss is not a finite number from step {first} on" in said, said
 
 
 def test_the_last_step_is_evaluated_once(train, tmp_path):

@@ -6,10 +6,10 @@ import datasets
 import pytest
 
 from stepjepa.data.chat import RowError
-from stepjepa.data.format_check import check_format
 from stepjepa.data.report import DataReport, listed_files
 from stepjepa.data.sources import RowSource, row_to_messages
 from stepjepa.errors import DataError
+from support.checks import check_format
 
 MESSAGES = [{"role": "user", "content": "12+5?"}, {"role": "assistant", "content": "17"}]
 LINE = json.dumps({"messages": MESSAGES})

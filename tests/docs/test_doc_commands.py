@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from stepjepa.cli.main import COMMANDS, main
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.parser import StrictParser
 from support.rows import step_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,7 +244,7 @@ def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
     for row in tables:
         named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", row[-2]))
         assert named <= {*files, "evidence_"}, row[0]
-        flags = {flag for flag in re.findall(r"--(\w+)", row[-3])}
+        flags = set(re.findall(r"--(\w+)", row[-3]))
         names = {aliases[flag] if isinstance(aliases.get(flag), str) else flag for flag in flags}
         for name in named & set(files) if "`controls" not in row[-2] and "`equal" not in row[-2] else ():
             recipe = Path(files[name]).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from stepjepa.cli.main import COMMANDS
-from stepjepa.cli.options import MISSING
+from stepjepa.config.option import MISSING
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,8 +63,8 @@ def test_the_published_spellings_stand_with_train(reference):
 def test_a_new_option_appears_by_itself(reference):
     from dataclasses import make_dataclass
 
-    from stepjepa.cli.parser import StrictParser
-    from stepjepa.data.fields import option
+    from stepjepa.config.option import option
+    from stepjepa.config.parser import StrictParser
 
     options = make_dataclass("New", [("shiny", str, option("a\tb", "Say <x|y>.", "new things"))])
     page = reference.command_page(

@@ -146,9 +146,8 @@ def test_overwriting(tmp_path):
 @pytest.mark.parametrize("content", ["something\n", "[1]\n"])
 def test_files_of_others(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    with pytest.raises((ConfigError, DataError)):
-        with output(tmp_path).opened():
-            pass
+    with pytest.raises((ConfigError, DataError)), output(tmp_path).opened():
+        pass
     assert (tmp_path / name).read_text() == content
 
 

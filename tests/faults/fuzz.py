@@ -426,12 +426,12 @@ def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
 def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
     from stepjepa.cli.analyze import AnalyzeOptions
     from stepjepa.cli.check import CheckOptions
-    from stepjepa.cli.inspect_row import InspectOptions
+    from stepjepa.cli.inspect import InspectOptions
     from stepjepa.cli.score import ScoreOptions
     from stepjepa.data.prepare import PrepareOptions
     from stepjepa.evaluation.options import EvaluateOptions
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.options import RunOptions
+    from stepjepa.training.run_options import RunOptions
 
     rows, out = str(home / "rows.jsonl"), in_folder(folder, "out.jsonl", rng)
     kind = rng.randrange(8)

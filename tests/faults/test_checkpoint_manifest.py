@@ -50,7 +50,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(cut_off, finished, capsys
     damage(cut_off / "checkpoint-4" / name, how)
     assert resume(cut_off, *FLAGS) == 0
     said = capsys.readouterr().out
-    assert f"{cut_off}/checkpoint-4: {name} " in said and "passed over" in said and "going on from checkpoint-2" in said
+    assert f"{cut_off}/checkpoint-4: {name} " in said and "passed over" in said and "resumed from checkpoint-2" in said
     assert result_of(cut_off) == result_of(finished)
 
 

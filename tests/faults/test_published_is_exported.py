@@ -223,7 +223,7 @@ def test_others_may_read_what_is_written(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path / "run", tokenizer)
     trainer.train()
     trainer.save_model()
-    files = [path for path in (tmp_path / "run").rglob("*.safetensors")]
+    files = list((tmp_path / "run").rglob("*.safetensors"))
     assert len(files) == 4  # model and predictors, of the final model and a checkpoint
     probe = tmp_path / "probe"
     probe.touch()

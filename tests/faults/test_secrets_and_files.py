@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.data.fields import is_secret
+from stepjepa.config.option import is_secret
 from stepjepa.errors import ConfigError
 from stepjepa.study.settings import TrainSettings
 from stepjepa.study.tree import parse_tree

@@ -11,7 +11,6 @@ import pytest
 import transformers
 import yaml
 
-from stepjepa.cli import train
 from stepjepa.cli.main import main
 from stepjepa.cli.study import StudyOptions, read
 from stepjepa.errors import ConfigError, DataError
@@ -19,7 +18,9 @@ from stepjepa.study.grid import all_runs
 from stepjepa.study.plan import split_files, write_plan
 from stepjepa.study.results import StudyRunFolder
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.notes import run_options_unread
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import RunOptions
 from support.answers import TEST, write
 
 STUDY = """\
@@ -93,8 +94,8 @@ def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):
     rows = write(tmp_path / "rows.jsonl", TEST[:2])
     given = {"eval_split", "dataset_split", "eval_samples", "eval_max_new_tokens"}
     changed = {"eval_split": "validation", "dataset_split": "all", "eval_samples": 7, "eval_max_new_tokens": 8}
-    assert train.evaluation_unread(RunOptions(train_file=[rows]), given) == []  # as resolved.yaml has them
-    lines = train.evaluation_unread(RunOptions(train_file=[rows], **changed), given)
+    assert run_options_unread(RunOptions(train_file=[rows]), given) == []  # as resolved.yaml has them
+    lines = run_options_unread(RunOptions(train_file=[rows], **changed), given)
     assert lines == [
         "--dataset_split has no effect: the files have no splits",
         "--eval_split has no effect without --eval_file",
@@ -102,9 +103,9 @@ def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):
         "--eval_max_new_tokens has no effect without --eval_metrics",
     ]
     with_file = RunOptions(train_file=[rows], eval_file=rows, eval_metrics=["exact"], **changed)
-    assert train.evaluation_unread(with_file, given)[1] == "--eval_split has no effect: the files have no splits"
+    assert run_options_unread(with_file, given)[1] == "--eval_split has no effect: the files have no splits"
     hub = RunOptions(train_file=["openai/gsm8k:main"], eval_file="openai/gsm8k:main", eval_metrics=["exact"], **changed)
-    assert train.evaluation_unread(hub, given) == []
+    assert run_options_unread(hub, given) == []
 
 
 def test_without_matplotlib_the_page_is_written_and_the_picture_is_said(tmp_path, capsys, monkeypatch):

@@ -99,11 +99,11 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.data.encode import encode_dataset
     from stepjepa.data.encoder import read_chat
-    from stepjepa.data.format_check import check_format
     from stepjepa.data.prepare import PrepareOptions, prepare
     from stepjepa.data.sources import RowSource
     from stepjepa.training.encoding import settings_for
     from stepjepa.training.options import JEPAOptions
+    from support.checks import check_format
 
     renderer, method = ChatRenderer(bpe_tokenizer), JEPAOptions(objective="step_jepa", step_pairs="all", predictors=2)
     method.check()

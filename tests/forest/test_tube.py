@@ -202,7 +202,7 @@ def test_draws_stay_in_range(mode, sampler, max_length):
             assert list(span) == sorted(set(span))
             assert len(span) == (3 if mode == "three_index" else 2)
             assert all(type(offset) is int for offset in span)
-            assert 0 <= span[0] and span[-1] <= n
+            assert span[0] >= 0 and span[-1] <= n
             assert span[-1] - span[0] <= (max_length or n)
             assert span != (0, n)
             assert sampler != "zero" or span[0] == 0

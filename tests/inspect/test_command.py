@@ -95,7 +95,7 @@ def test_the_semantic_tube(inspect):
         "--objective", "semantic_tube", "--seed", "2"
     )
     out = inspect("--objective", "semantic_tube", "--tube_mode", "e2e")
-    assert "1 pair of vectors" in " ".join(out.split()) and "drawn" not in out
+    assert "1 pair of vectors" in " ".join(out.split()) and "sampled" not in out
 
 
 def test_pairs_that_are_drawn(inspect):
@@ -104,7 +104,7 @@ def test_pairs_that_are_drawn(inspect):
     }
     assert shown == {"Then·two.↵↵ «target 1»", "So·three. «target 1»"}
     out = inspect("--step_jepa", "--step_pairs", "random")
-    assert "one of 2 pairs, drawn for epoch 0 with seed 42" in out
+    assert "one of 2 pairs, sampled for epoch 0 with seed 42" in out
     out = inspect("--step_jepa", "--jepa_ratio", "0.000001")
     assert "pairs: none" in out and "leaves this row out" in " ".join(out.split())
 

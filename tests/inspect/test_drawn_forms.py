@@ -8,9 +8,9 @@ import pytest
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
 from stepjepa.forest.tube import TubeOptions, tube_of_spans
-from stepjepa.inspect.glyphs import LETTERS, STYLES
-from stepjepa.inspect.model import KINDS, row_record
+from stepjepa.inspect.style import KINDS
 from stepjepa.inspect.terminal import draw, make_console
+from support.records import row_record
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def no_colours(monkeypatch):
 
 def drawn(row, width):
     file = io.StringIO()
-    draw(row, make_console(file, width))
+    draw([("", row)], make_console(file, width))
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
@@ -116,7 +116,7 @@ def test_drawn_spans(tube_example):
         "",
         "  . trunk, no label",
         "  a trunk, labelled",
-        "  x within a drawn span",
+        "  x within a sampled span",
         "",
     ]
     first = lines.index("spans (h: the state of a token)")
@@ -141,14 +141,12 @@ def test_vectors_that_are_not_drawn(tube_example):
     lines = shown(tube_example("curvature"), 0, tube_mode="curvature")
     assert lines[0].endswith("; 3 pairs of vectors")
     assert '  pair 3  before  h[7] - h[6]: 7 ("g")' in lines
-    assert "          compared: before (source) with behind (target), weight 0.333" in lines
+    assert "          compared: before (source) with after (target), weight 0.333" in lines
     many = tube_of_spans((2, 30), (32, 60), (), TubeOptions("curvature"))
-    row = row_record(
-        [Example(np.arange(60, dtype=np.int32), ((32, 60),), tube=many)], 0, str, vocabulary=60, tube_mode="curvature"
-    )
+    example = Example(np.arange(60, dtype=np.int32), ((32, 60),), tube=many)
+    row = row_record([example], 0, str, vocabulary=60, tube_mode="curvature")
     assert "  and 48 more" in drawn(row, 140)
 
 
-def test_every_kind_has_a_letter_and_a_colour():
-    assert list(LETTERS) == list(STYLES) == list(KINDS)
-    assert len(set(LETTERS.values())) == len(KINDS)
+def test_every_kind_has_a_letter_of_its_own():
+    assert len({kind.letter for kind in KINDS.values()}) == len(KINDS)

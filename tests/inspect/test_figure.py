@@ -13,10 +13,10 @@ from stepjepa.cli.main import main
 from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import row_figure, save_png, spread
-from stepjepa.inspect.model import row_record
-from stepjepa.inspect.palette import COLOURS
+from stepjepa.inspect.style import KINDS
 from support.models import made_up_example
 from support.pages import stepped_example
+from support.records import row_record
 from support.rows import step_rows
 
 
@@ -52,7 +52,7 @@ def test_the_mask_is_the_record_s():
     pictures = [image.get_array() for axes in figure.axes for image in axes.images]
     (picture,) = (found for found in pictures if found.shape[:2] == (len(record), len(record)))
     np.testing.assert_array_equal((np.asarray(picture) < 1).any(2), record.visible)
-    red = int(COLOURS["predictor"][1:3], 16) / 255
+    red = int(KINDS["predictor"].light[1:3], 16) / 255
     first = record.kinds.index("predictor")
     assert picture[first, first, 0] == pytest.approx(red)
 
@@ -78,7 +78,7 @@ def test_control_characters_and_missing_letters(tmp_path):
 def test_nothing_global_is_changed(tmp_path):
     code = (
         "import sys, matplotlib\nbefore = dict(dict.items(matplotlib.rcParams))\nfrom stepjepa.inspect.figure import *\n"
-        "from stepjepa.inspect.model import row_record\nfrom support.pages import stepped_example\n"
+        "from support.records import row_record\nfrom support.pages import stepped_example\n"
         "record = row_record([stepped_example(20, 1)], 1, str, vocabulary=97)\n"
         f"save_png(row_figure([('', record)]), {str(tmp_path / 'row.png')!r})\n"
         "assert 'matplotlib.pyplot' not in sys.modules and dict(dict.items(matplotlib.rcParams)) == before\n"

@@ -5,8 +5,9 @@ import pytest
 
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
-from stepjepa.inspect.model import KINDS, row_record
-from stepjepa.inspect.pairs import Readout
+from stepjepa.inspect.record import Readout
+from stepjepa.inspect.style import KINDS
+from support.records import row_record
 
 WORDS = "q a b c d e".split()
 P1, P2, P3 = (f"<|predictor_{number}|>" for number in (1, 2, 3))
@@ -41,7 +42,6 @@ def runs(names):
 
 def test_inline():
     row = record(STEPS, forward="inline")
-    assert row.forward == "inline"
     assert row.texts == ("q", "a", "b", P1, P2, "c", "d", "e")
     assert row.positions.tolist() == row.orders.tolist() == list(range(8))
     assert row.segments.tolist() == [0] * 8
@@ -52,7 +52,7 @@ def test_inline():
     (pair,) = row.pairs
     assert (pair.source_end, pair.source, pair.target) == (Readout(2, "b"), Readout(4, P2), Readout(6, "d"))
     assert pair.original == pair.copy == (5, 7)
-    assert pair.source_segment is None and not pair.apart
+    assert pair.source_segment is None and not pair.standalone
     expected = matrix("""
         1 . .  . .  . .  .
         1 1 .  . .  . .  .
@@ -102,7 +102,7 @@ def test_views_apart():
     assert row.labelled.tolist() == [False, True, *[False] * 8]
     (pair,) = row.pairs
     assert (pair.source_end, pair.source, pair.target) == (Readout(6, "e"), Readout(5, P2), Readout(8, "c"))
-    assert (pair.source_segment, pair.original, pair.copy, pair.apart) == ((2, 7), None, (7, 10), True)
+    assert (pair.source_segment, pair.original, pair.copy, pair.standalone) == ((2, 7), None, (7, 10), True)
     expected = matrix("""
         1 .  . . . . .  . . .
         1 1  . . . . .  . . .
@@ -165,7 +165,7 @@ def test_split():
     assert row.names[4:] == ("branch 1", "target 1", "target 1")
     (pair,) = row.pairs
     assert (pair.source_end, pair.source, pair.target) == (Readout(1, "a"), Readout(4, P1), Readout(6, "c"))
-    assert (pair.original, pair.copy, pair.apart) == ((2, 4), (5, 7), False)
+    assert (pair.original, pair.copy, pair.standalone) == ((2, 4), (5, 7), False)
     assert row.visible[4].tolist() == [True, True, False, False, True, False, False]
     assert row.visible[6].tolist() == [False] * 5 + [True, True]
     other = record(text._replace(views=ids(2, 4)), predictors=1)  # not what stands behind the source

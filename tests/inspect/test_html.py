@@ -12,18 +12,17 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.texts import texts_of
 from stepjepa.forest.dense import dense_mask
-from stepjepa.inspect.html import LIMIT, page_html, script_json
-from stepjepa.inspect.lanes import lanes
-from stepjepa.inspect.model import KINDS, row_record
-from stepjepa.inspect.packing import packed_rows
-from stepjepa.inspect.padding import Form
-from stepjepa.inspect.page_data import FormRows, Variant, page_data, row_data
+from stepjepa.inspect.html import LIMIT, FormRows, Variant, page_data, page_html, row_data, script_json
+from stepjepa.inspect.layout import row_records
+from stepjepa.inspect.record import Form
+from stepjepa.inspect.style import KINDS, lanes
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import ModelSetup, make_collator
 from support.pages import read_page, records, seen_matrix, stepped_example
+from support.records import row_record
 from support.rows import step_rows
 
 FIELDS = {
@@ -92,10 +91,10 @@ def test_the_page_holds_the_batch_of_training(file, tmp_path, options, forms, co
         if form == "two_pass":
             assert_rows_of_two_passes(rows, batch)
         else:
-            assert_packed_rows(rows, batch)
+            assert_row_records(rows, batch)
 
 
-def assert_packed_rows(rows, batch):
+def assert_row_records(rows, batch):
     width = batch["input_ids"].shape[1]
     assert len(rows) == len(batch["input_ids"])
     mask = dense_mask(batch)[:, 0].numpy()
@@ -185,9 +184,9 @@ class Elements(HTMLParser):
 def hostile_page():
     texts = [HOSTILE, "\ud800", "\u0627\u0644", "", "</", "script>", "\n"]
     rows = records(stepped_example(30, 2), lambda index: texts[index % len(texts)])
-    variants = [Variant(2, "packed", {form: FormRows([row], [HOSTILE], [HOSTILE]) for form, row in rows.items()})]
+    variants = [Variant(2, "packed", {form: FormRows([row], HOSTILE, [HOSTILE]) for form, row in rows.items()})]
     variants[0].why_not = {"inline": HOSTILE}
-    return page_html(page_data(HOSTILE, variants, [HOSTILE], {"name": HOSTILE, "notes": [HOSTILE]}))
+    return page_html(page_data(HOSTILE, variants, [HOSTILE], HOSTILE, [HOSTILE]))
 
 
 def test_text_of_the_data_is_no_markup():
@@ -263,7 +262,7 @@ def test_lanes():
 
 def test_padding_is_one_lane_s_end():
     longer, shorter = stepped_example(12, 2), stepped_example(6, 1)
-    rows = packed_rows([longer, longer, shorter], Form(1), str, vocabulary=97, max_row_length=30)
+    rows = row_records([longer, longer, shorter], Form(1), str, vocabulary=97, max_row_length=30)
     assert len(rows) > 1
     padded = next(row for row in rows if "padding" in row.kinds)
     data = row_data(padded, {})

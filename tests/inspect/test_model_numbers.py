@@ -12,9 +12,7 @@ from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
-from stepjepa.inspect.attention import Map, attention_data, choose_maps, maps_in_words
-from stepjepa.inspect.model import row_record
-from stepjepa.inspect.page_data import pair_cosines
+from stepjepa.inspect.model import Map, attention_data, choose_maps, maps_note, pair_cosines
 from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -22,6 +20,7 @@ from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
 from stepjepa.modeling.probe import Probe, attention_fits, load_probe, row_numbers
 from support.models import VOCABULARY, add_to_vocabulary, made_up_example, tiny_model
 from support.pages import read_page, seen_matrix
+from support.records import row_record
 from support.rows import step_rows
 
 EXAMPLE = made_up_example(20, [Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)], 1)
@@ -108,17 +107,12 @@ def test_which_maps_fit():
     assert choose_maps(9, 2, 300, 3 * size, [4]) == [Map(4, None), Map(4, 1), Map(4, 2)]
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"),
-    [
-        (choose_maps(3, 2, 30, 10**6), "attention: all 2 heads of layers 1-3"),
-        ([Map(2, None), Map(3, None), Map(3, 1)], "attention: 1 of 2 heads of layer 3; the mean over the heads of layers 2-3"
-         "; nothing of 1 other layer"),
-        ([], "attention: none of 3 layers x 2 heads, one alone would make the page too large"),
-    ],
-)  # fmt: skip
-def test_maps_in_words(kept, words):
-    assert maps_in_words(kept, 3, 2) == words
+def test_what_is_said_of_the_maps():
+    heads = "of their 6 heads by themselves, and the means over the heads"
+    assert maps_note(choose_maps(3, 2, 30, 10**6), 3, 2) == f"attention: all layers, 6 {heads}"
+    some = [Map(2, None), Map(3, None), Map(3, 1)]
+    assert maps_note(some, 3, 2).startswith("attention: 2 of 3 layers (2, 3), 1 of their 4 heads by themselves")
+    assert maps_note([], 3, 2).startswith("attention: none of 3 layers x 2 heads")
 
 
 def test_too_much_is_refused():
@@ -197,7 +191,7 @@ def test_layers_that_are_asked_for(workplace, capsys):
     assert run(workplace, "--attention_layers", "2")[0] == 0
     data = read_page(workplace / "page.html")
     assert data["variants"][0]["forms"]["packed"]["rows"][0]["attention"]["maps"] == [[2, None], [2, 1], [2, 2], [2, 3]]
-    assert "attention: all 3 heads of layer 2" in data["variants"][0]["forms"]["packed"]["notes"][-1]
+    assert "attention: 1 of 3 layers (2), 3 of their 3 heads" in data["variants"][0]["forms"]["packed"]["notes"][-1]
     assert run(workplace, "--attention_layers", "4")[0] == 2
     assert "--attention_layers 4: this model has layers 1 to 3" in capsys.readouterr().err
 

@@ -9,10 +9,11 @@ from rich.cells import cell_len
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.inspect.model import row_record
-from stepjepa.inspect.packing import packed_rows, packing_lines
-from stepjepa.inspect.padding import Form
-from stepjepa.inspect.terminal import draw, draw_beside, make_console
+from stepjepa.inspect.layout import row_records
+from stepjepa.inspect.padding import packing_line
+from stepjepa.inspect.record import Form
+from stepjepa.inspect.terminal import draw, make_console
+from support.records import row_record
 
 # Trunks of 6, 6 and 3 tokens; with K = 2 the first two have 2 predictors and 2 target tokens.
 FIRST = Example(np.arange(6, dtype=np.int32), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
@@ -23,7 +24,7 @@ BATCH = [FIRST, FIRST, PLAIN]
 @pytest.mark.parametrize("longest", [None, 10, 13])
 @pytest.mark.parametrize("form", ["packed", "inline"])
 def test_rows_are_the_collator_s(form, longest):
-    rows = packed_rows(BATCH, Form(2, forward=form), str, vocabulary=6, pad_token_id=5, max_row_length=longest)
+    rows = row_records(BATCH, Form(2, forward=form), str, vocabulary=6, pad_token_id=5, max_row_length=longest)
     batch = ForestCollator((6, 7), 5, 1, max_row_length=longest, inline=form == "inline")(BATCH)
     assert len(rows) == len(batch["input_ids"])
     for number, row in enumerate(rows):
@@ -38,21 +39,21 @@ def test_rows_are_the_collator_s(form, longest):
 
 def test_how_many_positions_it_takes():
     # Forests of 10, 10 and 3 tokens. Apart: 3 chats of up to 6, and 4 views of up to 5 tokens (a b c and two predictors).
-    (line,) = packing_lines(BATCH, Form(2), vocabulary=6, max_row_length=13)
+    line = packing_line(BATCH, Form(2), vocabulary=6, max_row_length=13)
     assert line == (
         "packing: 3 examples in 2 rows, 26 positions, 3 of them padding (11.5 %); every chat and view in a row of its own "
         "(two passes) takes 38, 1.5 times as many"
     )
-    (line,) = packing_lines([FIRST], Form(2), vocabulary=6)
+    line = packing_line([FIRST], Form(2), vocabulary=6)
     assert (
         line.startswith("packing: 1 example in 1 row, 10 positions, no padding; every chat and view")
         and "takes 16" in line
     )
-    (line,) = packing_lines(BATCH, Form(2, forward="two_pass"), vocabulary=6)
+    line = packing_line(BATCH, Form(2, forward="two_pass"), vocabulary=6)
     assert line.startswith("two passes: 3 examples in 7 rows, 38 positions, 9 of them padding (23.7 %)")
     assert line.endswith("packed into forests they take 23")
-    assert packing_lines([PLAIN], Form(), vocabulary=6) == ["packing: 1 example in 1 row, 3 positions, no padding"]
-    (line,) = packing_lines([FIRST, FIRST], Form(2), vocabulary=6, separate_targets=True)
+    assert packing_line([PLAIN], Form(), vocabulary=6) == "packing: 1 example in 1 row, 3 positions, no padding"
+    line = packing_line([FIRST, FIRST], Form(2), vocabulary=6, separate_targets=True)
     assert "(targets in rows of their own, without gradient)" in line
 
 
@@ -63,8 +64,8 @@ def lines_of(draw_into, width):
 
 
 def test_padding_is_counted_not_spelled_out():
-    record = next(r for r in packed_rows(BATCH, Form(2), str, vocabulary=6, max_row_length=13) if "padding" in r.kinds)
-    lines = lines_of(lambda console: draw(record, console, "rows", packing=["packing: so"]), 90)
+    record = next(r for r in row_records(BATCH, Form(2), str, vocabulary=6, max_row_length=13) if "padding" in r.kinds)
+    lines = lines_of(lambda console: draw([("", record)], console, "rows", packing=["packing: so"]), 90)
     assert "13 positions: " in lines[0] and "3 of padding" in " ".join(lines[:2]) and "packing: so" in lines[:3]
     (line,) = (line for line in lines if line.startswith("padding "))
     assert line.split() == ["padding", "10", "0", "3", "in", "all"]
@@ -73,7 +74,7 @@ def test_padding_is_counted_not_spelled_out():
 
 def beside(width, counts=(1, 2)):
     several = [(f"K = {k}", row_record([FIRST], k, "qabcde".__getitem__, vocabulary=6)) for k in counts]
-    return lines_of(lambda console: draw_beside(several, console, "title", ["a note"], ["K = 1: packing"]), width)
+    return lines_of(lambda console: draw(several, console, "title", ["a note"], ["K = 1: packing"]), width)
 
 
 def test_rows_side_by_side():

@@ -5,17 +5,17 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from stepjepa.inspect.model import KINDS
-from stepjepa.inspect.palette import COLOURS, DARK_COLOURS, letter_colour
+from stepjepa.inspect.style import KINDS, letter_colour
 from support.colours import DEUTERANOPIA, lab, linear
 
 
-@pytest.mark.parametrize("colours", [COLOURS, DARK_COLOURS], ids=["light", "dark"])
+@pytest.mark.parametrize("paper", ["light", "dark"])
 @pytest.mark.parametrize(
     "together",
     ["prompt answer source_end original predictor target source", "prompt answer source_end isolated predictor"],
 )
-def test_colours_differ_under_deuteranopia(colours, together):
+def test_colours_differ_under_deuteranopia(paper, together):
+    colours = {name: getattr(kind, paper) for name, kind in KINDS.items()}
     for one, other in combinations(together.split(), 2):
         assert np.linalg.norm(lab(linear(colours[one])) - lab(linear(colours[other]))) > 18
         seen = [lab(DEUTERANOPIA @ linear(colours[kind])) for kind in (one, other)]
@@ -23,5 +23,4 @@ def test_colours_differ_under_deuteranopia(colours, together):
 
 
 def test_letters_on_colours():
-    assert set(COLOURS) == set(DARK_COLOURS) == set(KINDS)
     assert letter_colour("#ffffff") == "#000000" and letter_colour("#0b4a80") == "#ffffff"

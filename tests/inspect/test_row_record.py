@@ -5,10 +5,10 @@ import pytest
 
 from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.views import Pair
-from stepjepa.inspect.model import row_record, token_text
-from stepjepa.inspect.pairs import Readout
-from stepjepa.inspect.spans import TrunkSpan
+from stepjepa.inspect.record import Readout, Span
+from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.presets import train_tokenizer
+from support.records import row_record
 
 WORDS = "q a b c d e".split()
 
@@ -45,7 +45,7 @@ def test_one_pair_with_two_predictors():
     assert row.names == ("trunk: prompt", *["trunk: answer"] * 5, *["branch 1"] * 2, *["target 1"] * 2)
     expected = "prompt answer source_end original original answer predictor predictor target target"
     assert row.kinds == tuple(expected.split())
-    assert row.sections() == [(0, 1), (1, 6), (6, 8), (8, 10)]
+    assert row.sections == [(0, 1), (1, 6), (6, 8), (8, 10)]
     (pair,) = row.pairs
     assert (pair.example, pair.number) == (0, 1)
     assert pair.source_end == Readout(2, "b")
@@ -137,7 +137,7 @@ def test_an_example_without_pairs():
 
 
 def test_spans_name_the_trunk_and_are_cut_with_it():
-    spans = [TrunkSpan("user", 0, 1), TrunkSpan("step 1", 1, 3), TrunkSpan("step 2", 3, 5), TrunkSpan("step 3", 6, 9)]
+    spans = [Span("user", 0, 1), Span("step 1", 1, 3), Span("step 2", 3, 5), Span("step 3", 6, 9)]
     names = record(FIRST, spans=[spans]).names[:6]
     assert [name.removeprefix("trunk: ") for name in names] == [
         *("user", "step 1", "step 1", "step 2", "step 2", "end of turn")

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from stepjepa.cli.inspect_row import find_row, inspected
 from stepjepa.data.texts import texts_of
 from stepjepa.forest.dense import dense_mask
+from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
@@ -70,8 +70,8 @@ def both(file, row, index, **options):
     shown, trained = JEPAOptions(**options), JEPAOptions(**options)
     shown.check()
     trained.check()
-    record, _ = inspected(file, find_row(file, row), "tiny", shown, SEED)
     tokenizer = load_tokenizer("tiny", texts_of([file]))
+    (record,) = show_rows(file, row, tokenizer, shown, SEED).records()
     store, _ = encode(file, tokenizer, trained)
     assert shown == trained  # the splitter is settled alike
     example = DrawnExamples(store, trained, SEED, trained.jepa_ratio)[Draw(0, index)]

@@ -5,12 +5,14 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer, plain_template
 from stepjepa.data.encode import EncodeOptions, encode_dataset
-from stepjepa.data.encoder import read_chat
+from stepjepa.data.encoder import ReadChat, read_chat
 from stepjepa.data.examples import Example
 from stepjepa.data.steps import make_splitter
-from stepjepa.inspect.model import row_record, token_text
-from stepjepa.inspect.spans import TrunkSpan, trunk_names, trunk_spans
+from stepjepa.inspect.layout import trunk_names
+from stepjepa.inspect.record import Span
+from stepjepa.inspect.rows import token_text, trunk_spans
 from stepjepa.modeling.presets import train_tokenizer
+from support.records import row_record
 from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, with_template
 
@@ -20,12 +22,16 @@ def tokenizer():
     return train_tokenizer(["First we add 2 and 3.\n\nThen we double it.\n\nSo 10. What is it?"], 320)
 
 
+def read_without_steps(renderer, messages):
+    return ReadChat(messages, renderer.render(messages), None)
+
+
 def encoded(tokenizer, messages, splitter):
     renderer = ChatRenderer(tokenizer)
     options = EncodeOptions("step_jepa", splitter, step_pairs="all")
     store, _ = encode_dataset([{"messages": messages}], tokenizer, renderer, options)
     read = read_chat({"messages": messages}, renderer, options)
-    return store[0], trunk_spans(tokenizer, read.rendered, read.steps.spans)
+    return store[0], trunk_spans(tokenizer, read)
 
 
 @pytest.mark.parametrize("splitter", [make_splitter("separator"), make_splitter("lines")])
@@ -58,7 +64,7 @@ def test_several_answers_have_their_own_steps(tokenizer):
     _, spans = encoded(tokenizer, messages, make_splitter("separator"))
     names = [span.name for span in spans]
     assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
-    plain = trunk_spans(tokenizer, ChatRenderer(tokenizer).render(messages))
+    plain = trunk_spans(tokenizer, read_without_steps(ChatRenderer(tokenizer), messages))
     assert [span.name for span in plain] == ["user", "answer 1", "user", "answer 2"]
 
 
@@ -75,7 +81,7 @@ def named(tokenizer, labels="assistant", **options):
     renderer = ChatRenderer(tokenizer)
     settings = EncodeOptions("llm_jepa", make_splitter("separator"), labels=labels, **options)
     store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
-    spans = trunk_spans(tokenizer, renderer.render(CHAT), None, store[0].input_ids)
+    spans = trunk_spans(tokenizer, read_without_steps(renderer, CHAT), store[0].input_ids)
     names, text = trunk_names(store[0], spans), token_text(tokenizer)
     found: dict[str, str] = {}
     for name, index in zip(names, store[0].input_ids.tolist(), strict=True):
@@ -141,13 +147,13 @@ def test_tokens_that_are_none_of_the_chats_are_not_named():
     tokenizer = byte_bpe_tokenizer()
     renderer = ChatRenderer(tokenizer)
     ids = np.asarray(tokenizer(renderer.render(CHAT).text, add_special_tokens=False)["input_ids"])
-    assert trunk_spans(tokenizer, renderer.render(CHAT), None, ids)
-    assert trunk_spans(tokenizer, renderer.render(CHAT), None, ids[::-1]) == ()
-    assert trunk_spans(tokenizer, renderer.render(CHAT), None, np.append(ids, [1, 1])) == ()
+    assert trunk_spans(tokenizer, read_without_steps(renderer, CHAT), ids)
+    assert trunk_spans(tokenizer, read_without_steps(renderer, CHAT), ids[::-1]) == ()
+    assert trunk_spans(tokenizer, read_without_steps(renderer, CHAT), np.append(ids, [1, 1])) == ()
 
 
 def test_spans_beyond_the_trunk_name_nothing():
     example = Example(np.arange(4, dtype=np.int32), ((1, 4),))
-    spans = [TrunkSpan("user", 0, 1), TrunkSpan("answer", 1, 3), TrunkSpan("user", 6, 9)]
+    spans = [Span("user", 0, 1), Span("answer", 1, 3), Span("user", 6, 9)]
     assert trunk_names(example, spans) == ["trunk: user", "trunk: answer", "trunk: answer", "trunk: end of turn"]
     assert trunk_names(example) == ["trunk: prompt", *["trunk: answer"] * 3]

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
-from stepjepa.inspect.glyphs import ASCII, UNICODE, token_label
-from stepjepa.inspect.model import row_record
+from stepjepa.inspect.style import ASCII, UNICODE, token_label
 from stepjepa.inspect.terminal import draw, make_console, mask_lines, shown_positions, token_lines
+from support.records import row_record
 
 HOSTILE = ["[bold]q[/bold]", "[/]", "\x1b[31mb\x1b[0m", " \U0001f600\u200d\u202e", "\r\n", ":smile:\t", "\x07\x9b"]
 
@@ -44,7 +44,7 @@ def terminal_with_colours(monkeypatch):
 
 def drawn(row, width=80, file=None, **options):
     file = io.StringIO() if file is None else file
-    draw(row, make_console(file, width), **options)
+    draw([("", row)], make_console(file, width), **options)
     return file.getvalue()
 
 
@@ -146,7 +146,7 @@ def test_colour_on_terminals_only(monkeypatch):
 def test_an_encoding_without_half_blocks():
     buffer = io.BytesIO()
     file = io.TextIOWrapper(buffer, encoding="ascii")
-    draw(record(words=["\u65e5", " x", "\n", "c", "d", "e"]), make_console(file, 80))
+    draw([("", record(words=["\u65e5", " x", "\n", "c", "d", "e"]))], make_console(file, 80))
     file.flush()
     text = buffer.getvalue().decode("ascii")
     assert "     0 .a #." in text

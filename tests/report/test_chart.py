@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from stepjepa.inspect.palette import luminance
+from stepjepa.inspect.style import luminance
 from stepjepa.report.chart import (
     BOTTOM,
     HEIGHT,

@@ -11,9 +11,9 @@ import numpy as np
 
 from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
-from stepjepa.inspect.html import page_html, write_page
-from stepjepa.inspect.model import RowRecord, row_record
-from stepjepa.inspect.page_data import FormRows, Variant, page_data
+from stepjepa.inspect.html import FormRows, Variant, page_data, page_html, write_page
+from stepjepa.inspect.record import RowRecord
+from support.records import row_record
 
 
 def read_page(path: Path) -> dict[str, Any]:

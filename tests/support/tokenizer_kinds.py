@@ -95,7 +95,7 @@ class SlowTwin(PythonBackend):
 
     def __init__(self, fast: PreTrainedTokenizerFast):
         self.fast = fast
-        added = {index: token for index, token in fast.added_tokens_decoder.items()}
+        added = dict(fast.added_tokens_decoder)
         super().__init__(
             added_tokens_decoder=added, eos_token=fast.eos_token, unk_token=fast.unk_token, bos_token=fast.bos_token
         )

@@ -60,7 +60,7 @@ def test_the_random_target_is_one_fixed_vector(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path, tokenizer, control="random", seed=7, eval_rows=step_rows(5, seed=1), **STEPS)
     vector = random_target(32, 7, torch.device("cpu"))
     assert not torch.equal(vector, random_target(32, 8, torch.device("cpu"))) and 0.6 < vector.std() < 1.4
-    for rows in (range(0, 10), range(10, 20)):
+    for rows in (range(10), range(10, 20)):
         output = trainer.model(**batch_of(trainer, rows))
         torch.manual_seed(len(rows))
         targets = used_targets(trainer.args, output, trainer.args.seed)

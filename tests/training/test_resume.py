@@ -82,7 +82,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
     assert not (tmp_path / "killed" / "model.safetensors").exists(), "the run had ended before it was killed"
     finish(whole)
     output = finish(start(tmp_path / "killed", data, *flags, "--resume_from_checkpoint", "true"))
-    assert "going on from checkpoint-" in output and "missing keys" not in output  # a tied head is saved once
+    assert "resumed from checkpoint-" in output and "missing keys" not in output  # a tied head is saved once
     expected = (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert (tmp_path / "killed" / "model.safetensors").read_bytes() == expected
 

@@ -24,7 +24,7 @@ def test_the_means_are_those_of_all_processes(tokenizer):
     whole = scorer(model, tokenizer)
     assert list(whole) == ["exact", "prefix", "did_not_stop"] and whole["exact"][1] == whole["did_not_stop"][1] == 5
     parts = [scorer(model, tokenizer, process, 6) for process in range(6)]
-    assert parts[5] == {name: (0.0, 0) for name in whole}, "more processes than questions"
+    assert parts[5] == dict.fromkeys(whole, (0.0, 0)), "more processes than questions"
     for name, (total, number) in whole.items():
         assert (sum(part[name][0] for part in parts), sum(part[name][1] for part in parts)) == (total, number)
 

@@ -167,5 +167,5 @@ def _read(file: Any, about: dict[str, Any], path: Any, layers: Sequence[int] | N
         part = file.get_slice(name)
         found = [part[saved.index(layer)] for layer in chosen]  # (N, D) each
         views[name] = np.stack(found) if found else np.empty((0, *part.get_shape()[1:]), np.float32)
-    steps = file.get_tensor("steps") if "steps" in file.keys() else None
+    steps = file.get_tensor("steps") if "steps" in file.keys() else None  # noqa: SIM118
     return States(about["model"], about["file"], tuple(chosen), file.get_tensor("rows"), **views, steps=steps)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, make_dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from stepjepa.cli.fed import fed_fields, spellings
-from stepjepa.cli.parser import Alias, StrictParser
-from stepjepa.data.fields import check_at_least, option
+from stepjepa.config.option import check_at_least, option, options_of
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
+from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import explaining
 
 # The options of training that decide which views there are and where they are read.
@@ -143,7 +144,8 @@ def _fields() -> list[tuple[str, Any, Any]]:
         ),
     }
     fields = []
-    for name, hint, field in fed_fields(FED):
+    for name in FED:
+        hint, field = options_of(JEPAOptions)[name].hint, JEPAOptions.__dataclass_fields__[name]
         if name in own:
             hint, text = own[name]
             field = option(field.default, text, field.metadata["group"])
@@ -154,16 +156,12 @@ def _fields() -> list[tuple[str, Any, Any]]:
 AnalyzeOptions: Any = make_dataclass("AnalyzeOptions", _fields(), bases=(AnalysisOptions,))
 
 
-def aliases() -> dict[str, Alias]:
-    """Training's other spellings that mean something here."""
-    return {name: target for name, target in spellings(FED).items() if name != "regular"}
-
-
 def run(argv: list[str]) -> int:
     """Analyse; exit status 0, also where there is collapse."""
     parser = StrictParser(
         (AnalyzeOptions,),
-        aliases=aliases(),
+        aliases=published(AnalyzeOptions),
+        positional=("file",),
         prog="stepjepa analyze FILE --models RUN_A RUN_B",
         description="Where do source and target views lie? Hidden states of both views in one or more models, as training "
         "reads them; matched against shuffled pairs, retrieval, ranks, linear map, by layer and step; signs of collapse. "
@@ -171,7 +169,7 @@ def run(argv: list[str]) -> int:
         epilog="example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa; "
         "stepjepa analyze --runs runs/regular runs/llm_jepa",
     )
-    (options,) = parser.parse(with_file(parser, argv))
+    (options,) = parser.parse(argv)
     options.check()
     for name, extra in _libraries(options).items():
         if find_spec(name) is None:
@@ -182,15 +180,6 @@ def run(argv: list[str]) -> int:
 
     with explaining("--batch_size or --max_length", "start the same command again"):
         return work(options, parser.explicit, notes(options, parser.explicit))
-
-
-def with_file(parser: StrictParser, argv: list[str]) -> list[str]:
-    """`argv` with its first free word as the data file."""
-    if "-h" in argv or "--help" in argv:
-        return argv
-    from stepjepa.cli.check import file_argument  # loads much that --help does not need
-
-    return file_argument(parser, argv)
 
 
 def notes(options: Any, explicit: Collection[str]) -> list[str]:

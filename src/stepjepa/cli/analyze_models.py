@@ -16,9 +16,7 @@ from stepjepa.analysis.compare import Saved, check_base, check_map_layers, same_
 from stepjepa.analysis.draw import slug
 from stepjepa.analysis.states import save_states
 from stepjepa.cli.analyze import FED
-from stepjepa.cli.fed import fed_method
 from stepjepa.cli.predictors import Predictors, find_predictors, quiet
-from stepjepa.cli.progress import Bar
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.memory import saying_out_of_memory
@@ -36,7 +34,8 @@ from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.options import JEPAOptions, method_of
+from stepjepa.utils.progress import Bar
 from stepjepa.utils.text import escaped
 
 # What decides how rows and views are read, held against what a run was trained with.
@@ -106,7 +105,7 @@ class Collector:
 
     def __init__(self, options: Any, explicit: Collection[str], folder: Path, bar: Bar):
         self.options, self.explicit, self.folder, self.bar = options, explicit, folder, bar
-        self.method = fed_method(options, FED)
+        self.method = method_of(options)
         self.rows = RowSource(options.file, options.dataset_split)
         self.first: tuple[str, Pairs] | None = None
         self.base: tuple[str, int, tuple[int, ...]] | None = None  # label, width and layers

@@ -17,9 +17,9 @@ from stepjepa.analysis.states import saved_layers
 from stepjepa.analysis.style import save_figure
 from stepjepa.analysis.summary import collapse_lines, tables
 from stepjepa.cli.check import folded
-from stepjepa.cli.progress import Bar
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
+from stepjepa.utils.progress import Bar
 from stepjepa.utils.terminal import print_text, show_log
 from stepjepa.utils.text import one_line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepjepa.cli.parser import StrictParser
+from stepjepa.config.parser import StrictParser
 from stepjepa.study.demo_options import DemoOptions
 from stepjepa.utils.text import escaped
 

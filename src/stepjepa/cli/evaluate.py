@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli.parser import Alias, StrictParser
-from stepjepa.cli.progress import Bar, ending
+from stepjepa.config.parser import Alias, StrictParser
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import NLL, EvaluateOptions, listed_metrics
+from stepjepa.utils.progress import Bar, ending
 from stepjepa.utils.terminal import print_json, print_text
 
 # Spellings of the published evaluate_step_jepa that are not field names already.
@@ -24,6 +24,7 @@ def run(argv: list[str]) -> int:
     parser = StrictParser(
         (EvaluateOptions,),
         aliases=_PUBLISHED,
+        positional=("model_name", "test_file"),
         prog="stepjepa evaluate RUN TEST_FILE",
         description="Let a model answer the questions of a file, and score the answers. Interrupted, the same command goes "
         "on. With --analyze, look into the predictions of one evaluation, or compare those of two.",
@@ -31,27 +32,10 @@ def run(argv: list[str]) -> int:
         "runs/a/evaluation-test/predictions.jsonl",
     )
     options: EvaluateOptions
-    (options,) = parser.parse(with_names(parser, argv))
+    (options,) = parser.parse(argv)
     if options.analyze is not None:
         return analyze(options, parser.explicit)
     return evaluate(options, parser.explicit)
-
-
-def with_names(parser: StrictParser, argv: list[str]) -> list[str]:
-    """`argv` with its first free words as the model and the test file, as far as those are not given by flags."""
-    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("--")}
-    if "-h" in argv or given.intersection(("analyze", "help")):
-        return argv
-    for names in (("model_name", "model_path"), ("test_file",)):
-        if given.intersection(names):
-            continue
-        from stepjepa.cli.check import file_argument  # loads much that --help does not need
-
-        found = file_argument(parser, argv)
-        if found == argv:
-            break
-        argv = [*found[:-1], f"--{names[0]}={found[-1].partition('=')[2]}"]
-    return argv
 
 
 def evaluate(options: EvaluateOptions, explicit: Collection[str]) -> int:

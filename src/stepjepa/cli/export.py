@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepjepa.cli.check import file_argument
-from stepjepa.cli.parser import StrictParser
-from stepjepa.data.fields import option
+from stepjepa.api import export
+from stepjepa.config.option import option
+from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError
 from stepjepa.utils.terminal import print_text
 
@@ -34,13 +34,13 @@ def run(argv: list[str]) -> int:
     """Export a checkpoint. Exit status 0."""
     parser = StrictParser(
         (ExportOptions,),
+        positional=("checkpoint", "output_dir"),
         prog="stepjepa export CHECKPOINT OUT",
         description="Write a checkpoint as the final model of its run: plain Hugging Face form, vocabulary and tokenizer as "
         "they came, LoRA merged or as an adapter, the predictors in predictors.safetensors next to it.",
         epilog="example: stepjepa export runs/step_jepa/checkpoint-500 exported --merge_lora true",
     )
     options: ExportOptions
-    argv = file_argument(parser, file_argument(parser, argv, "checkpoint"), "output_dir")
     (options,) = parser.parse(argv)
     if not options.checkpoint or not options.output_dir:
         raise ConfigError("the checkpoint or the folder to write is missing; write: stepjepa export CHECKPOINT OUT")
@@ -48,18 +48,9 @@ def run(argv: list[str]) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.cli.predictors import quiet
-    from stepjepa.modeling.checkpoint import export_checkpoint
 
     disable_progress_bar()
     with quiet():
-        written = export_checkpoint(
-            options.checkpoint,
-            options.output_dir,
-            base_model=options.base_model,
-            merge_lora=options.merge_lora,
-            keep_predictors=options.keep_predictors,
-            overwrite=options.overwrite_output_dir,
-            trust_remote_code=options.trust_remote_code,
-        )
-    print_text(f"output {options.output_dir}: {', '.join(written)}")
+        written = export(**vars(options))
+    print_text(str(written))
     return 0

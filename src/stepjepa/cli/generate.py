@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.cli.check import file_argument, needed_file
-from stepjepa.cli.parser import StrictParser
-from stepjepa.cli.progress import Bar, ending
+from stepjepa.cli.check import needed_file
+from stepjepa.config.parser import StrictParser
 from stepjepa.evaluation.teachers.options import TeacherOptions
+from stepjepa.utils.progress import Bar, ending
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ def run(argv: list[str]) -> int:
     """Ask, store, sum up. Exit status 0, also where questions stay unsolved; 130 or 143 where a signal ends it."""
     parser = StrictParser(
         (TeacherOptions,),
+        positional=("file",),
         prog="stepjepa generate FILE",
         description="Let a teacher model solve the questions of a file, and keep the responses whose final answer is "
         "right. What is unsolved is asked again, --attempts times in all.",
         epilog="example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl",
     )
     options: TeacherOptions
-    (options,) = parser.parse(file_argument(parser, argv))
+    (options,) = parser.parse(argv)
     needed_file(options.file, "generate")
     options.check()
     return generate(options)

@@ -15,7 +15,7 @@ import sys
 import traceback
 
 from stepjepa import __version__
-from stepjepa.cli.values import nearest
+from stepjepa.config.values import nearest
 from stepjepa.errors import StepJepaError
 from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
 
@@ -26,7 +26,7 @@ COMMANDS = {
     "prepare": ("stepjepa.cli.prepare", "turn raw questions and answers into chat rows with steps"),
     "check": ("stepjepa.cli.check", "read a data file and report what training would do with it"),
     "inspect": (
-        "stepjepa.cli.inspect_row",
+        "stepjepa.cli.inspect",
         "show one training row: tokens, views, predictors, who sees whom",
     ),
     "study": ("stepjepa.cli.study", "arms over paired seeds with controls, at equal examples and compute; a table"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepjepa.cli.check import file_argument, needed_file
-from stepjepa.cli.parser import StrictParser
+from stepjepa.cli.check import needed_file
+from stepjepa.config.parser import StrictParser
 from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.answers import answers_match, final_answer
@@ -23,12 +23,13 @@ def run(argv: list[str]) -> int:
             raise ConfigError(f"--{name}: {GONE[name]}")
     parser = StrictParser(
         (PrepareOptions,),
+        positional=("file",),
         prog="stepjepa prepare INPUT",
         description="Turn raw questions and answers (GSM8K, generated responses, lines of text, any columns) into chat "
         "rows with steps, which stepjepa train reads.",
         epilog="example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05",
     )
-    (options,) = parser.parse(file_argument(parser, argv))
+    (options,) = parser.parse(argv)
     needed_file(options.file, "prepare")
     print_text(str(prepare(options, rules=AnswerRules(final_answer, answers_match))))
     return 0

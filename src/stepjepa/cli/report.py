@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepjepa.cli.parser import StrictParser
-from stepjepa.data.fields import check_at_least, option
+from stepjepa.config.option import check_at_least, option
+from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError
 from stepjepa.utils.terminal import print_text
 

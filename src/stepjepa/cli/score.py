@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from stepjepa.cli.fed import spellings
-from stepjepa.cli.parser import Alias, StrictParser
-from stepjepa.data.fields import check_at_least, option
+from stepjepa.config.option import check_at_least, option, options_of
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.registry import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
@@ -126,26 +126,23 @@ class Scoring:
 
 def _fields() -> list[tuple[str, Any, Any]]:
     """Options of training with its types and help texts; None where the run decides."""
-    hints, own = get_type_hints(JEPAOptions), JEPAOptions.__dataclass_fields__
-    text = {name: _HELP.get(name, own[name].metadata["help"]) for name in TAKEN}
+    own = options_of(JEPAOptions)
+    text = {name: _HELP.get(name, own[name].help) for name in TAKEN}
     return [
-        (name, hints[name] | None, field(default=None, metadata={"help": text[name], "group": _READ})) for name in TAKEN
+        (name, own[name].hint | None, field(default=None, metadata={"help": text[name], "group": _READ}))
+        for name in TAKEN
     ]
 
 
 ScoreOptions: Any = make_dataclass("ScoreOptions", _fields(), bases=(Scoring,))
 
 
-def aliases() -> dict[str, Alias]:
-    """Training's other spellings that mean something here."""
-    return {**spellings(TAKEN), "model_path": "model_name"}
-
-
 def run(argv: list[str]) -> int:
     """Score; exit status 0."""
     parser = StrictParser(
         (ScoreOptions,),
-        aliases=aliases(),
+        aliases=published(ScoreOptions, but={"model_path": "model_name"}),
+        positional=("solutions",),
         prog="stepjepa score SOLUTIONS --model_name RUN",
         description="The JEPA energy of each step of given solutions: how badly the prediction at step i fits step i + 1, "
         "beside the same for steps of other questions; a JSON line for each solution. With --best_of N, choose one of N "
@@ -154,21 +151,11 @@ def run(argv: list[str]) -> int:
         epilog="example: stepjepa score solutions.jsonl --model_name runs/a --output_file energies.jsonl; "
         "stepjepa score --questions test.jsonl --model_name runs/a --best_of 8 --metric gsm8k",
     )
-    (options,) = parser.parse(_with_file(parser, argv))
+    (options,) = parser.parse(argv)
     options.check()
     from stepjepa.cli.score_work import work
 
     return work(options, [f"--{name} has no effect {why}" for name, why in _unread(options, parser.explicit)])
-
-
-def _with_file(parser: StrictParser, argv: list[str]) -> list[str]:
-    """`argv` with its first free word as the solutions."""
-    if "-h" in argv or "--help" in argv:
-        return argv
-    from stepjepa.cli.check import file_argument  # loads much that --help does not need
-
-    found = file_argument(parser, argv)
-    return found if found == argv else [*found[:-1], f"--solutions={found[-1].partition('=')[2]}"]
 
 
 def _unread(options: Any, explicit: Any) -> list[tuple[str, str]]:

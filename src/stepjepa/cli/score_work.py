@@ -17,7 +17,6 @@ import transformers
 import stepjepa
 from stepjepa.analysis.energies import EncodedSolution, encode_solutions
 from stepjepa.cli.evaluate import EvaluationBar
-from stepjepa.cli.progress import ending
 from stepjepa.cli.score import TAKEN
 from stepjepa.cli.score_model import Scorer, load_scorer, read, scorer_notes
 from stepjepa.cli.score_records import chosen, result_lines, solution_records, summary
@@ -43,6 +42,7 @@ from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import check_writable, json_bytes
+from stepjepa.utils.progress import ending
 from stepjepa.utils.terminal import print_json, print_text, show_log
 
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()

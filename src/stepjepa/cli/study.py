@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.cli.check import file_argument, folded
-from stepjepa.cli.parser import StrictParser
-from stepjepa.data.fields import option
+from stepjepa.cli.check import folded
+from stepjepa.config.option import option
+from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.terminal import print_error, print_text
@@ -52,6 +52,7 @@ def run(argv: list[str]) -> int:
     """Run a study. Exit status 0, or 1 where runs are missing in the end."""
     parser = StrictParser(
         (StudyOptions,),
+        positional=("file",),
         prog="stepjepa study FILE",
         description="Train the arms of a study over paired seeds, with shuffled and random targets as controls, at equal "
         "examples and at equal compute; choose hyper-parameters on the validation split, score the test split once, and say "
@@ -59,7 +60,7 @@ def run(argv: list[str]) -> int:
         epilog="example: stepjepa study study.yaml --jobs 2; docs/study.md describes the file",
     )
     options: StudyOptions
-    (options,) = parser.parse(file_argument(parser, argv))
+    (options,) = parser.parse(argv)
     if options.recipes:
         from stepjepa.study.recipes import recipe_lines
 

@@ -1,4 +1,4 @@
-"""What may be wrong with a data set, counted row by row while it is read; `data.warnings` puts it into words.
+"""What may be wrong with a data set, counted row by row while it is read; `inspect.check.warnings` puts it into words.
 
 Texts are not kept: questions are compared by hashes.
 """

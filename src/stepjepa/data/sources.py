@@ -6,6 +6,7 @@ two columns that are named.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
@@ -16,9 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import check_messages
-from stepjepa.data.fields import check_split_name
 from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import escaped
 
@@ -27,6 +27,20 @@ TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code
 ANSWER_COLUMNS = tuple(answer for _, answer in TEXT_COLUMNS)
 _SHOWN_COLUMNS = 20
 _SAMPLED_BYTES = 2**16
+
+
+def check_split_name(split: str, option: str = "dataset_split") -> None:
+    """Refuse a share in place of a split's name.
+
+    Raises:
+        ConfigError: it is a number.
+    """
+    with contextlib.suppress(ValueError):
+        float(split)
+        raise ConfigError(
+            f"--{option} {split}: is a number, and the name of a data set's split is expected; to hold rows back, run "
+            "stepjepa prepare FILE --valid_ratio SHARE, and give what it writes as --eval_file"
+        )
 
 
 class PairColumns(NamedTuple):

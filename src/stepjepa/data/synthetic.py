@@ -259,10 +259,8 @@ def _draw_chain(
                 break
             kind = rng.choice(options)
             operands = _operands(kind, value, config)
-            if kind in ("add", "sub"):
-                operand = _log_uniform(rng, operands[0], operands[-1])
-            else:
-                operand = rng.choice(operands)
+            small = kind in ("add", "sub")
+            operand = _log_uniform(rng, operands[0], operands[-1]) if small else rng.choice(operands)
             value = _OPERATIONS[kind][1](value, operand)
             chain.append((kind, operand, value))
         if len(chain) == length:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.data.fields import check_at_least, option
+from stepjepa.config.option import check_at_least, option
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.registry import METRICS, MODEL_METRICS
 

@@ -1,4 +1,4 @@
-"""The picture of packed rows: every segment where its positions are, and who sees whom (matplotlib, extra ``analysis``).
+"""The picture of packed rows: every segment at its positions, and who sees whom (matplotlib, extra ``analysis``).
 
 Drawn without pyplot, so nothing global is changed and no window opens. Figures are 8 inches wide: at 800 pixels the smallest
 letters are 12 pixels high.
@@ -10,31 +10,37 @@ import io
 import os
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from stepjepa.data.extras import library
-from stepjepa.errors import ConfigError
-from stepjepa.inspect.figure_strip import draw_strip, strip_height, written
-from stepjepa.inspect.model import KINDS, RowRecord
-from stepjepa.inspect.pairs import PairRecord
-from stepjepa.inspect.palette import COLOURS, FAINT, INK, PAPER, SOURCE, TARGET
-from stepjepa.inspect.prose import counts_of
-from stepjepa.inspect.tube import TubeRecord
-from stepjepa.utils.files import write_whole
+from stepjepa.inspect.html import write_bytes
+from stepjepa.inspect.record import RowRecord, runs
+from stepjepa.inspect.style import KINDS, counts_of, lanes, letter_colour, token_label
+from stepjepa.utils.text import escaped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH = 8.0  # inches
-_MASK = 5.5  # inches, side of a mask
-_LABEL = 0.155  # inches between two labels of the mask
-_MOST_LABELS = 0.85  # of the room beside a mask
-_MOST_CELLS = 1600  # of a mask's side; longer rows are thinned
+INK, FAINT, PAPER = "#1b2028", "#5b6472", "#ffffff"
+SOURCE, TARGET = "#0b4a80", "#9a5b00"  # of the two readouts
 _SMALL = 9  # points
+_MASK = 5.5  # inches, side of a mask
+_LABEL = 0.155  # inches between two labels of the mask, and that a token needs for its text
+_MOST_LABELS = 0.85  # of the room next to a mask
+_MOST_CELLS = 1600  # of a mask's side; longer rows are thinned
+_STRIP = WIDTH - 0.95  # inches, width of a strip
+_BAR = 0.17  # inches, height of a bar without text
+_NAMES = 0.26  # inches, the line for names below a bar
+_MOST_LETTERS = 12
+_LETTER = 0.075  # inches, the width of a letter
 
 
-def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Any:
-    """A figure with a strip and a mask for each row, one under the other.
+def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure:
+    """A figure with a strip and a mask for each row, one below the other.
 
     Args:
         rows: (heading, record); at least one.
@@ -45,11 +51,13 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Any:
     """
     title_lines = _wrapped(title, 92)
     words = [_wrapped(f"{heading}: {counts_of(record)}".removeprefix(": "), 104) for heading, record in rows]
-    strips = [strip_height(record) for _, record in rows]
+    strips = [Strip(record) for _, record in rows]
     head = 0.25 + 0.2 * len(title_lines)
     kinds = [kind for kind in KINDS if any(kind in record.kinds for _, record in rows)]
     foot = 0.45 + 0.2 * -(-len(kinds) // 2)
-    height = head + sum(0.17 * len(w) + strip + _MASK + 1.1 for w, strip in zip(words, strips, strict=True)) + foot
+    height = (
+        head + sum(0.17 * len(w) + strip.height + _MASK + 1.1 for w, strip in zip(words, strips, strict=True)) + foot
+    )
     figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), dpi=100, facecolor=PAPER)
     figure.text(0.02, 1 - 0.12 / height, "\n".join(title_lines), va="top", fontsize=11, color=INK, parse_math=False)
     top = head
@@ -57,33 +65,29 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Any:
         text = "\n".join(lines)
         figure.text(0.02, 1 - top / height, text, va="top", fontsize=_SMALL, color=FAINT, parse_math=False)
         top += 0.17 * len(lines) + 0.35
-        draw_strip(_axes(figure, height, 0.85, top, WIDTH - 0.95, strip), record)
-        top += strip + 0.5
+        strip.draw(_axes(figure, height, 0.85, top, _STRIP, strip.height))
+        top += strip.height + 0.5
         _draw_mask(_axes(figure, height, 1.4, top, _MASK, _MASK), record)
         top += _MASK + 0.25
     _legend(figure, kinds, any(record.pairs for _, record in rows), height)
     return figure
 
 
-def save_png(figure: Any, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG; it appears whole or not at all.
+def save_png(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
+    """Write a figure as PNG with an atomic write.
 
     Args:
         dpi: pixels an inch; 100 makes it 800 wide.
 
     Raises:
-        ConfigError: it could not be written; what stood there still stands.
+        ConfigError: it could not be written; an earlier file is unchanged.
     """
-    path, memory = Path(path), io.BytesIO()
+    memory = io.BytesIO()
     figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [memory.getvalue()])
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
+    write_bytes(path, memory.getvalue())
 
 
-def _axes(figure: Any, height: float, left: float, top: float, width: float, tall: float) -> Any:
+def _axes(figure: Figure, height: float, left: float, top: float, width: float, tall: float) -> Axes:
     """Axes at a place in inches, counted from the top left."""
     axes = figure.add_axes((left / WIDTH, 1 - (top + tall) / height, width / WIDTH, tall / height))
     axes.spines[:].set_visible(False)
@@ -92,107 +96,11 @@ def _axes(figure: Any, height: float, left: float, top: float, width: float, tal
     return axes
 
 
-def _draw_mask(axes: Any, record: RowRecord) -> None:
-    """The matrix in the colours of the seen tokens, a band of kinds along two sides, names and readouts beside it."""
-    colours = library("matplotlib.colors", "analysis")
-    size = len(record)
-    shown = np.unique(np.linspace(0, size - 1, min(size, _MOST_CELLS)).round().astype(int))
-    table = np.array([colours.to_rgb(COLOURS[kind]) for kind in KINDS])
-    order = {kind: number for number, kind in enumerate(KINDS)}
-    of_key = table[[order[record.kinds[index]] for index in shown]]  # (cells, 3)
-    picture = np.ones((len(shown), len(shown), 3))
-    for row, query in enumerate(shown.tolist()):
-        seen = record.seen_by(slice(query, query + 1))[0][shown]
-        picture[row, seen] = of_key[seen]
-    axes.imshow(picture, extent=(0, size, size, 0), interpolation="nearest", aspect="auto")
-    band = 0.018 * size
-    axes.imshow(of_key[None], extent=(0, size, -band, -0.2 * band), interpolation="nearest", aspect="auto")
-    axes.imshow(of_key[:, None], extent=(-band, -0.2 * band, size, 0), interpolation="nearest", aspect="auto")
-    axes.set_xlim(-band, size)
-    axes.set_ylim(size, -band)
-    for start, _ in record.sections()[1:]:
-        axes.axhline(start, color=INK, linewidth=0.35, alpha=0.35)
-        axes.axvline(start, color=INK, linewidth=0.35, alpha=0.35)
-    axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
-    _side_labels(axes, _section_labels(record), size, left=True)
-    _side_labels(axes, _readout_labels(record), size, left=False)
-
-
-class _Label(NamedTuple):
-    """A label beside the mask: where it belongs, what it says, its colour, and how much of the row it is about."""
-
-    place: float
-    text: str
-    colour: str
-    weight: int
-
-
-def _section_labels(record: RowRecord) -> list[_Label]:
-    several = record.batch > 1
-    found = []
-    for start, stop in record.sections():
-        name = record.names[start].removeprefix("trunk: ")
-        number = record.examples[start]
-        text = f"{number} {name}" if several and number >= 0 else name
-        found.append(_Label((start + stop) / 2, text, INK, stop - start))
-    return found
-
-
-def _readout_labels(record: RowRecord) -> list[_Label]:
-    """Rows whose states are read; those of several pairs at one place in one label."""
-    read: dict[tuple[int, str], list[str]] = {}
-    ends = [(pair, "source", pair.source.index) for pair in record.pairs]
-    ends += [(pair, "target", pair.target.index) for pair in record.pairs]
-    for pair, what, index in ends:
-        read.setdefault((index, what), []).append(_number(record, pair))
-    for drawn in record.tube:
-        for name, term in drawn.ends:
-            read.setdefault((term.index, name), []).append(_number(record, drawn))
-    return [
-        _Label(index + 0.5, f"{what} {', '.join(numbers)}", TARGET if what == "target" else SOURCE, 1)
-        for (index, what), numbers in sorted(read.items())
-    ]
-
-
-def _number(record: RowRecord, pair: PairRecord | TubeRecord) -> str:
-    return f"{pair.example}.{pair.number}" if record.batch > 1 else str(pair.number)
-
-
-def _side_labels(axes: Any, labels: Sequence[_Label], size: int, left: bool) -> None:
-    """Labels beside the mask, moved apart where they would touch, with lines to their rows; where there is no room for all,
-    those of the largest parts."""
-    apart = _LABEL / _MASK * size
-    room = int(_MOST_LABELS * size / apart)
-    if len(labels) > room:
-        kept = sorted(range(len(labels)), key=lambda number: -labels[number].weight)[:room]
-        labels = [labels[number] for number in sorted(kept)]
-    places = spread([label.place for label in labels], apart, 0.5 * apart, size - 0.5 * apart)
-    edge, sign = (-0.018 * size, -1) if left else (size, 1)
-    for (place, text, colour, _), at in zip(labels, places, strict=True):
-        axes.annotate(
-            written(text), (edge, place), xytext=(edge + sign * 0.05 * size, at), textcoords="data", fontsize=_SMALL,
-            ha="right" if left else "left", va="center", color=colour, annotation_clip=False, parse_math=False,
-            arrowprops={"arrowstyle": "-" if left else "-|>", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0,
-                        "mutation_scale": 7},
-        )  # fmt: skip
-
-
-def spread(places: Sequence[float], apart: float, low: float, high: float) -> list[float]:
-    """Ascending places at least `apart` from each other, close to the given ones and within [low, high] if there is room."""
-    found: list[float] = []
-    for place in places:
-        found.append(max(place, found[-1] + apart if found else low))
-    for index in range(len(found) - 1, -1, -1):
-        limit = high if index == len(found) - 1 else found[index + 1] - apart
-        found[index] = min(found[index], limit)
-    return found
-
-
-def _legend(figure: Any, kinds: Sequence[str], pairs: bool, height: float) -> None:
+def _legend(figure: Figure, kinds: Sequence[str], pairs: bool, height: float) -> None:
     patches = library("matplotlib.patches", "analysis")
-    handles = [patches.Patch(facecolor=COLOURS[kind], edgecolor=FAINT, linewidth=0.5) for kind in kinds]
+    handles = [patches.Patch(facecolor=KINDS[kind].light, edgecolor=FAINT, linewidth=0.5) for kind in kinds]
     figure.legend(
-        handles, [KINDS[kind] for kind in kinds], loc="lower left", bbox_to_anchor=(0.01, 0.22 / height), ncols=2,
+        handles, [KINDS[kind].meaning for kind in kinds], loc="lower left", bbox_to_anchor=(0.01, 0.22 / height), ncols=2,
         fontsize=_SMALL, frameon=False, handlelength=1.2, columnspacing=2, labelcolor=INK,
     )  # fmt: skip
     if pairs:
@@ -202,3 +110,196 @@ def _legend(figure: Any, kinds: Sequence[str], pairs: bool, height: float) -> No
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(written(text), width) or [""]
+
+
+def written(text: str) -> str:
+    """`text` in letters that the figure's font has; others, and what is not printable, as escapes."""
+    manager = library("matplotlib.font_manager", "analysis")
+    font = manager.get_font(manager.findfont(manager.FontProperties()))
+    return "".join(
+        letter if font.get_char_index(ord(letter)) else letter.encode("unicode_escape").decode()
+        for letter in escaped(text)
+    )
+
+
+class Strip:
+    """The row's segments by position (`style.Lanes`), what hangs where, and what is read."""
+
+    def __init__(self, record: RowRecord):
+        self.record, self.placed = record, lanes(record)
+        self.unit = _STRIP / self.placed.width  # inches a column
+        self.texts: list[str] = []  # none where the cells are too narrow for them
+        if self.placed.width * _LABEL <= _STRIP:
+            bare = [
+                text.strip("<|>") if kind == "predictor" else text
+                for text, kind in zip(record.texts, record.kinds, strict=True)
+            ]
+            labels = [written(token_label(text)) for text in bare]
+            self.texts = [
+                text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}\u2026" for text in labels
+            ]
+        self.bars = [_BAR] * len(self.placed.names)  # inches, height of each lane's bar
+        for (start, stop), lane in zip(record.sections, self.placed.of_section, strict=True):
+            longest = max(map(len, self.texts[start:stop]), default=0)
+            self.bars[lane] = max(self.bars[lane], longest * 0.085 + 0.12 if self.texts else 0)
+        self.tops = [0.3 + sum(self.bars[:lane]) + lane * _NAMES for lane in range(len(self.bars))]
+        self.height = 0.3 + sum(self.bars) + len(self.bars) * _NAMES
+
+    def draw(self, axes: Axes) -> None:
+        """Draw into axes that are `height` inches high."""
+        record, placed, tops, unit = self.record, self.placed, self.tops, self.unit
+        axes.set_xlim(0, placed.width)
+        axes.set_ylim(self.height, 0)
+        axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
+        taken = [-1.0] * len(tops)  # where the last label of a lane ends
+        lane_of: dict[int, int] = {}
+        for (start, stop), lane in zip(record.sections, placed.of_section, strict=True):
+            lane_of |= dict.fromkeys(range(start, stop), lane)
+            self._cells(axes, start, stop, lane)
+            taken[lane] = self._name(axes, start, stop, lane, taken[lane])
+            attach, bottom, middle = (
+                int(record.attaches[start]),
+                tops[0] + self.bars[0],
+                tops[lane] + self.bars[lane] / 2,
+            )
+            if attach >= 0:  # a branch, drawn from the token that it hangs off
+                first = int(np.argmax(record.examples == record.examples[start]))
+                at = int(placed.columns[first + attach]) + 0.5
+                axes.plot(
+                    [at, at, int(placed.columns[start])], [bottom, middle, middle],
+                    color=KINDS["predictor"].light, linewidth=1.1,
+                )  # fmt: skip
+        for lane, name in enumerate(placed.names):
+            if name not in placed.names[:lane]:
+                middle = tops[lane] + self.bars[lane] / 2
+                axes.text(-0.08 / unit, middle, name, fontsize=_SMALL, ha="right", va="center", color=INK)
+        for index, read in record.readouts.items():
+            for what, _ in read:
+                colour = TARGET if what == "target" else SOURCE
+                x, y = int(placed.columns[index]) + 0.5, tops[lane_of[index]] - 0.03
+                axes.plot([x], [y], marker="v", markersize=5, color=colour, clip_on=False)
+        for pair in record.pairs:
+            source, target = (
+                (int(placed.columns[index]) + 0.5, tops[lane_of[index]] - 0.05)
+                for index in (pair.source.index, pair.target.index)
+            )
+            axes.annotate(
+                "", target, xytext=source,
+                arrowprops={"arrowstyle": "-|>", "color": FAINT, "linewidth": 0.8, "connectionstyle": "arc3,rad=-0.12",
+                            "shrinkA": 2, "shrinkB": 4, "mutation_scale": 8},
+            )  # fmt: skip
+        step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if step * unit > 0.45)
+        for index, position in enumerate(record.positions.tolist()):
+            if lane_of[index] == 0 and record.examples[index] >= 0 and position % step == 0:
+                x = int(placed.columns[index]) + 0.5
+                axes.text(x, 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
+
+    def _cells(self, axes: Axes, start: int, stop: int, lane: int) -> None:
+        """A box for each token, or for each run of one kind where tokens are too narrow."""
+        patches, wide = library("matplotlib.patches", "analysis"), self.unit > 0.05
+        cells = runs(range(start, stop) if wide else self.record.kinds[start:stop])
+        for first, after in cells:
+            index = start + first
+            column, colour = int(self.placed.columns[index]), KINDS[self.record.kinds[index]].light
+            axes.add_patch(
+                patches.Rectangle(
+                    (column, self.tops[lane]), after - first, self.bars[lane], facecolor=colour, edgecolor="white",
+                    linewidth=0.6 if wide else 0,
+                )
+            )  # fmt: skip
+            if self.texts:
+                axes.text(
+                    column + 0.5, self.tops[lane] + self.bars[lane] - 0.05, self.texts[index], rotation=90, fontsize=_SMALL,
+                    ha="center", va="bottom", color=letter_colour(colour), parse_math=False, clip_on=True,
+                )  # fmt: skip
+
+    def _name(self, axes: Axes, start: int, stop: int, lane: int, taken: float) -> float:
+        """Write a section's name below it where there is room; where the last name of the lane ends."""
+        first, last = int(self.placed.columns[start]), int(self.placed.columns[stop - 1]) + 1
+        bottom = self.tops[lane] + self.bars[lane]
+        axes.plot([first] * 2, [self.tops[lane], bottom + 0.05], color=INK, linewidth=0.6)
+        name, on_trunk = self.record.names[start].removeprefix("trunk: "), self.placed.names[lane] == "trunk"
+        name = name if on_trunk else name.split(" ")[-1]
+        width = (len(name) + 1) * _LETTER / self.unit
+        if first < taken or (on_trunk and width > last - first + 0.02 / self.unit):
+            return taken
+        x = first + 0.04 / self.unit
+        axes.text(x, bottom + 0.03, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
+        return first + width
+
+
+def _draw_mask(axes: Axes, record: RowRecord) -> None:
+    """The matrix in the colours of the seen tokens, a band of kinds along two sides, names and readouts next to it."""
+    colours = library("matplotlib.colors", "analysis")
+    size = len(record)
+    shown = np.unique(np.linspace(0, size - 1, min(size, _MOST_CELLS)).round().astype(int))
+    of_key = np.array([colours.to_rgb(KINDS[record.kinds[index]].light) for index in shown])  # (cells, 3)
+    picture = np.ones((len(shown), len(shown), 3))
+    for row, query in enumerate(shown.tolist()):
+        seen = record.seen_by(slice(query, query + 1))[0][shown]
+        picture[row, seen] = of_key[seen]
+    band = 0.018 * size
+    for image, extent in (
+        (picture, (0, size, size, 0)),
+        (of_key[None], (0, size, -band, -0.2 * band)),
+        (of_key[:, None], (-band, -0.2 * band, size, 0)),
+    ):
+        axes.imshow(image, extent=extent, interpolation="nearest", aspect="auto")
+    axes.set_xlim(-band, size)
+    axes.set_ylim(size, -band)
+    for start, _ in record.sections[1:]:
+        axes.axhline(start, color=INK, linewidth=0.35, alpha=0.35)
+        axes.axvline(start, color=INK, linewidth=0.35, alpha=0.35)
+    axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
+    several, readouts = record.batch > 1, []
+    names = [
+        _Label((start + stop) / 2, record.section_name(start).replace("trunk: ", "", 1), INK, stop - start)
+        for start, stop in record.sections
+    ]
+    for index, read in sorted(record.readouts.items()):
+        for what in dict.fromkeys(what for what, _ in read):
+            numbers = [f"{p.example}." * several + str(p.number) for name, p in read if name == what]
+            colour = TARGET if what == "target" else SOURCE
+            readouts.append(_Label(index + 0.5, f"{what} {', '.join(numbers)}", colour, 1))
+    _side_labels(axes, names, size, left=True)
+    _side_labels(axes, readouts, size, left=False)
+
+
+class _Label(NamedTuple):
+    """A label next to the mask: where it belongs, what it says, its colour, and how many tokens it is about."""
+
+    at: float
+    text: str
+    colour: str
+    weight: int
+
+
+def _side_labels(axes: Axes, labels: Sequence[_Label], size: int, left: bool) -> None:
+    """Labels next to the mask, moved apart where they would touch, with lines to their rows; where there is no room for all,
+    those of the largest parts."""
+    distance = _LABEL / _MASK * size
+    room = int(_MOST_LABELS * size / distance)
+    if len(labels) > room:
+        kept = sorted(range(len(labels)), key=lambda number: -labels[number].weight)[:room]
+        labels = [labels[number] for number in sorted(kept)]
+    places = spread([label.at for label in labels], distance, 0.5 * distance, size - 0.5 * distance)
+    edge, sign = (-0.018 * size, -1) if left else (size, 1)
+    for (at, text, colour, _), place in zip(labels, places, strict=True):
+        axes.annotate(
+            written(text), (edge, at), xytext=(edge + sign * 0.05 * size, place), textcoords="data", fontsize=_SMALL,
+            ha="right" if left else "left", va="center", color=colour, annotation_clip=False, parse_math=False,
+            arrowprops={"arrowstyle": "-" if left else "-|>", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0,
+                        "mutation_scale": 7},
+        )  # fmt: skip
+
+
+def spread(places: Sequence[float], distance: float, low: float, high: float) -> list[float]:
+    """Ascending places at least `distance` from each other, close to the given ones, within [low, high] if there is room."""
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + distance if found else low))
+    limit = high
+    for index in range(len(found) - 1, -1, -1):
+        found[index] = min(found[index], limit)
+        limit = found[index] - distance
+    return found

@@ -1,252 +1,191 @@
-"""A plain record of one packed row: what every token is, what is read where, and who sees whom.
+"""The numbers of a model on the page: cosines, losses and attention of the rows that are shown.
 
-The record holds no rule of its own: the layout is that of `forest.layout` (or of `forest.two_pass`), the visibility that
-of `forest.visibility.visible` on numpy arrays.
+Only the attention weights of visible pairs are kept, row by row. A weight p in [0, 1] becomes the byte
+``round(255 sqrt(p))``: finer where weights are small, and never off by more than 0.004.
 
-Shapes: L positions of the row, K predictors, T tokens of one trunk.
+Shapes: H heads, L positions of a row, D width, V visible pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+import base64
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.examples import Example
-from stepjepa.forest.layout import Forest, build_forest, build_inline
-from stepjepa.forest.visibility import visible
-from stepjepa.inspect.pairs import PairRecord, pair_records
-from stepjepa.inspect.spans import TrunkSpan, trunk_names
-from stepjepa.inspect.tube import TubeRecord, tube_records
-from stepjepa.inspect.two_pass import two_pass_rows
+from stepjepa.errors import ConfigError
+from stepjepa.inspect.record import RowRecord, Vector
 
-# What a token is, in the order of the legend.
-KINDS = {
-    "prompt": "trunk, no label",
-    "answer": "trunk, labelled",
-    "source_end": "end of a source view on the trunk",
-    "original": "a target view's original on the trunk",
-    "isolated": "a target view isolated in its place",
-    "span": "within a drawn span",
-    "predictor": "predictor token",
-    "source": "a source view in a segment of its own",
-    "target": "isolated copy of a target view",
-    "padding": "padding, which sees itself alone",
-}
-LAYOUTS = {"packed": build_forest, "inline": build_inline, "two_pass": two_pass_rows}
-_FIELDS = ("input_ids", "position_ids", "example", "segment", "order", "attach", "floor")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
-class RowRecord:
-    """One row of one or several examples.
+class Map(NamedTuple):
+    """One picture of attention: a head of a layer, both from 1 on; head None is the mean over the heads."""
+
+    layer: int
+    head: int | None
+
+
+class RowNumbers(NamedTuple):
+    """What a model gave for a row.
 
     Attributes:
-        texts: L token texts.
-        ids, positions, examples, segments, orders, attaches, floors: (L,) int64, as `ForestCollator` would hand them to
-            the model (`examples` counts from 0 along the batch; -1 is padding).
-        names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment that serves
-            several pairs bears the number of the first. "predictors" are those within the trunk (`inline`).
-        kinds: L of the keys of `KINDS`.
-        labelled: (L,) bool, tokens that the LM loss predicts.
-        pairs: in the order of the losses.
-        forward: ``packed``, ``inline`` or ``two_pass``, where every segment is a row of its own.
-        tube: pairs of the semantic tube.
-        batch: examples of the batch; where there are several, this row may hold some of them.
+        record: for the page: ``ids``, ``losses``, ``cosines``, ``attention``; {} where the model refuses the row.
+        note: what there is to say about it.
     """
 
-    texts: tuple[str, ...]
-    ids: np.ndarray
-    positions: np.ndarray
-    examples: np.ndarray
-    segments: np.ndarray
-    orders: np.ndarray
-    attaches: np.ndarray
-    floors: np.ndarray
-    names: tuple[str, ...]
-    kinds: tuple[str, ...]
-    labelled: np.ndarray
-    pairs: tuple[PairRecord, ...]
-    forward: str = "packed"
-    tube: tuple[TubeRecord, ...] = ()
-    batch: int = 1
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @cached_property
-    def visible(self) -> np.ndarray:
-        """(L, L) bool, True where the token of the row sees the token of the column."""
-        return self.seen_by(slice(None))
-
-    def seen_by(self, queries: slice) -> np.ndarray:
-        """The rows `queries` of `visible`, computed alone: a long row's matrix need not be held whole."""
-        return visible(
-            self.examples[queries, None],
-            self.examples[None],
-            self.segments[queries, None],
-            self.segments[None],
-            self.orders[queries, None],
-            self.orders[None],
-            self.attaches[queries, None],
-            self.floors[queries, None],
-        )
-
-    def sections(self) -> list[tuple[int, int]]:
-        """[start, stop) of every run of tokens that share example, segment and name; padding is one run."""
-        segments = np.where(self.examples < 0, -1, self.segments)
-        keys = list(zip(self.examples.tolist(), segments.tolist(), self.names, strict=True))
-        edges = [0, *(i for i in range(1, len(keys)) if keys[i] != keys[i - 1]), len(keys)]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+    record: dict[str, Any]
+    note: str
 
 
-def row_record(
-    examples: Sequence[Example],
-    predictors: int,
-    token_text: Callable[[int], str],
-    *,
-    vocabulary: int,
-    predictor_order: str = "ascending",
-    same_predictor: bool = False,
-    forward: str = "packed",
-    tube_mode: str = "span",
-    spans: Sequence[Sequence[TrunkSpan]] | None = None,
-    numbers: Sequence[int] | None = None,
-    batch: int | None = None,
-    laid_out: Mapping[str, np.ndarray] | None = None,
-) -> RowRecord:
-    """The record of a row that holds `examples`.
+def wants_model(name: str, asked: bool | None) -> bool:
+    """Whether the page gets a model's numbers: asked for, or by default for a local folder with a model."""
+    from stepjepa.modeling.load import is_preset
+
+    return os.path.isdir(name) and not is_preset(name) if asked is None else asked
+
+
+class ModelNumbers:
+    """A model that looks at rows; loads torch.
 
     Args:
-        examples: at least one, as training draws them: with the pairs or the `tube` of an epoch.
-        predictors: K.
-        token_text: text of a token id below `vocabulary`.
-        vocabulary: entries of the vocabulary; the predictors' ids are taken to lie right behind it.
-        predictor_order: ``ascending`` or ``descending``.
-        same_predictor: the first predictor K times.
-        forward: ``packed``, ``inline`` or ``two_pass`` (which loads torch).
-        tube_mode: mode of the examples' tubes.
-        spans: names for each example's trunk (`spans.trunk_spans`); without them labelled tokens are called "answer", the
-            others "prompt".
-        numbers: of the examples in their batch, 0, 1, .. unless given; `batch`: how many examples that has.
-        laid_out: the integer fields (L,) of a row that a collator has laid out, padding behind its examples included, by the
-            collator's names. Without it the examples stand one behind the other and there is no padding.
+        name: Hub id, folder or preset.
+        tokenizer: of the model.
+        predictors: largest K that is shown; `same`: it is one predictor, K times.
+        seed: of random weights.
+        layers: the layers, from 1 on, whose attention is wanted; None for as many as fit.
+
+    Raises:
+        ConfigError: it cannot be loaded, takes no mask, or has no such layer.
     """
-    ids = [vocabulary] * predictors if same_predictor else list(range(vocabulary, vocabulary + predictors))
-    shown = {index: f"<|predictor_{number}|>" for number, index in enumerate(dict.fromkeys(ids), 1)}
-    if predictor_order == "descending":
-        ids.reverse()
-    numbers = range(len(examples)) if numbers is None else numbers
-    forests = [LAYOUTS[forward](example, ids) for example in examples]
-    starts = np.cumsum([0, *(len(forest) for forest in forests)]).tolist()
-    row = _one_behind_the_other(forests, numbers) if laid_out is None else laid_out
-    fields = {name: np.asarray(row[name]).astype(np.int64) for name in _FIELDS if name in row}
-    texts = tuple(shown.get(index) or token_text(index) for index in fields["input_ids"].tolist())
-    labelled = np.zeros(len(texts), bool)
-    names: list[str] = []
-    kinds: list[str] = []
-    pairs: list[PairRecord] = []
-    tube: list[TubeRecord] = []
-    for place, (number, example, forest, start) in enumerate(zip(numbers, examples, forests, starts, strict=False)):
-        labelled[start + forest.label_positions + 1] = True
-        predictor = np.isin(forest.input_ids, ids)
-        own_pairs = pair_records(number, example, forest, start, texts, predictor)
-        own_tube = () if example.tube is None else tube_records(number, example.tube, tube_mode, start, texts)
-        names += _names(example, forest, predictor, spans[place] if spans else ())
-        kinds += _kinds(forest, labelled[start : start + len(forest)], predictor, own_pairs, own_tube, start)
-        pairs += own_pairs
-        tube += own_tube
-    behind = len(texts) - len(names)
-    return RowRecord(
-        texts=texts,
-        ids=fields["input_ids"],
-        positions=fields["position_ids"],
-        examples=fields["example"],
-        segments=fields["segment"],
-        orders=fields["order"],
-        attaches=fields["attach"],
-        floors=fields.get("floor", np.zeros(len(texts), np.int64)),
-        names=(*names, *["padding"] * behind),
-        kinds=(*kinds, *["padding"] * behind),
-        labelled=labelled,
-        pairs=tuple(pairs),
-        forward=forward,
-        tube=tuple(tube),
-        batch=len(examples) if batch is None else batch,
-    )
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        predictors: int,
+        same: bool,
+        seed: int,
+        layers: Sequence[int] | None = None,
+    ):
+        from stepjepa.modeling.load import is_preset
+        from stepjepa.modeling.probe import load_probe
+
+        self.size, self.layers = len(tokenizer), layers
+        self.probe = load_probe(name, tokenizer, min(predictors, 1) if same else predictors, seed)
+        wrong = [layer for layer in layers or () if not 1 <= layer <= self.probe.layers]
+        if wrong:
+            raise ConfigError(f"--attention_layers {wrong[0]}: this model has layers 1 to {self.probe.layers}")
+        self.notes = []
+        if is_preset(name):
+            self.notes.append(f"{name} is a preset: its weights are random (seed {seed}), its numbers mean nothing")
+        elif predictors and not self.probe.known:
+            self.notes.append(
+                "the model has no predictor tokens (training writes them next to it, to predictors.safetensors): they get "
+                f"new random embeddings (seed {seed}), so cosines read at a predictor say little"
+            )
+
+    def of_row(self, record: RowRecord, room: int) -> RowNumbers:
+        """Losses and cosines; attention where it fits into `room` bytes."""
+        import torch
+
+        from stepjepa.modeling.probe import attention_fits, row_numbers
+
+        probe, row = self.probe, record.batch_row()
+        for number, index in enumerate(probe.predictor_ids):  # the model's need not follow the tokenizer's vocabulary
+            row["input_ids"][row["input_ids"] == self.size + number] = index
+        labelled = torch.from_numpy(np.flatnonzero(record.labelled))
+        kept = choose_maps(probe.layers, probe.heads, int(record.visible.sum()), room, self.layers)
+        wanted = bool(kept) and attention_fits(probe, len(record))
+        try:
+            numbers = row_numbers(probe, row, labelled - 1, row["input_ids"][0, labelled], wanted)
+        except ConfigError as error:
+            return RowNumbers({}, f"no numbers of the model: {error}")
+        given: dict[str, Any] = {
+            "ids": row["input_ids"][0].tolist(),
+            "losses": [_rounded(loss) for loss in numbers.losses.tolist()],
+            "cosines": [_rounded(value) for value in pair_cosines(record, numbers.states.numpy())],
+        }
+        if kept and not wanted:
+            return RowNumbers(given, f"no attention: {len(record)} tokens are too many to hold it for every layer")
+        if wanted and len(numbers.attention) != probe.layers:
+            return RowNumbers(given, "no attention: this model gives none")
+        if wanted:
+            given["attention"] = attention_data([layer.numpy() for layer in numbers.attention], record.visible, kept)
+        return RowNumbers(given, maps_note(kept, probe.layers, probe.heads))
 
 
-def token_text(tokenizer: Any) -> Callable[[int], str]:
-    r"""A function from a token id to its text; bytes that are no whole character are written ``\xf0``."""
-    letters = _byte_letters()
-
-    def text(index: int) -> str:
-        piece = tokenizer.convert_ids_to_tokens(index)
-        if piece is None:
-            return f"<id {index}>"
-        decoded = tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if "\ufffd" in decoded and all(letter in letters for letter in piece):
-            return "".join(f"\\x{letters[c]:02x}" if letters[c] > 126 else chr(letters[c]) for c in piece)
-        if piece.startswith("\u2581") and not decoded.startswith(" "):
-            return " " + decoded  # SentencePiece's decoder drops the first space of a text
-        return piece if decoded == "" or "\ufffd" in decoded else decoded
-
-    return text
+def _rounded(value: float) -> float | None:
+    """Four decimals; None for what is no number."""
+    return round(value, 4) if np.isfinite(value) else None
 
 
-def _one_behind_the_other(forests: Sequence[Forest], numbers: Sequence[int]) -> dict[str, np.ndarray]:
-    fields = ("input_ids", "position_ids", "segment", "order", "attach")
-    row = {name: np.concatenate([getattr(forest, name) for forest in forests]) for name in fields}
-    row["floor"] = np.concatenate([_floor(forest) for forest in forests])
-    row["example"] = np.repeat(np.asarray(numbers), [len(forest) for forest in forests])
-    return row
+def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
+    """Cosine of the two states of each pair, or of the two vectors of each of the semantic tube's.
+
+    Args:
+        states: (L, D) float32, the last ones of the row's tokens.
+    """
+    wide = states.astype(np.float64)
+
+    def vector(combined: Vector) -> np.ndarray:
+        terms = (term.coefficient * wide[term.index] for term in combined.terms)
+        return np.asarray(sum(terms, np.zeros(wide.shape[1])))
+
+    sides = [(wide[pair.source.index], wide[pair.target.index]) for pair in record.pairs]
+    sides += [(vector(pair.source), vector(pair.target)) for pair in record.tube]
+    lengths = [float(np.linalg.norm(source) * np.linalg.norm(target)) for source, target in sides]
+    return [
+        float(source @ target) / length if length else 0.0
+        for (source, target), length in zip(sides, lengths, strict=True)
+    ]
 
 
-def _floor(forest: Forest) -> np.ndarray:
-    return np.zeros(len(forest), np.int64) if forest.floor is None else forest.floor.astype(np.int64)
+def choose_maps(layers: int, heads: int, visible: int, room: int, asked: Sequence[int] | None = None) -> list[Map]:
+    """The maps that fit, in order: means over the heads first, then single heads, each from the last layer backwards.
+
+    Args:
+        layers, heads: of the model.
+        visible: V.
+        room: bytes of base64 that may be used.
+        asked: layers, from 1 on, that are wanted alone.
+    """
+    wanted = sorted(set(asked), reverse=True) if asked else list(range(layers, 0, -1))
+    maps = [Map(layer, None) for layer in wanted]
+    maps += [Map(layer, head) for layer in wanted for head in range(1, heads + 1)]
+    written = -(-max(visible, 1) * 4 // 3) + 24  # bytes of a map in base64
+    return sorted(maps[: max(room // written, 0)], key=lambda kept: (kept.layer, kept.head or 0))
 
 
-def _names(example: Example, forest: Forest, predictor: np.ndarray, spans: Sequence[TrunkSpan]) -> list[str]:
-    trunk = iter(trunk_names(example, spans))
-    names = ["predictors" if inserted else next(trunk) for inserted in predictor[: forest.trunk_length]]
-    for part in forest.parts:
-        names += [f"{part.kind} {part.pair + 1}"] * (part.stop - part.start)
-    return names
+def maps_note(kept: Sequence[Map], layers: int, heads: int) -> str:
+    """What of a model's attention is shown."""
+    if not kept:
+        return f"attention: none of {layers} layers x {heads} heads, one alone would make the page too large"
+    single = sum(found.head is not None for found in kept)
+    shown = sorted({found.layer for found in kept})
+    which = "all layers" if len(shown) == layers else f"{len(shown)} of {layers} layers ({', '.join(map(str, shown))})"
+    heads *= len(shown)
+    return f"attention: {which}, {single:,} of their {heads:,} heads by themselves, and the means over the heads"
 
 
-def _kinds(
-    forest: Forest,
-    labelled: np.ndarray,
-    predictor: np.ndarray,
-    pairs: Sequence[PairRecord],
-    tube: Sequence[TubeRecord],
-    start: int,
-) -> list[str]:
-    """The kinds of one example's tokens; the records' indices count from `start`."""
-    kinds = ["answer" if label else "prompt" for label in labelled[: forest.trunk_length]]
-    for part in forest.parts:
-        kinds += [part.kind] * (part.stop - part.start)
-    stretches = [("original", pair.original) for pair in pairs if pair.original]
-    for drawn in tube:
-        vectors = {"span": (drawn.target,), "three_index": (drawn.source, drawn.target)}.get(drawn.mode, ())
-        stretches += [("span", stretch) for vector in vectors for stretch in vector.covered]
-    for kind, (first, stop) in stretches:
-        kinds[first - start : stop - start] = [kind] * (stop - first)
-    for index in np.flatnonzero(_floor(forest)):
-        kinds[index] = "isolated"
-    for pair in pairs:
-        if not pair.apart:
-            kinds[pair.source_end.index - start] = "source_end"
-    for index in np.flatnonzero(predictor):
-        kinds[index] = "predictor"
-    return kinds
+def attention_data(attention: Sequence[np.ndarray], visible: np.ndarray, kept: Sequence[Map]) -> dict[str, Any]:
+    """The maps `kept`, for a page.
 
+    Args:
+        attention: for each layer (H, L, L) float32.
+        visible: (L, L) bool.
 
-def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level tokenizers (GPT-2's convention) write for the 256 bytes."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+    Returns:
+        ``maps``: [layer, head] of each, head None for the mean; ``weights``: base64 of their V bytes each, one map after
+        the other.
+    """
+    pieces = []
+    for layer, head in kept:
+        weights = attention[layer - 1]
+        chosen = weights.mean(0) if head is None else weights[head - 1]
+        pieces.append(np.rint(255 * np.sqrt(np.clip(chosen[visible], 0, 1))).astype(np.uint8))
+    packed = np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
+    return {"maps": [list(found) for found in kept], "weights": base64.b64encode(packed.tobytes()).decode()}

@@ -1,40 +1,19 @@
-"""What batches of examples cost: positions of padded rows and of packed ones, and tokens by kind.
-
-Shapes: B examples, K predictors.
-"""
+"""What batches of examples cost: positions of padded rows and of packed ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepjepa.data.examples import Example
-from stepjepa.inspect.model import LAYOUTS
-from stepjepa.inspect.spans import TrunkSpan
+from stepjepa.inspect.record import Form
+from stepjepa.inspect.style import counted
 
-
-class Form(NamedTuple):
-    """How views are read and computed.
-
-    Attributes:
-        predictors: K.
-        descending: the predictors' order.
-        same: one predictor, K times.
-        forward: ``packed``, ``inline`` or ``two_pass``.
-    """
-
-    predictors: int = 0
-    descending: bool = False
-    same: bool = False
-    forward: str = "packed"
-
-    def predictor_ids(self, vocabulary: int) -> list[int]:
-        """K ids in the order in which they stand, right behind `vocabulary`."""
-        ids = [vocabulary] * self.predictors if self.same else list(range(vocabulary, vocabulary + self.predictors))
-        return ids[::-1] if self.descending else ids
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -42,7 +21,7 @@ class Padding:
     """Positions that a batch takes, padding included; means over the batches.
 
     Attributes:
-        batch_size: examples of a batch; `batches`: that were laid out.
+        batch_size: examples of a batch; `batches`: number of batches.
         max_length: in tokens.
         sequences: rows of a batch with every chat and every view a row of its own.
         fixed_chats, fixed_views: all rows padded to `max_length`: the chats alone; chats and views.
@@ -64,88 +43,111 @@ class Padding:
     tokens: float
 
 
+Collator = Callable[[Sequence[Example]], "Mapping[str, torch.Tensor]"]
+
+
+def row_collator(
+    form: Form,
+    vocabulary: int,
+    pad_token_id: int = 0,
+    *,
+    pad_to_multiple_of: int = 8,
+    separate_targets: bool = False,
+    max_row_length: int | None = None,
+) -> Collator:
+    """Training's collator for a form; loads torch."""
+    from stepjepa.forest.collate import ForestCollator
+    from stepjepa.forest.two_pass import TwoPassCollator
+
+    ids = form.predictor_ids(vocabulary)
+    if form.forward == "two_pass":
+        return TwoPassCollator(ids, pad_token_id, separate_targets)
+    return ForestCollator(
+        ids,
+        pad_token_id,
+        pad_to_multiple_of,
+        max_row_length=max_row_length,
+        inline=form.forward == "inline",
+        separate_targets=separate_targets,
+    )
+
+
 def measure_padding(
-    examples: Sequence[Example], collator: Callable[[Sequence[Example]], Any], batch_size: int, max_length: int
+    examples: Sequence[Example], collator: Collator, standalone: Collator, batch_size: int, max_length: int
 ) -> Padding:
-    """Lay out batches of `batch_size` examples, in their order; a last batch that is not full is left out unless it is the
-    only one.
+    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone.
 
     Args:
-        examples: at least one, as training draws them.
-        collator: of training.
+        examples: at least one, as training samples them.
+        collator: of training; `standalone`: one that gives every chat and every view a row.
     """
-    from stepjepa.forest.two_pass import TwoPassCollator  # loads torch
-
-    apart = TwoPassCollator(getattr(collator, "predictor_ids", ()), 0)
     count = max(len(examples) // batch_size, 1)
     sums = np.zeros(8)
     for number in range(count):
         batch = examples[number * batch_size : (number + 1) * batch_size]
-        packed, rows = collator(batch), apart(batch)
-        sequences = [rows[name].shape for name in ("input_ids", "view_input_ids") if name in rows]
-        chats, every = sequences[0][0], sum(shape[0] for shape in sequences)
-        areas = [shape[0] * shape[1] for shape in sequences]
-        laid = [packed[name] for name in packed if name.endswith("input_ids")]
+        packed, rows = collator(batch), standalone(batch)
+        shapes = [rows[name].shape for name in ("input_ids", "view_input_ids") if name in rows]
+        areas = [height * width for height, width in shapes]
+        every = sum(height for height, _ in shapes)
+        laid = [name for name in packed if name.endswith("input_ids")]  # ``target_input_ids`` too
         sums += (
             every,
-            chats * max_length,
+            shapes[0][0] * max_length,
             every * max_length,
             areas[0],
             sum(areas),
-            sum(ids.numel() for ids in laid),
-            sum(len(ids) for ids in laid),
-            sum(_filled(packed, name) for name in packed if name.endswith("input_ids")),
+            sum(packed[name].numel() for name in laid),
+            sum(len(packed[name]) for name in laid),
+            sum(_tokens(packed, name) for name in laid),
         )
-    every, fixed_chats, fixed_views, longest_chats, longest_views, positions, rows_, tokens = (sums / count).tolist()
-    return Padding(
-        batch_size=min(batch_size, len(examples)),
-        batches=count,
-        max_length=max_length,
-        sequences=every,
-        fixed_chats=fixed_chats,
-        fixed_views=fixed_views,
-        longest_chats=longest_chats,
-        longest_views=longest_views,
-        packed=positions,
-        packed_rows=rows_,
-        tokens=tokens,
-    )
+    return Padding(min(batch_size, len(examples)), count, max_length, *(sums / count).tolist())
 
 
-def _filled(batch: Any, name: str) -> int:
-    """Positions of ``input_ids`` (of ``target_input_ids``, ..) that are no padding."""
+def _tokens(batch: Mapping[str, torch.Tensor], name: str) -> int:
     example, mask = name.replace("input_ids", "example"), name.replace("input_ids", "attention_mask")
     return int((batch[example] >= 0).sum() if example in batch else batch[mask].sum())
 
 
-def segment_tokens(
-    trunks: Sequence[tuple[Example, Sequence[TrunkSpan]]], drawn: Sequence[Example], form: Form, vocabulary: int
-) -> dict[str, int]:
-    """Tokens by kind; see `feeding.FeedingReport`. Those of one kind that do not occur are 0.
+def packing_line(
+    examples: Sequence[Example],
+    form: Form,
+    *,
+    vocabulary: int,
+    separate_targets: bool = False,
+    max_row_length: int | None = None,
+) -> str:
+    """How many positions a batch takes as it is laid out, and as rows of their own; loads torch.
 
     Args:
-        trunks: chats and where their messages stand; plain text has no spans.
-        drawn: the same examples, in any order, with the pairs of an epoch.
-        vocabulary: predictors have ids from here on.
+        separate_targets: the targets go through a pass of their own.
     """
-    kinds = dict.fromkeys("template system user assistant text".split(), 0)
-    for example, spans in trunks:
-        length = len(example.input_ids)
-        kinds["template" if spans else "text"] += length
-        for name, start, stop in spans:
-            tokens = max(min(stop, length) - start, 0)
-            kinds[name if name in ("system", "user") else "assistant"] += tokens
-            kinds["template"] -= tokens
-    ids = form.predictor_ids(vocabulary)
-    kinds |= {"predictors": 0, "source copies": 0, "target copies": 0}
-    for example in drawn:
-        if not example.pairs:
-            continue
-        forest = LAYOUTS[form.forward](example, ids)
-        predictors = forest.input_ids >= vocabulary
-        kinds["predictors"] += int(predictors.sum())
-        for part in forest.parts:
-            if part.kind != "branch":
-                own = part.stop - part.start - int(predictors[part.start : part.stop].sum())
-                kinds[f"{part.kind} copies"] += own
-    return kinds
+    packs = form._replace(forward="packed") if form.forward == "two_pass" else form
+    if form.forward == "inline":
+        examples = [example._replace(pairs=example.pairs[:1]) for example in examples]
+    collator = row_collator(
+        packs, vocabulary, pad_to_multiple_of=1, separate_targets=separate_targets, max_row_length=max_row_length
+    )
+    rows = row_collator(form._replace(forward="two_pass"), vocabulary)
+    packed, apart = (measure_padding(examples, one, rows, len(examples), 1) for one in (collator, rows))
+    if form.forward == "two_pass":
+        return (
+            f"two passes: {_taken(apart, len(examples))}, the chats padded to the longest chat and the views to the longest "
+            f"view; packed into forests they take {int(packed.packed):,}"
+        )
+    words = f"{'inline' if form.forward == 'inline' else 'packing'}: {_taken(packed, len(examples))}"
+    if separate_targets and packed.packed_rows > 1:
+        words += " (targets in rows of their own, without gradient)"
+    if apart.sequences > len(examples):
+        words += (
+            "; every chat and view in a row of its own (two passes) takes "
+            f"{int(apart.packed):,}, {apart.packed / packed.packed:.1f} times as many"
+        )
+    return words
+
+
+def _taken(measured: Padding, examples: int) -> str:
+    positions = int(measured.packed)
+    padding = positions - int(measured.tokens)
+    filled = f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
+    rows = counted(int(measured.packed_rows), "row")
+    return f"{counted(examples, 'example')} in {rows}, {positions:,} positions, {filled}"

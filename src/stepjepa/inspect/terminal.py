@@ -6,239 +6,285 @@ step 1       12        12  First|,|·add|.|..  <end of source 1>
 branch 1     40        17  <|predictor_1|>|<|predictor_2|> <source 1>
 target 1     42        19  Then|·double|.  <target 1>
 ```
+
+Text from the data reaches rich only as `Text`, so rich's markup in it does nothing.
 """
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from stepjepa.inspect.glyphs import ASCII, FAINT, LETTERS, READOUT, STYLES, UNICODE, Glyphs, token_label
-from stepjepa.inspect.model import RowRecord
-from stepjepa.inspect.prose import counts_of, head_lines, label_lines, legend_lines, pair_lines
+from stepjepa.inspect.record import SAMPLED_TUBES, PairRecord, Readout, RowRecord, TubeRecord, Vector
+from stepjepa.inspect.style import ASCII, KINDS, UNICODE, Glyphs, counted, counts_of, token_label
 from stepjepa.utils.text import escaped
 
+_FAINT = "dim"
 _NARROWEST = 20  # columns for tokens, and for the mask, at least
-_NARROWEST_ROW = 60  # columns for a row beside another
+_NARROWEST_ROW = 60  # columns for a row next to another
 _GAP = 3  # columns between rows side by side
+_MOST_TUBES = 6  # pairs of vectors that are written out
+_MOST_TERMS = 6  # states of a vector that are
 
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that writes colour to terminals only, and none where NO_COLOR is set."""
-    plain: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
-    console = Console(file=file, width=width, highlight=False, markup=False, emoji=False, **plain)
-    if not console.is_terminal:
-        return Console(
-            file=file, width=width, highlight=False, markup=False, emoji=False, force_terminal=False, color_system=None
-        )
-    return console
+    console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    if console.is_terminal and not os.environ.get("NO_COLOR"):
+        return console
+    terminal = None if console.is_terminal else False
+    return Console(
+        file=file, width=width, highlight=False, markup=False, emoji=False, force_terminal=terminal, color_system=None
+    )
 
 
 def draw(
-    record: RowRecord, console: Console, title: str = "", notes: Sequence[str] = (), packing: Sequence[str] = ()
-) -> None:
-    """Print a row.
-
-    Args:
-        record: what `row_record` returns.
-        console: for instance `make_console`'s; its encoding decides between half blocks and plain ASCII.
-        title: first line; the counts of tokens follow it.
-        notes: further lines under it.
-        packing: lines on how the row was packed (`packing.packing_lines`), above the notes.
-    """
-    glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
-    counts = counts_of(record)
-    blocks: list[tuple[Iterable[Text], bool]] = [  # lines, and whether they may be broken
-        (head_lines(f"{title}: {counts}" if title else counts, packing, notes), True),
-        (legend_lines(record), True),
-        (token_lines(record, console.width, glyphs), False),
-        (label_lines(record), True),
-        (pair_lines(record, glyphs), True),
-        (mask_lines(record, console.width, glyphs), False),
-    ]
-    for number, (lines, prose) in enumerate(blocks):
-        if number:
-            console.print()
-        for line in lines:
-            # Drawn lines are filled to the width already; only a token that is wider than that goes beyond it.
-            console.print(line, soft_wrap=not prose)
-
-
-def draw_beside(
-    records: Sequence[tuple[str, RowRecord]],
+    rows: Sequence[tuple[str, RowRecord]],
     console: Console,
-    title: str,
+    title: str = "",
     notes: Sequence[str] = (),
     packing: Sequence[str] = (),
 ) -> None:
-    """Print the same row in several ways, side by side as far as the width allows, else one under the other.
+    """Print rows: several of them side by side as far as the width allows, else one below the other.
 
     Args:
-        records: (heading, record).
-        console, title, notes, packing: see `draw`.
+        rows: (heading, record), at least one.
+        console: for instance `make_console`'s; its encoding decides between half blocks and plain ASCII.
+        title: first line; of a single row its counts follow.
+        notes: further lines below the title.
+        packing: lines on how the rows were packed, above the notes.
     """
     glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
-    for lines in (head_lines(title, packing, notes), legend_lines(*(record for _, record in records))):
-        for line in lines:
-            console.print(line)
-        console.print()
-    columns = max(min(len(records), (console.width + _GAP) // (_NARROWEST_ROW + _GAP)), 1)
+    alone = len(rows) == 1
+    titles = [title, *([counts_of(rows[0][1])] if alone else [])]
+    for text, style in [(": ".join(filter(None, titles)), "bold"), *((line, "") for line in packing)]:
+        console.print(Text(escaped(text), style=style))
+    for note in notes:
+        console.print(Text(escaped(note), style="yellow"))
+    console.print()
+    for kind, (letter, meaning, style, *_) in KINDS.items():
+        if any(kind in record.kinds for _, record in rows):
+            console.print(Text(f"  {letter} {meaning}", style=style))
+    columns = max(min(len(rows), (console.width + _GAP) // (_NARROWEST_ROW + _GAP)), 1)
     width = (console.width + _GAP) // columns - _GAP
-    for first in range(0, len(records), columns):
-        if first:
-            console.print()
-        drawn = [list(_narrow(heading, record, width, glyphs)) for heading, record in records[first : first + columns]]
-        for cells in zip_longest(*drawn, fillvalue=Text()):
+    for first in range(0, len(rows), columns):
+        console.print()
+        blocks = []
+        for heading, record in rows[first : first + columns]:
+            head = [] if alone else [Text(escaped(heading), style="bold"), Text(counts_of(record)), Text()]
+            block = [*head, *_row_lines(record, width, glyphs)]
+            # Drawn lines are filled to the width already; only a token that is wider than that goes beyond it.
+            blocks.append([part for line in block for part in _fitted(line, console, width)])
+        for cells in zip_longest(*blocks, fillvalue=Text()):
             line = Text()
             for number, cell in enumerate(cells):
+                line.append(" " * (number * (width + _GAP) - cell_len(line.plain)))
                 line.append_text(cell)
-                if number + 1 < len(cells):
-                    line.append(" " * (width + _GAP - cell_len(cell.plain)))
             line.rstrip()
             console.print(line, soft_wrap=True)
 
 
-def _narrow(heading: str, record: RowRecord, width: int, glyphs: Glyphs) -> Iterator[Text]:
-    """The lines of a row, each at most `width` cells wide but for a token that is wider."""
-    fitted = Console(width=width, highlight=False, markup=False, emoji=False, file=io.StringIO())
-    yield from Text(escaped(heading), style="bold").wrap(fitted, width)
-    yield from Text(counts_of(record)).wrap(fitted, width)
-    blocks: list[tuple[Iterable[Text], bool]] = [
-        (token_lines(record, width, glyphs), False),
-        (label_lines(record), True),
-        (pair_lines(record, glyphs), True),
-        (mask_lines(record, width, glyphs), True),
-    ]
-    for lines, prose in blocks:
-        yield Text()
-        for line in lines:
-            fits = not prose or cell_len(line.plain) <= width
-            yield from [line] if fits else line.wrap(fitted, width)
+def _fitted(line: Text, console: Console, width: int) -> Sequence[Text]:
+    return [line] if line.no_wrap or cell_len(line.plain) <= width else list(line.wrap(console, width))
+
+
+def _row_lines(record: RowRecord, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    yield from token_lines(record, width, glyphs)
+    yield Text()
+    edges = np.flatnonzero(np.diff(record.labelled, prepend=False, append=False)).reshape(-1, 2).tolist()
+    where = ", ".join(_range(first, stop) for first, stop in edges)
+    yield Text(f"LM loss on {counted(int(record.labelled.sum()), 'token')}{': ' if where else ''}{where}")
+    yield Text()
+    yield from _tube_lines(record, glyphs) if record.tube else _pair_lines(record, glyphs)
+    yield Text()
+    yield from mask_lines(record, width, glyphs)
 
 
 def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
     """The tokens, section by section, with the row index and the position of each line's first token."""
-    names = [_section_name(record, start) for start, _ in record.sections()]
+    names = [escaped(record.section_name(start)) for start, _ in record.sections]
     column = max(map(len, [*names, "segment"]))
-    yield Text(f"{'segment':<{column}}  index  position  tokens", style=FAINT)
+    yield Text(f"{'segment':<{column}}  index  position  tokens", style=_FAINT)
     room = max(width - column - 19, _NARROWEST)
     tags = _tags(record, glyphs)
-    readouts = {index for pair in record.pairs for index in (pair.source.index, pair.target.index)}
-    readouts |= {term.index for drawn in record.tube for _, term in drawn.ends}
-    for (start, stop), name in zip(record.sections(), names, strict=True):
+    for (start, stop), name in zip(record.sections, names, strict=True):
         if record.kinds[start] == "padding":
-            yield Text(f"{name:<{column}}  {start:>5}  {0:>8}  {stop - start} in all", style=FAINT)
+            yield Text(f"{name:<{column}}  {start:>5}  {0:>8}  {stop - start} in all", style=_FAINT)
             continue
-        for first, cells in _filled(record, start, stop, room, tags, readouts, glyphs):
-            line = Text().append(f"{name:<{column}}  ", style=STYLES[record.kinds[start]])
-            line.append(f"{first:>5}  {record.positions[first]:>8}  ", style=FAINT)
+        for first, cells in _filled(record, range(start, stop), room, tags, glyphs):
+            line = Text(no_wrap=True).append(f"{name:<{column}}  ", style=KINDS[record.kinds[start]].style)
+            line.append(f"{first:>5}  {record.positions[first]:>8}  ", style=_FAINT)
             line.append_text(cells)
             yield line
             name = ""
 
 
+def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
+    """What is said after a token: where a source view or a sampled span ends, and what is read there."""
+    said: dict[int, dict[str, list[str]]] = {}
+    for pair in record.pairs:
+        if not pair.standalone:
+            said.setdefault(pair.source_end.index, {}).setdefault("end of source", []).append(str(pair.number))
+    for index, read in record.readouts.items():
+        for what, own in read:
+            said.setdefault(index, {}).setdefault(what, []).append(str(own.number))
+    left, right = glyphs.tag
+    return {
+        index: left + "; ".join(f"{what} {', '.join(numbers)}" for what, numbers in words.items()) + right
+        for index, words in said.items()
+    }
+
+
+def _filled(
+    record: RowRecord, tokens: range, room: int, tags: dict[int, str], glyphs: Glyphs
+) -> Iterator[tuple[int, Text]]:
+    """(index of the first token, line) for lines of at most `room` cells; a longer token has a line of its own."""
+    first, line, used = tokens.start, Text(), 0
+    for index in tokens:
+        label, tag = token_label(record.texts[index], glyphs), tags.get(index, "")
+        needs = cell_len(label) + 1 + (cell_len(tag) + 1 if tag else 0)
+        if used and used + needs > room:
+            yield first, line
+            first, line, used = index, Text(), 0
+        if used:
+            line.append(glyphs.bar, style=_FAINT)
+        style = KINDS[record.kinds[index]].style
+        line.append(label, style=f"{style} underline" if index in record.readouts else style)
+        if tag:
+            line.append(f" {tag}", style="italic")
+        used += needs
+    yield first, line
+
+
+def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
+    """Two lines a pair: its source and its target."""
+    yield Text("pairs" if record.pairs else "pairs: none", style=_FAINT)
+    for pair in record.pairs:
+        title = _title(record, pair)
+        line = Text(title)
+        if pair.standalone and pair.source_segment:
+            line.append(f"source {_range(*pair.source_segment)}", style=KINDS["source"].style)
+        else:
+            line.append(f"source ends at {_shown(pair.source_end, glyphs)}", style=KINDS["source_end"].style)
+            if pair.source_segment:
+                line.append(f" (row {_range(*pair.source_segment)})", style=KINDS["source"].style)
+        line.append(", read at ")
+        line.append(_shown(pair.source, glyphs), style=KINDS[record.kinds[pair.source.index]].style)
+        yield line
+        style = KINDS[record.kinds[pair.target.index]].style
+        line = Text(" " * len(title)).append(f"target {_range(*pair.copy)}", style=style)
+        if pair.original == pair.copy:
+            line.append(" (isolated in its place)")
+        elif pair.original:
+            line.append(f" (on the trunk {_range(*pair.original)})", style=KINDS["original"].style)
+        line.append(", read at ")
+        line.append(_shown(pair.target, glyphs), style=style)
+        yield line
+
+
+def _tube_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
+    mode = record.tube[0].mode
+    yield Text(f"{'spans' if mode in SAMPLED_TUBES else 'vectors'} (h: the state of a token)", style=_FAINT)
+    for pair in record.tube[:_MOST_TUBES]:
+        title = _title(record, pair)
+        vectors = [vector for vector in (pair.total, pair.target, pair.source) if vector]
+        if mode != "span":
+            vectors.reverse()
+        column = max(len(vector.name) for vector in vectors)
+        lines = [", ".join(f"{name} = {_shown(term, glyphs)}" for name, term in pair.ends)] if pair.ends else []
+        lines += [f"{vector.name:<{column}}  {_vector(record, vector, glyphs)}" for vector in vectors]
+        weight = f", weight {pair.weight:.3g}" if pair.weight != 1 else ""
+        lines.append(f"compared: {pair.source.name} (source) with {pair.target.name} (target){weight}")
+        for line in lines:
+            yield Text(title + line)
+            title = " " * len(title)
+    if len(record.tube) > _MOST_TUBES:
+        yield Text(f"  and {len(record.tube) - _MOST_TUBES} more")
+
+
+def _vector(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
+    if not vector.terms:
+        return "zero"
+    where = ", ".join(
+        f'{_range(first, stop)} ("{token_label(record.texts[first], glyphs)}"'
+        + (f' .. "{token_label(record.texts[stop - 1], glyphs)}")' if stop - first > 1 else ")")
+        for first, stop in vector.covered
+    )
+    if all(term.coefficient > 0 for term in vector.terms):
+        return f"mean of h over {where}"
+    if len(vector.terms) > _MOST_TERMS:
+        return where
+    # From left to right as they are subtracted: an end, then its start.
+    ordered = sorted(enumerate(vector.terms), key=lambda item: (item[0] // 2, -item[0]))
+    formula = " ".join(
+        f"{'-' if term.coefficient < 0 else '+'} {_factor(term.coefficient)}h[{term.index}]" for _, term in ordered
+    )
+    return f"{formula.removeprefix('+ ')}: {where}"
+
+
+def _factor(coefficient: float) -> str:
+    return "" if abs(coefficient) == 1 else f"{abs(coefficient):.3g} "
+
+
+def _title(record: RowRecord, pair: PairRecord | TubeRecord) -> str:
+    return f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
+
+
+def _shown(token: Readout, glyphs: Glyphs) -> str:
+    return f'{token.index} "{token_label(token.text, glyphs)}"'
+
+
+def _range(start: int, stop: int) -> str:
+    return f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
+
+
 def mask_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
     """Who sees whom, two query rows a line; a row wider than `width` is shortened, which the first line says."""
     shown = shown_positions(record, max(width - 10, _NARROWEST))
-    yield Text("who sees whom (down: who looks, two a line; across: who is seen)", style=FAINT)
+    kinds = [KINDS[record.kinds[index]] for index in shown]
+    yield Text("who sees whom (down: who looks, two a line; across: who is seen)", style=_FAINT)
     if len(shown) < len(record):
-        yield Text(f"{len(shown)} of {len(record)} positions fit: readouts, segments' ends, some others", style=FAINT)
-    strip = Text(" " * 10)
-    for index in shown:
-        strip.append(LETTERS[record.kinds[index]], style=STYLES[record.kinds[index]])
+        yield Text(f"{len(shown)} of {len(record)} positions fit: readouts, segments' ends, some others", style=_FAINT)
+    strip = Text(" " * 10, no_wrap=True)
+    for kind in kinds:
+        strip.append(kind.letter, style=kind.style)
     yield strip
-    for upper, lower in zip(shown[::2], [*shown[1::2], None][: (len(shown) + 1) // 2], strict=True):
-        line = Text().append(f"{upper:>6} ", style=FAINT)
-        for query in (upper, lower):
-            kind = None if query is None else record.kinds[query]
-            line.append(LETTERS[kind] if kind else " ", style=STYLES[kind] if kind else "")
-        line.append(" ")
-        for key in shown:
-            below = lower is not None and record.visible[lower, key]
-            block = glyphs.blocks[int(record.visible[upper, key]) + 2 * int(below)]
-            line.append(block, style=STYLES[record.kinds[key]])
+    seen = record.visible[np.ix_(shown, shown)]
+    if len(shown) % 2:
+        seen = np.vstack([seen, np.zeros_like(seen[:1])])
+    for upper in range(0, len(shown), 2):
+        line = Text(no_wrap=True).append(f"{shown[upper]:>6} ", style=_FAINT)
+        for kind in kinds[upper : upper + 2]:
+            line.append(kind.letter, style=kind.style)
+        line.append(" " * (10 - len(line)))
+        for key, kind in enumerate(kinds):
+            line.append(glyphs.blocks[int(seen[upper, key]) + 2 * int(seen[upper + 1, key])], style=kind.style)
         line.rstrip()
         yield line
 
 
 def shown_positions(record: RowRecord, room: int) -> list[int]:
     """At most `room` positions of the row in order: all, or those that matter most and the others thinned evenly."""
+    everything = range(len(record))
     if len(record) <= room:
-        return list(range(len(record)))
-    needed = {index for pair in record.pairs for index in (pair.source_end.index, pair.source.index, pair.target.index)}
-    needed |= {term.index for drawn in record.tube for _, term in drawn.ends}
+        return list(everything)
+    needed = {*record.readouts, *(pair.source_end.index for pair in record.pairs)}
     needed |= {index for index, kind in enumerate(record.kinds) if kind == "predictor"}
-    for start, stop in record.sections():
+    for start, stop in record.sections:
         needed |= {start, stop - 1}
-    if len(needed) >= room:
-        return _thinned(sorted(needed), room)
-    rest = [index for index in range(len(record)) if index not in needed]
-    return sorted([*needed, *_thinned(rest, room - len(needed))])
+    kept, rest = sorted(needed), [index for index in everything if index not in needed]
+    if len(kept) >= room:
+        return _thinned(kept, room)
+    return sorted([*kept, *_thinned(rest, room - len(kept))])
 
 
 def _thinned(indices: Sequence[int], count: int) -> list[int]:
     picks = np.linspace(0, len(indices) - 1, count).round().astype(int)
     return [indices[pick] for pick in picks]
-
-
-def _section_name(record: RowRecord, start: int) -> str:
-    numbered = record.batch > 1 and record.examples[start] >= 0
-    return escaped(f"{record.examples[start]} {record.names[start]}" if numbered else record.names[start])
-
-
-def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
-    """What is said behind a token: where a source view or a drawn span ends, and what is read there."""
-    words: dict[int, dict[str, list[int]]] = {}
-
-    def say(index: int, what: str, number: int) -> None:
-        words.setdefault(index, {}).setdefault(what, []).append(number)
-
-    for pair in record.pairs:
-        if not pair.apart:
-            say(pair.source_end.index, "end of source", pair.number)
-        say(pair.source.index, "source", pair.number)
-        say(pair.target.index, "target", pair.number)
-    for drawn in record.tube:
-        for name, term in drawn.ends:
-            say(term.index, name, drawn.number)
-    left, right = glyphs.tag
-    return {
-        index: left + "; ".join(f"{what} {', '.join(map(str, numbers))}" for what, numbers in said.items()) + right
-        for index, said in words.items()
-    }
-
-
-def _filled(
-    record: RowRecord,
-    start: int,
-    stop: int,
-    room: int,
-    tags: dict[int, str],
-    readouts: Iterable[int],
-    glyphs: Glyphs,
-) -> Iterator[tuple[int, Text]]:
-    """(index of the first token, line) for lines of at most `room` cells; a longer token has a line of its own."""
-    first, line, used = start, Text(), 0
-    for index in range(start, stop):
-        label = token_label(record.texts[index], glyphs)
-        tag = tags.get(index, "")
-        needs = cell_len(label) + 1 + (cell_len(tag) + 1 if tag else 0)
-        if used and used + needs > room:
-            yield first, line
-            first, line, used = index, Text(), 0
-        if used:
-            line.append(glyphs.bar, style=FAINT)
-        style = STYLES[record.kinds[index]]
-        line.append(label, style=f"{style} {READOUT}" if index in readouts else style)
-        if tag:
-            line.append(f" {tag}", style="italic")
-        used += needs
-    yield first, line

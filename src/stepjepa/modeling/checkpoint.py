@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
@@ -15,6 +15,16 @@ from stepjepa.utils.files import check_writable, read_json, write_whole
 from stepjepa.utils.manifest import MANIFEST, mismatch
 
 _ADAPTER = "adapter_config.json"
+
+
+class Export(NamedTuple):
+    """A model that was exported: the folder, and the names of its files."""
+
+    folder: str
+    files: list[str]
+
+    def __str__(self) -> str:
+        return f"output {self.folder}: {', '.join(self.files)}"
 
 
 def export_checkpoint(

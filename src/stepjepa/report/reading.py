@@ -157,7 +157,7 @@ def _geometry_in(folder: Path) -> list[Path]:
 def _demo(folder: Path, reader: Reader) -> dict[str, Any]:
     """What the demo has measured, by arm; empty for any other folder."""
     whole = reader.json_object(folder / "metrics.json")
-    return {arm: one for arm, one in whole.items() if isinstance(one, dict) and _DEMO_KEYS <= set(one)}
+    return {arm: one for arm, one in whole.items() if isinstance(one, dict) and set(one) >= _DEMO_KEYS}
 
 
 def _runs_in(folder: Path) -> list[Path]:

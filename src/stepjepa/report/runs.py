@@ -10,7 +10,7 @@ from stepjepa.report.chart import Chart, Point, history_points, make_chart
 from stepjepa.report.files import mapping, number
 from stepjepa.report.reading import Run
 from stepjepa.study.table import scaled
-from stepjepa.training.checks import not_read
+from stepjepa.training.options import not_read
 
 # Settings that are always shown; the others are folded, but for those that differ between runs.
 MAIN = (
@@ -65,7 +65,7 @@ def plain(value: Any) -> str:
 
 def versions(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], bool]]:
     """Versions by package, a cell for each run, and whether they differ."""
-    names = [name for name in ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes")]
+    names = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes")
     rows = [(name, [plain(one[name]) if name in one else "" for one in records]) for name in names]
     return [(name, cells, len(set(cells)) > 1) for name, cells in rows if any(cells)]
 

@@ -30,15 +30,14 @@ from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.evaluation.generate import generate_batch
 from stepjepa.study.demo_options import ARMS, DemoOptions
-from stepjepa.training.announce import say
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import encode
 from stepjepa.training.meter import collapse_signs
-from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.files import check_writable, json_bytes, write_json, write_whole
-from stepjepa.utils.terminal import print_text
+from stepjepa.utils.terminal import print_text, say
 
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
@@ -196,7 +195,8 @@ def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, A
     )
     run = RunOptions(train_file=[str(output / "train.jsonl")], model_name="tiny")
     begin = time.perf_counter()
-    trainer, metrics = run_training(run, config)
+    result = run_training(run, config)
+    trainer, metrics = result.trainer, result.metrics
     assert trainer is not None, "a run that does not go on from a checkpoint is never complete before it starts"
     trained = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(output / arm)

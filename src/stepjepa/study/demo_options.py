@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepjepa.data.fields import check_at_least, option
+from stepjepa.config.option import check_at_least, option
 
 ARMS = ("regular", "step_jepa")
 _GROUP = "demo"

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepjepa.cli.values import nearest
+from stepjepa.config.values import nearest
 from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.study.results import StudyRunFolder, read_record, write_record

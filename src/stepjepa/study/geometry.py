@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepjepa.cli.values import nearest
+from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import JEPAOptions
@@ -75,7 +75,7 @@ def read_views(name: str, given: Options) -> dict[str, Any]:
     Raises:
         ConfigError: no objective with pairs of tokens, an unknown option, or a value that cannot be used.
     """
-    from stepjepa.cli.parser import StrictParser
+    from stepjepa.config.parser import StrictParser
 
     options = StrictParser((JEPAOptions,)).options
     views: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli.yaml_file import write_yaml
+from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError
 from stepjepa.study.grid import Run

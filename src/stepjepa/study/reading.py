@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli.values import BadValue, convert, nearest
+from stepjepa.config.values import BadValue, convert, nearest
 from stepjepa.errors import ConfigError
 from stepjepa.study.reading_data import read_data, read_evaluation, read_metrics, read_select
 from stepjepa.study.settings import DEFAULTS, TrainSettings, has_effect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import stepjepa
-from stepjepa.cli.values import nearest
+from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError
 from stepjepa.study.tree import Node, read_tree
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from stepjepa.cli.parser import StrictParser
-from stepjepa.cli.spellings import PUBLISHED
-from stepjepa.cli.values import nearest
-from stepjepa.data.fields import is_secret
+from stepjepa.config.option import is_secret
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
+from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError
 from stepjepa.study.tree import Node, written
-from stepjepa.training.checks import without_effect
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import RunOptions
+from stepjepa.training.options import without_effect
+from stepjepa.training.run_options import RunOptions
 
 # Options that the study sets, and where it is told what to set.
 OWN = {
@@ -36,7 +36,7 @@ class TrainSettings(StrictParser):
     """Reads training options out of mappings of a study file, with the same names, spellings and checks as flags."""
 
     def __init__(self) -> None:
-        super().__init__((RunOptions, JEPAConfig), aliases=PUBLISHED, prog="stepjepa train")
+        super().__init__((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig), prog="stepjepa train")
 
     def read(self, section: Mapping[str, Node]) -> dict[str, Any]:
         """The fields that a mapping sets, converted to their types.
@@ -50,7 +50,7 @@ class TrainSettings(StrictParser):
             if name not in self.options and name not in self.aliases:
                 close = nearest(name, [*self.options, *self.aliases])
                 raise ConfigError(f"{node.where}: unknown key {name!r}; did you mean {close!r}?")
-            for setting in self._settings(name, written(node), f"{node.where}: {name}"):
+            for setting in self.settings(name, written(node), f"{node.where}: {name}"):
                 field, value = setting.field, setting.value
                 if field in _FIELDS and is_secret(_FIELDS[field]):
                     raise ConfigError(
@@ -85,4 +85,4 @@ class TrainSettings(StrictParser):
 
 def has_effect(name: str, config: JEPAConfig) -> bool:
     """Whether a run with the configuration reads its option `name`, or at least has it at its default."""
-    return not any(line.startswith(f"--{name} has no effect") for line in without_effect(config, [name]))
+    return not without_effect(config, [name])

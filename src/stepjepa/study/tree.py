@@ -1,6 +1,6 @@
 """A YAML file as a tree in which every value knows where it stands, so that messages can name file and line.
 
-Scalars stay as they are written, in the forms that `stepjepa.cli.values` converts: the option that a value is for decides
+Scalars stay as they are written, in the forms that `stepjepa.config.values` converts: the option that a value is for decides
 what it means, as for a flag.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from stepjepa.cli.values import Quoted, show
+from stepjepa.config.values import Quoted, show
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import parse_json
 

@@ -5,61 +5,75 @@ from __future__ import annotations
 import copy
 import math
 import os
-from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import torch
 import transformers
 
-from stepjepa.data.fields import is_secret
+from stepjepa.config.option import option, options_of
 from stepjepa.errors import ConfigError
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import TrainerOptions
 
-_INHERITED = transformers.TrainingArguments.__dataclass_fields__
-# What the Trainer's numbers may be; it checks few of them itself, and late.
-_MOST = 2**32 - 1  # of any: the largest seed that all generators take
-_MOST_ROWS = 2**20  # of a micro-batch: the last one of an epoch is filled up to it
-_LEAST = {
-    **dict.fromkeys(
-        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps ddp_timeout "
-        "dataloader_prefetch_factor eval_accumulation_steps torch_empty_cache_steps ddp_bucket_cap_mb".split(),
-        1,
+_MOST = 2**32 - 1  # of any number: the largest seed that all generators take
+_TRAINER = "options of transformers.TrainingArguments"
+# How the names of inherited options begin that leave the trained weights alone: a run may be resumed with others.
+_BESIDES_TRAINING = (
+    *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
+    *(
+        "include_",
+        "prediction_loss_only",
+        "per_device_eval_",
+        "batch_eval_",
+        "metric_for_",
+        "greater_is_",
+        "label_names",
     ),
-    **dict.fromkeys(
-        "learning_rate seed data_seed logging_steps save_steps eval_steps eval_delay warmup_steps weight_decay "
-        "max_grad_norm adam_beta1 adam_beta2 adam_epsilon num_train_epochs save_total_limit dataloader_num_workers "
-        "neftune_noise_alpha".split(),
-        0,
-    ),
-    "max_steps": -1,
-    "local_rank": -1,
-}
+    *("load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout", "use_cpu"),
+    *("restore_callback_", "enable_jit_", "debug", "remove_unused_", "average_tokens_"),
+)
 
 
 @dataclass
-class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
+class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  # type: ignore[misc]  # narrower types
     """Arguments of `JEPATrainer`: every field of `TrainingArguments`, and those of `JEPAOptions`.
 
-    Defaults that differ from `TrainingArguments`: ``learning_rate`` 2e-5 (the published one), ``logging_steps`` 10,
-    ``report_to`` none, ``logging_nan_inf_filter`` false (a loss that is not finite is logged as what it is),
-    ``hub_strategy`` end (the only one).
+    Defaults that differ from `TrainingArguments`: ``learning_rate`` (2e-5, the published one, and 1e-3 for a model that
+    starts from random weights), ``logging_steps`` 10, ``report_to`` none, ``logging_nan_inf_filter`` false (a loss that is
+    not finite is logged as what it is), ``hub_strategy`` end (the only one).
 
     Raises:
         ConfigError: a value that cannot be used.
     """
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Initial learning rate of AdamW."})
-    logging_steps: float = field(default=10, metadata={"help": "Log every so many steps (a share if below 1)."})
-    hub_strategy: str = field(  # type: ignore[assignment]
-        default="end", metadata={"help": "What --push_to_hub uploads: the final model, when training has ended (end)."}
+    hub_strategy: str = option(  # type: ignore[assignment]
+        "end", "What --push_to_hub uploads: the final model, when training has ended (end).", _TRAINER, resume=True
     )
-    report_to: None | str | list[str] = field(
-        default="none", metadata={"help": "Where logs go: none, tensorboard, wandb, trackio, all."}
+    logging_nan_inf_filter: bool = option(
+        False, "Leave losses that are not finite out of the logged means (waits for every step).", _TRAINER, resume=True
     )
-
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={"help": "Leave losses that are not finite out of the logged means (waits for every step)."},
+    disable_tqdm: bool | None = option(
+        None, "Plain lines instead of a progress bar.", _TRAINER, resume=True, identity=False
+    )
+    adam_beta1: float = option(0.9, "Beta1 of Adam.", _TRAINER, at_least=0, below=1)
+    adam_beta2: float = option(0.999, "Beta2 of Adam.", _TRAINER, at_least=0, below=1)
+    per_device_eval_batch_size: int = option(
+        8, "Examples of an evaluation batch on each device.", _TRAINER, resume=True, at_least=1, at_most=2**20
+    )
+    eval_accumulation_steps: int | None = option(
+        None, "Evaluation batches whose predictions are kept on the device.", _TRAINER, resume=True, at_least=1
+    )
+    torch_empty_cache_steps: int | None = option(
+        None, "Steps between two calls of torch's empty_cache.", _TRAINER, resume=True, at_least=1
+    )
+    dataloader_prefetch_factor: int | None = option(
+        None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
+    )
+    ddp_bucket_cap_mb: int | None = option(None, "Megabytes of a bucket of gradients.", _TRAINER, at_least=1)
+    ddp_timeout: int = option(1800, "Seconds that a process waits for the others.", _TRAINER, resume=True, at_least=1)
+    local_rank: int = option(
+        -1, "The number of this process, set by the launcher.", _TRAINER, resume=True, dumped=False, at_least=-1
     )
 
     def __post_init__(self) -> None:
@@ -67,7 +81,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         self.check_inherited()
         self.check_sizes()
         if not torch.accelerator.is_available() and (self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1):
-            self.use_cpu = True  # without an accelerator, several processes (gloo) and bf16 are had only if told so
+            self.use_cpu = True  # without an accelerator, several processes (gloo) and bf16 need to be told so
         try:
             super().__post_init__()
         except (ValueError, ImportError) as error:
@@ -77,6 +91,10 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         self.remove_unused_columns = False
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False
+
+    def settled_learning_rate(self, from_scratch: bool) -> float:
+        """The learning rate of a run, by whether its model starts from random weights."""
+        return self.learning_rate if self.learning_rate is not None else 1e-3 if from_scratch else 2e-5
 
     def check_inherited(self) -> None:
         """Refuse options of `TrainingArguments` that would be ignored.
@@ -88,8 +106,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
             "label_smoothing_factor": self.label_smoothing_factor != 0,
             "bf16_full_eval": self.bf16_full_eval,
             "fp16_full_eval": self.fp16_full_eval,
-            "train_sampling_strategy": getattr(self, "train_sampling_strategy", "random")
-            not in ("random", "sequential", "group_by_length"),
+            "train_sampling_strategy": self.train_sampling_strategy not in ("random", "sequential", "group_by_length"),
         }
         strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
         if strategy != "end":
@@ -128,24 +145,21 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
             )
 
     def check_sizes(self) -> None:
-        """Refuse numbers that the Trainer would stumble over later.
+        """Refuse numbers that the Trainer would fail on later.
 
         Raises:
             ConfigError: a number out of its range.
         """
-        hints = get_type_hints(transformers.TrainingArguments)
-        for name, hint in hints.items():
-            kinds = {hint, *get_args(hint)}
-            value, lowest = getattr(self, name, None), _LEAST.get(name, -math.inf)
-            most = _MOST_ROWS if name.startswith("per_device_") else _MOST
-            if not kinds & {int, float} or name not in _INHERITED or (value is None and type(None) in kinds):
+        for name in options_of(transformers.TrainingArguments):
+            one, value = options_of(JEPAConfig)[name], getattr(self, name)
+            if one.group is not None:
+                one.check(value)
+            kinds = {one.hint, *get_args(one.hint)}
+            if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= most:
-                wanted = f"a number of {lowest} or more" if name in _LEAST and value != math.inf else "a finite number"
-                raise ConfigError(f"{name} is {value!r}; it must be {wanted}, and at most {most}")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")
+            lowest = -math.inf if one.bounds else 0
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
+                raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}")
         if self.num_train_epochs <= 0 and self.max_steps < 0:
             raise ConfigError(f"num_train_epochs is {self.num_train_epochs}; give a positive number, or max_steps")
         if self.max_steps == 0:
@@ -159,7 +173,7 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them."""
-        secrets = {one.name: one.default for one in fields(self) if is_secret(one)}
+        secrets = {one.name: one.default for one in options_of(type(self)).values() if one.secret}
         return {**self.__dict__, **secrets}
 
     def __copy__(self) -> JEPAConfig:
@@ -171,3 +185,13 @@ class JEPAConfig(JEPAOptions, transformers.TrainingArguments):
         made = object.__new__(type(self))
         made.__dict__ |= copy.deepcopy(self.__dict__, memo)
         return made
+
+
+def fixed_on_resume() -> list[str]:
+    """The options of a `JEPAConfig` that a resumed run must share with its checkpoint."""
+    own = options_of(JEPAConfig)
+    return [
+        name
+        for name, one in own.items()
+        if not (one.resume or one.secret or (one.group is None and name.startswith(_BESIDES_TRAINING)))
+    ]

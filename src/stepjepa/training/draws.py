@@ -11,8 +11,7 @@ from stepjepa.data.examples import Example
 from stepjepa.data.tokens import TokenSpan
 from stepjepa.data.views import Pair
 from stepjepa.forest.tube import TubeOptions, draw_tube, joined
-from stepjepa.training.checks import tube_options
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.options import JEPAOptions, tube_options
 
 # What is drawn.
 ORDER, _RATIO, _SPANS, _PAIR, MIXED, WINDOW = range(6)

@@ -13,6 +13,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.training.finite import FiniteWatch, weights_are_finite
 from stepjepa.training.log_state import LogState
 from stepjepa.training.meter import LossMeter
+from stepjepa.training.record import ResumeRecord
 from stepjepa.training.run_folder import BROKEN, RunFolder, recorded_steps
 from stepjepa.training.saving import SavingTrainer
 from stepjepa.training.streaming import StreamedExamples
@@ -38,8 +39,8 @@ class ResumingTrainer(SavingTrainer):
         A checkpoint at the last step that is asked for is loaded, and nothing is trained.
 
         Raises:
-            ConfigError: no checkpoint can be gone on from, it has more steps than are asked for, or another run is writing
-                to `output_dir`.
+            ConfigError: no checkpoint can be resumed from, its run had other settings or data, it has more steps than are
+                asked for, or another run is writing to `output_dir`.
             RunError: a loss, a gradient norm or the weights are not finite, or a checkpoint could not be written.
         """
         folder = RunFolder(self.args.output_dir or "")
@@ -63,7 +64,7 @@ class ResumingTrainer(SavingTrainer):
         if self.args.same_flop and self.args.uses_pairs:
             self.args.max_steps = steps
         if checkpoint is not None:
-            done, planned = self.check_steps(checkpoint)
+            done, planned = self.check_resumable(checkpoint)
             if planned != steps and self.is_world_process_zero():
                 logger.warning(
                     "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
@@ -90,12 +91,13 @@ class ResumingTrainer(SavingTrainer):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
         return result._replace(training_loss=result.metrics["train_loss"])
 
-    def check_steps(self, checkpoint: Path) -> tuple[int, int]:
+    def check_resumable(self, checkpoint: Path) -> tuple[int, int]:
         """The step of a checkpoint, and how many its run was to have.
 
         Raises:
-            ConfigError: it has more steps than are asked for.
+            ConfigError: its run had other settings or other data, or it has more steps than are asked for.
         """
+        self.resume_record.check_same(ResumeRecord.read(checkpoint), checkpoint)
         done, planned = recorded_steps(checkpoint)
         if done > self.requested_steps:
             raise ConfigError(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import platform
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,68 +13,75 @@ import torch
 import transformers
 
 import stepjepa
+from stepjepa.config.option import options_of
+from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource
 from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
-from stepjepa.training.announce import announce, is_main_process, say
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import pair_columns
 from stepjepa.training.evaluating import ScoreAnswers
-from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.options import JEPAOptions
 from stepjepa.training.reading import Sources
+from stepjepa.training.record import plain_settings
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
+from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
+from stepjepa.utils.terminal import is_main_process, print_text, say
 
 # What to do after something could not be written.
 AGAIN = "start the same command again with --resume_from_checkpoint true"
 
 
-def run_training(
-    run: RunOptions,
-    config: JEPAConfig,
-    save_options: Callable[[Path, JEPAConfig], None] | None = None,
-    scratch_lr: float | None = None,
-    score_answers: ScoreAnswers | None = None,
-) -> tuple[JEPATrainer | None, dict[str, Any]]:
+@dataclass(frozen=True)
+class TrainResult:
+    """A run that has ended. Its text is what ``stepjepa train`` prints at the end.
+
+    Attributes:
+        output_dir: where the model and its records are.
+        metrics: the final ones, as in ``metrics.json``.
+        text: the result in lines.
+        trainer: with the trained model; None where the run was complete before.
+    """
+
+    output_dir: Path
+    metrics: dict[str, Any]
+    text: str
+    trainer: JEPATrainer | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def run_training(run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswers | None = None) -> TrainResult:
     """Train as the options say and leave the model and its records in `config.output_dir`.
 
-    A run that goes on from a checkpoint at its last step trains nothing and writes the model. One that is complete changes
-    nothing.
+    A run that is resumed from a checkpoint at its last step trains nothing and writes the model. One that is complete
+    changes nothing.
 
     Args:
         run: what to read and which model to train.
-        config: the training configuration; it stays as it is, and the trainer's `args` are what was settled.
-        save_options: writes the settled configuration to a path (``resolved.yaml``).
-        scratch_lr: learning rate for a model that starts from random weights; None keeps the configuration's.
+        config: the training configuration; it stays as it is, and the trainer's `args` are the resolved ones.
         score_answers: see `JEPATrainer`.
-
-    Returns:
-        The trainer, None where the run was complete; and the final metrics as in ``metrics.json``.
 
     Raises:
         ConfigError, DataError: before anything is written.
         RunError: the run broke: something is not finite, or could not be written.
     """
-    config = copy.copy(config)  # some options are settled below
+    config = copy.copy(config)  # some options are resolved below
     if not run.train_file:
         raise ConfigError("train_file is missing; give --train_file FILE (JSONL, Parquet, CSV or a Hub data set)")
     folder = RunFolder(config.output_dir or "")
     with folder.running():
-        return _run(run, config, folder, save_options, scratch_lr, score_answers)
+        return _run(run, config, folder, score_answers)
 
 
-def _run(
-    run: RunOptions,
-    config: JEPAConfig,
-    folder: RunFolder,
-    save_options: Callable[[Path, JEPAConfig], None] | None,
-    scratch_lr: float | None,
-    score_answers: ScoreAnswers | None,
-) -> tuple[JEPATrainer | None, dict[str, Any]]:
+def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: ScoreAnswers | None) -> TrainResult:
     output, resuming = folder.path, wants_resume(config)
     checkpoint = find_checkpoint(config, folder)
     if is_main_process():
@@ -86,36 +92,35 @@ def _run(
         raise ConfigError(
             f"--eval_strategy {getattr(config.eval_strategy, 'value', config.eval_strategy)} needs --eval_file"
         )
-    trainer = make_trainer(run, config, checkpoint, scratch_lr, score_answers)
-    record = run_record(run, trainer.args, trainer)
+    trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
-    if checkpoint is not None or finished is not None:
-        RunFolder(folder.path if checkpoint is None else checkpoint.parent).check_same(record)
+    if checkpoint is not None:
+        trainer.check_resumable(checkpoint)
+    elif finished is not None:
+        folder.check_same(trainer.resume_record)
     if finished is not None and finished == trainer.requested_steps and not config.overwrite_output_dir:
-        say(
+        text = (
             f"{output}: complete, {finished} of {finished} steps, and its model is as it was written: nothing is trained, "
             "no file is changed. More steps (--max_steps, --num_train_epochs) train on; --overwrite_output_dir starts over"
         )
         if config.push_to_hub:
-            say(f"note   --push_to_hub: nothing is uploaded; {trainer.upload_command}")
-        return None, on_main(lambda: folder.final_metrics)
+            text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
+        return TrainResult(output, on_main(lambda: folder.final_metrics), text)
     if resuming and checkpoint is None:
         if finished is not None and not config.overwrite_output_dir:
             raise ConfigError(
                 f"--resume_from_checkpoint: the run in {output} ended after {finished} steps and no checkpoint of it is "
                 "left; give another --output_dir, or start over with --overwrite_output_dir"
             )
-        say(f"{output}: no checkpoint to go on from; starting at step 0")
-    if checkpoint is not None:
-        trainer.check_steps(checkpoint)
-    announce(trainer, run, checkpoint)
+        say(f"{output}: no checkpoint to resume from; starting at step 0")
+    if is_main_process():
+        print_text(start_summary(trainer, run, checkpoint))
     if trainer.args.should_save:
         if config.overwrite_output_dir and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
-            if save_options is not None:
-                save_options(output / "resolved.yaml", trainer.args)
-            write_json(output / RECORD, record)
+            dump_yaml((run, trainer.args), output / "resolved.yaml")
+            write_json(output / RECORD, run_record(run, trainer))
             write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
@@ -130,14 +135,13 @@ def _run(
             write_json(output / METRICS, {"steps": steps, "metrics": metrics, "log_history": trainer.state.log_history})
     if config.push_to_hub:
         trainer.push_to_hub()
-    return trainer, metrics
+    return TrainResult(output, metrics, conclusion(trainer, run, metrics), trainer)
 
 
 def make_trainer(
     run: RunOptions,
     config: JEPAConfig,
     checkpoint: Path | None,
-    scratch_lr: float | None,
     score_answers: ScoreAnswers | None,
 ) -> JEPATrainer:
     """The trainer of a run: its data, tokenizer and model.
@@ -150,10 +154,9 @@ def make_trainer(
     texts = texts_of(sources, pair_columns(config))
     tokenizer = load_tokenizer(tokenizer_name, texts, run.trust_remote_code)
     from_scratch = is_preset(run.model_name) or run.pretrain
-    if from_scratch and scratch_lr is not None:
-        config.learning_rate = scratch_lr
+    config.learning_rate = config.settled_learning_rate(from_scratch)
     if config.uses_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
-        say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start anew")
+        say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start again")
     model = load_model(
         run.model_name,
         tokenizer,
@@ -172,15 +175,10 @@ def make_trainer(
             say(
                 "LoRA: the base model starts from random weights and exists nowhere else, so the adapter will be merged"
             )
-    return JEPATrainer(
-        model,
-        config,
-        Sources(sources),
-        RowSource(run.eval_file, run.eval_split) if run.eval_file else None,
-        tokenizer,
-        peft,
-        score_answers,
-    )
+    evaluation = RowSource(run.eval_file, run.eval_split) if run.eval_file else None
+    trainer = JEPATrainer(model, config, Sources(sources), evaluation, tokenizer, peft, score_answers)
+    trainer.run_options = run
+    return trainer
 
 
 def last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
@@ -238,18 +236,10 @@ def check_not_inside(output: Path, run: RunOptions) -> None:
             )
 
 
-def run_record(run: RunOptions, config: JEPAConfig, trainer: JEPATrainer) -> dict[str, Any]:
-    """What is needed to tell one run from another: versions, settings, seed, data."""
-    options = {name: getattr(config, name) for name in JEPAOptions.__dataclass_fields__}
-    training = (
-        "seed",
-        "data_seed",
-        "learning_rate",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "train_sampling_strategy",
-        "bf16",
-    )
+def run_record(run: RunOptions, trainer: JEPATrainer) -> dict[str, Any]:
+    """What distinguishes one run from another: versions, settings, seed, data."""
+    own = [*options_of(JEPAOptions), *options_of(TrainerOptions)]
+    settings = {name: getattr(trainer.args, name) for name in own if options_of(JEPAConfig)[name].dumped}
     return {
         "stepjepa": stepjepa.__version__,
         "torch": torch.__version__,
@@ -257,7 +247,7 @@ def run_record(run: RunOptions, config: JEPAConfig, trainer: JEPATrainer) -> dic
         "python": platform.python_version(),
         "processes": trainer.accelerator.num_processes,
         "steps": trainer.requested_steps,
-        "settings": {**asdict(run), **options, **{name: getattr(config, name) for name in training}},
+        "settings": {**plain_settings({**asdict(run), **settings}), **trainer.resume_record.settings},
         "forward": trainer.setup.forward,
         "data": {name: report.fingerprint for name, report in trainer.data_reports.items()},
     }

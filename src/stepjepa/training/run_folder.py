@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import LOCK, check_writable, locked, read_json
 from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch
+
+if TYPE_CHECKING:
+    from stepjepa.training.record import ResumeRecord
 
 RECORD, METRICS = "run.json", "metrics.json"
 # In every checkpoint that a run can go on from, one for each process; `training.log_state` writes it.
 LOG_STATE = "log_state_{}.pt"
+RESUME_RECORD = "resume_record.json"  # what a run that is resumed from it must share; `training.record` writes it
 _STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what
@@ -33,17 +36,6 @@ _OWN_FILES += (
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
     "jepa_head.safetensors"
 ).split()
-# A run can go on with other values of these, and of none of the method's other options: its checkpoints would mean something
-# else.
-_FREE_OPTIONS = set(
-    "merge_lora keep_predictors overwrite_output_dir track_flop max_row_length strict_data data_cache "
-    "dataset_num_proc terminate_on_nan".split()
-)
-FIXED_ON_RESUME = [
-    *"model_name pretrain dtype lora lora_rank lora_alpha lora_dropout lora_target_modules seed data_seed".split(),
-    *"per_device_train_batch_size gradient_accumulation_steps train_sampling_strategy".split(),
-    *(name for name in JEPAOptions.__dataclass_fields__ if name not in _FREE_OPTIONS),
-]
 _held: set[Path] = set()  # folders that this process writes to
 T = TypeVar("T")
 
@@ -241,37 +233,19 @@ class RunFolder:
         for _, folder in self._numbered():
             remove_checkpoint(folder)
 
-    def check_same(self, record: dict[str, Any]) -> None:
-        """Refuse to go on with other data, or with settings that change what the checkpoints mean.
+    def check_same(self, record: ResumeRecord) -> None:
+        """Refuse to take a run that ended here for one with other data or settings.
 
         Args:
-            record: ``run.json`` of the run that is about to start.
+            record: of the run that is about to start.
 
         Raises:
             ConfigError: what differs.
         """
         before = self._read(RECORD)
-        for name in FIXED_ON_RESUME:
-            old, new = before.get("settings", {}).get(name), record["settings"].get(name)
-            if name in before.get("settings", {}) and old != new:
-                raise ConfigError(
-                    f"--resume_from_checkpoint: the run in {self.path} has {name}={old}, not {new}; resume with the same "
-                    "settings, or give another --output_dir"
-                )
-        if before.get("processes", record["processes"]) != record["processes"]:
-            raise ConfigError(
-                f"--resume_from_checkpoint: the run in {self.path} has {before['processes']} processes, not "
-                f"{record['processes']}; resume with as many, or give another --output_dir"
-            )
-        data = [
-            {name: digest for name, digest in one.get("data", {}).items() if not name.startswith("eval")}
-            for one in (before, record)
-        ]
-        if before and data[0] != data[1]:
-            raise ConfigError(
-                f"--resume_from_checkpoint: the training data is not that of the run in {self.path}; resume with the same "
-                "file, or give another --output_dir"
-            )
+        data = {name: one for name, one in before.get("data", {}).items() if not name.startswith("eval")}
+        known = type(record)(before.get("settings", {}), data, before.get("processes", record.processes))
+        record.check_same(known, self.path)
 
 
 def cut_short(folder: Path) -> bool:
@@ -290,6 +264,8 @@ def checkpoint_problem(folder: Path) -> str | None:
     if not (folder / MANIFEST).exists():
         return f"written by version 0.1, without {MANIFEST}; this version cannot go on from it"
     problem = mismatch(folder)
+    if problem is None and RESUME_RECORD not in (listed_files(folder) or {}):
+        return f"written by an earlier version, without {RESUME_RECORD}; this version cannot resume from it"
     if problem is None and LOG_STATE.format(0) not in (listed_files(folder) or {}):
         problem = "written with save_only_model, without the optimizer's state; a run cannot go on from it"
     return problem

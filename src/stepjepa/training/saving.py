@@ -16,6 +16,7 @@ from transformers import Trainer
 from transformers.modelcard import TrainingSummary
 from transformers.trainer import TRAINER_STATE_NAME
 
+from stepjepa.data.report import DataReport
 from stepjepa.errors import RunError
 from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import is_extra, load_extras, save_extras
@@ -23,7 +24,9 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.finite import FiniteWatch, weights_are_finite
 from stepjepa.training.log_state import log_state_of
+from stepjepa.training.record import ResumeRecord, fixed_settings
 from stepjepa.training.run_folder import BROKEN, RunFolder, on_main
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.setup import ModelSetup
 from stepjepa.training.streaming import StreamedExamples
 from stepjepa.utils.failures import writing
@@ -40,11 +43,21 @@ class SavingTrainer(Trainer):
 
     args: JEPAConfig
     setup: ModelSetup
+    data_reports: dict[str, DataReport]
+    run_options: RunOptions | None = None  # of the command, which made the model from them
     _last_step: tuple[Any, float | None] = (None, None)  # gradient norm and learning rate
     _epoch_ended = False
     _watch: FiniteWatch
     _broken: tuple[int, str] | None = None  # the first step that was not finite, and what was not, once it is known
     _rotates = True  # whether the Trainer may remove older checkpoints
+
+    @property
+    def resume_record(self) -> ResumeRecord:
+        """What a run that is resumed from a checkpoint of this one must share with it."""
+        model: Any = self.model
+        peft = model.peft_config[model.active_adapter] if hasattr(model, "get_base_model") else None
+        data = {name: one.fingerprint for name, one in self.data_reports.items() if not name.startswith("eval")}
+        return ResumeRecord(fixed_settings(self.args, self.run_options, peft), data, self.accelerator.num_processes)
 
     @property
     def _inner(self) -> Any:
@@ -89,6 +102,7 @@ class SavingTrainer(Trainer):
                 if self.args.should_save:
                     state = folder / TRAINER_STATE_NAME
                     write_json(state, read_json(state))  # a loss that is NaN is null
+                    self.resume_record.write(folder)
                     write_manifest(folder)
         except BaseException:
             if self.args.should_save:

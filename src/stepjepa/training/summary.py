@@ -1,22 +1,179 @@
-"""The figures of the summary that a run begins with: steps, tokens, memory, files."""
+"""The start-up summary of a run, and what it says when it is done."""
 
 from __future__ import annotations
 
+import math
+import shlex
+import shutil
+import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from stepjepa.data.suggest import suggested_metric
 from stepjepa.forest.collate import Batch
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.training.compute import planned_steps
-from stepjepa.training.memory import BatchShape, estimate_memory, in_words
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.progress import clock, short
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.trainer import JEPATrainer
 
+_LABELS = 7  # columns of the labels
 # Micro-batches that are laid out beforehand, at most, and the seconds after which no more are.
-BATCHES, SECONDS = 8, 0.2
+_BATCHES, _SECONDS = 8, 0.2
+
+
+def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> str:
+    """What will be trained, on what, at what cost, and what will be written where."""
+    args = trainer.args
+    width = max(_LABELS, *(len(name) + 1 for name in trainer.data_reports))
+    parts: list[tuple[str, Sequence[str]]] = []
+    for name, report in trainer.data_reports.items():
+        lines = report.lines()
+        if args.streaming and name.startswith("train"):
+            lines = [f"{report.source}: streamed, {args.shuffle_buffer:,} examples shuffled together"]
+            lines += report.steps.lines()
+        parts.append((name, [line.removeprefix("  ") for line in lines]))
+    parts += [("mix", mixing_lines(trainer)), ("model", [model_line(trainer, run)]), ("loss", [method_line(trainer)])]
+    if args.same_flop and args.uses_pairs:
+        regular, steps, ratio = trainer.equal_compute
+        parts.append(
+            ("flop", [f"a step costs {ratio:.2f} times a regular one: {steps} steps for {regular} regular ones"])
+        )
+    parts += [("steps", [steps_line(trainer)]), ("tokens", [tokens_line(trainer, first_batches(trainer))])]
+    return "\n".join(labelled([*parts, ("output", output_lines(trainer, checkpoint))], width))
+
+
+def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float]) -> str:
+    """The result of a run, where it is, and what to type next.
+
+    Args:
+        trainer: after its training.
+        run: what was read.
+        metrics: the final ones, as in ``metrics.json``.
+    """
+    output = str(trainer.args.output_dir)
+    answers = [f"eval_{name}" for name in (*(run.eval_metrics or ()), "did_not_stop")]
+    speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
+    speed = f", {median(speeds):,.0f} tokens/s (median of the log)" if speeds else ""
+    parts: list[tuple[str, Sequence[str]]] = []
+    if trainer.args.streaming:  # only now is known what the rows hold
+        for name, report in trainer.data_reports.items():
+            if name.startswith("train"):
+                parts.append(("data", [f"{report.source}: {report.rows_read:,} rows read", *report.steps.lines()]))
+    parts.append(
+        ("done", [f"{trainer.state.global_step:,} steps in {clock(metrics.get('train_runtime', 0.0))}{speed}"])
+    )
+    scores = "  ".join(f"{name} {metrics[name]:.4f}" for name in answers if name in metrics)
+    parts.append(("final", [line for line in (short(metrics), scores) if line]))
+    files = "metrics.json, run.json, data_report.json, resolved.yaml"
+    parts.append(("output", [f"{output}: model and records ({files})"]))
+    lines = ["", *labelled(parts)]
+    broken = first_broken_step(trainer.state.log_history)
+    if broken is not None:
+        lines.append(
+            f"warning: the loss is not a finite number from step {broken} on (of those in the log), so the model is of no "
+            "use; try a lower --learning_rate or --lbd, and see docs/troubleshooting.md"
+        )
+    metric = " ".join(run.eval_metrics or [suggested_metric(run.eval_file or next(iter(run.train_file or ()), None))])
+    test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
+    return "\n".join(
+        [
+            *lines,
+            f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})",
+            f"{'next':<{_LABELS}}stepjepa evaluate --model_name {shlex.quote(output)} --test_file {test} --metric {metric}",
+            f"{'':<{_LABELS}}stepjepa report {shlex.quote(output)}",
+        ]
+    )
+
+
+def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -> list[str]:
+    """Lines after their labels; on a terminal, long ones are broken and the label's column stays free."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    texts = []
+    for label, lines in parts:
+        for number, line in enumerate(lines):
+            text = f"{'' if number else label:<{width}}{line}"
+            if width + 20 < columns < len(text):
+                text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+            texts.append(text)
+    return texts
+
+
+def first_broken_step(log_history: Sequence[dict[str, Any]]) -> int | None:
+    """The step of the first log entry with a loss that is NaN or infinite."""
+    for entry in log_history:
+        losses = [entry[name] for name in ("lm_loss", "jepa_loss") if name in entry]
+        if any(loss is None or not math.isfinite(loss) for loss in losses):  # None where a checkpoint has kept it
+            return entry["step"]
+    return None
+
+
+def model_line(trainer: JEPATrainer, run: RunOptions) -> str:
+    """The model's name and how much of it is trained."""
+    model: Any = trainer.model
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    every = sum(p.numel() for p in model.parameters())
+    kind = ", LoRA" if run.lora else ""
+    return f"{run.model_name}: {every:,} parameters, {trained:,} trained ({100 * trained / every:.3g} %{kind})"
+
+
+def method_line(trainer: JEPATrainer) -> str:
+    """Objective, loss, forward and learning rate."""
+    args = trainer.args
+    loss = "LM loss alone"
+    if args.uses_pairs:
+        loss = loss_line(args)
+    elif args.objective != "regular":
+        loss += " (lbd is 0: trains exactly like regular)"
+    return f"{args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}"
+
+
+def loss_line(args: JEPAConfig) -> str:
+    """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
+    tube = args.objective == "semantic_tube"
+    distance: str = args.jepa_loss
+    if tube:
+        distance = f"{'turning angle' if args.tube_mode == 'curvature' else distance} of {args.tube_mode}"
+    parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {distance}"]
+    if not tube:
+        parts.append(f"K = {args.predictors}")
+    if args.objective == "step_jepa":
+        horizons = "" if args.horizons == (1,) else f", horizon {', '.join(map(str, args.horizons))}"
+        parts.append(f"{args.step_pairs} pairs{horizons}")
+    if args.objective == "llm_jepa":
+        parts.append(f"views {args.views}")
+    if args.predictor_head != "none":
+        parts.append(f"{args.predictor_head} head")
+    if not args.target_grad:
+        parts.append("EMA target" if args.target_encoder == "ema" else "no gradient into the target")
+    if args.regularizer != "none":
+        parts.append(f"{args.regularizer} ({args.regularizer_weight:g})")
+    if args.control != "none":
+        parts.append(f"CONTROL: {args.control} targets")
+    return ", ".join(parts)
+
+
+def mixing_lines(trainer: JEPATrainer) -> list[str]:
+    """The share of each of several data sets: ``a.jsonl: 75 %, 2.4 times its 1,000 examples an epoch``."""
+    args = trainer.args
+    names = [report.source for name, report in trainer.data_reports.items() if name.startswith("train")]
+    if not args.mixing_weights:
+        return []
+    shares = [f"{weight / sum(args.mixing_weights):.1%}" for weight in args.mixing_weights]
+    if args.streaming:
+        return [f"{name}: {share} of the rows" for name, share in zip(names, shares, strict=True)]
+    mixture = trainer.train_dataset.mixture  # type: ignore[union-attr]
+    return [
+        f"{name}: {share}, {count / size:.2f} times its {size:,} examples an epoch"
+        for name, share, size, count in zip(names, shares, *mixture, strict=True)
+    ]
 
 
 def first_batches(trainer: JEPATrainer) -> list[Batch]:
@@ -26,7 +183,7 @@ def first_batches(trainer: JEPATrainer) -> list[Batch]:
     if args.streaming or dataset is None:
         return batches
     draws, begin = iter(trainer._order(dataset)), time.perf_counter()
-    while len(batches) < BATCHES and time.perf_counter() - begin < SECONDS:
+    while len(batches) < _BATCHES and time.perf_counter() - begin < _SECONDS:
         examples = [dataset[draw] for draw in islice(draws, args.train_batch_size)]  # type: ignore[index]
         if not examples:
             break
@@ -34,7 +191,7 @@ def first_batches(trainer: JEPATrainer) -> list[Batch]:
     return batches
 
 
-def steps_in_words(trainer: JEPATrainer) -> str:
+def steps_line(trainer: JEPATrainer) -> str:
     """``1,000 of 32 examples (8 x 2 accumulated x 2 processes), 4.3 epochs``."""
     args, processes = trainer.args, trainer.accelerator.num_processes
     parts = [str(args.per_device_train_batch_size)]
@@ -52,7 +209,7 @@ def steps_in_words(trainer: JEPATrainer) -> str:
     return f"{steps:,} of {batch:,} examples{how}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 
-def tokens_in_words(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:
+def tokens_line(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:
     """Positions of an optimizer step by kind of segment."""
     if not batches:
         return "a step: not known before the stream is read"
@@ -66,37 +223,20 @@ def tokens_in_words(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:
     return f"{total * scale:,.0f} a step: {kinds}; mean of {len(batches)} micro-batches"
 
 
-def memory_in_words(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:
-    """What one process will hold, counted and estimated."""
-    memory = estimate_memory(trainer, [BatchShape.of(batch) for batch in batches])
-    counted = f"weights {in_words(memory.weights)}, gradients {in_words(memory.gradients)}"
-    if memory.optimizer is None:
-        counted += f", states of {getattr(trainer.args.optim, 'value', trainer.args.optim)} not counted"
-    else:
-        counted += f", optimizer {in_words(memory.optimizer)}"
-    counted = f"{in_words(memory.counted)} counted ({counted})"
-    if memory.activations is None or memory.logits is None:
-        return f"{counted}; activations and logits not known beforehand"
-    rest = f"activations {in_words(memory.activations)}, logits {in_words(memory.logits)}"
-    total = in_words(memory.counted + memory.activations + memory.logits)
-    estimated = in_words(memory.activations + memory.logits)
-    return f"about {total} a process beside the libraries: {counted}, {estimated} estimated ({rest})"
-
-
-def output_in_words(trainer: JEPATrainer, checkpoint: Path | None) -> list[str]:
+def output_lines(trainer: JEPATrainer, checkpoint: Path | None) -> list[str]:
     """Which files the run writes, how often, and where its logs go."""
     args = trainer.args
-    went_on = f" (going on from {checkpoint.name})" if checkpoint else ""
+    resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
     lines = [
-        f"{args.output_dir}{went_on}: model and tokenizer, resolved.yaml, run.json, data_report.json, metrics.json",
-        checkpoints_in_words(args),
+        f"{args.output_dir}{resumed}: model and tokenizer, resolved.yaml, run.json, data_report.json, metrics.json",
+        checkpoints_line(args),
     ]
     if args.report_to:
         lines.append(f"logs to {', '.join(args.report_to)}")
     return lines
 
 
-def checkpoints_in_words(args: Any) -> str:
+def checkpoints_line(args: Any) -> str:
     """``checkpoint-N every 500 steps and at the end; the newest 2 are kept``."""
     strategy = getattr(args.save_strategy, "value", args.save_strategy)
     if strategy == "no":

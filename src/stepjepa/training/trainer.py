@@ -25,7 +25,7 @@ from stepjepa.modeling.export import check_keeps_predictors
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import ForestOutput, causal_lm
-from stepjepa.modeling.load import load_model, max_positions
+from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.training.batches import EpochCallback, EpochSampler
 from stepjepa.training.callbacks import ResumedLogCallback, TargetEncoderCallback
@@ -36,11 +36,11 @@ from stepjepa.training.evaluating import ScoreAnswers, evaluated
 from stepjepa.training.finite import FiniteWatch
 from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
+from stepjepa.training.progress import display_callback
 from stepjepa.training.reading import ExampleReader, tokenizer_for
 from stepjepa.training.resuming import ResumingTrainer
 from stepjepa.training.setup import make_collator, set_up_model
 from stepjepa.training.streaming import StreamedExamples, stream_loader
-from stepjepa.training.view import display_callback
 
 
 class JEPATrainer(ResumingTrainer):
@@ -95,6 +95,7 @@ class JEPATrainer(ResumingTrainer):
         args = copy.copy(args or JEPAConfig())  # some options are settled below
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
+        args.learning_rate = args.settled_learning_rate(isinstance(model, (str, os.PathLike)) and is_preset(str(model)))
         if isinstance(model, (str, os.PathLike)):
             if processing_class is None:
                 processing_class, train_dataset = tokenizer_for(str(model), train_dataset, args)

@@ -128,7 +128,7 @@ def locked(path: Path) -> Iterator[bool]:
         return
     while True:
         try:
-            file = open(path, "a", opener=no_links)
+            file = open(path, "a", opener=no_links)  # noqa: SIM115
         except OSError:  # a folder that cannot be written to
             yield True
             return

@@ -43,6 +43,17 @@ def print_error(text: str) -> None:
         _silence(sys.stderr)
 
 
+def is_main_process() -> bool:
+    """Whether this process prints and writes (the first of a distributed run, or the only one)."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def say(text: str) -> None:
+    """Print lines, once over all processes."""
+    if is_main_process():
+        print_text(text)
+
+
 class _Log(logging.Handler):
     """Writes to the standard error of the moment, which a progress bar may have replaced."""
 
@@ -67,7 +78,7 @@ def open_missing_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def stdout_trouble() -> str | None:

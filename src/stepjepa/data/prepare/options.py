@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from stepjepa.data.fields import check_at_least, option
+from stepjepa.config.option import check_at_least, option
 from stepjepa.data.files import JSON_SUFFIXES
 from stepjepa.data.steps import LISTED, STYLES, make_splitter
 from stepjepa.errors import ConfigError

@@ -172,9 +172,9 @@ class Itemizer:
         if not ending:
             parts = self._within(last.start + 1, opened)
             title = parts[-1].start if parts else self.text.rfind("\n", 0, max(opened - 1, 0)) + 1
-            if title > last.start and title not in self.uncut and not self.text[title].islower():
-                if _announces(self.text[title:opened]) and not self.text[title].isspace():
-                    return [title]
+            begins = title > last.start and title not in self.uncut and not self.text[title].islower()
+            if begins and _announces(self.text[title:opened]) and not self.text[title].isspace():
+                return [title]
         return [*cuts, opened]
 
     def _tail(self, last: Marker, ending: list[Paragraph]) -> list[int]:

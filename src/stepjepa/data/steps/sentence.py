@@ -35,11 +35,8 @@ def sentences(text: str) -> list[CharSpan]:
     inside = Uncut(
         "", [match.span() for match in _INLINE_MATHS.finditer(plain)] if "$" in plain or "\\(" in plain else ()
     )
-    cuts = []
-    for match in _END.finditer(plain):
-        if match.end() < len(plain) and match.start() not in inside and _ends_sentence(plain, match):
-            cuts.append(match.end())
-    return spans_from_cuts(text, cuts)
+    ends = (match for match in _END.finditer(plain) if match.end() < len(plain) and match.start() not in inside)
+    return spans_from_cuts(text, [match.end() for match in ends if _ends_sentence(plain, match)])
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:

@@ -76,7 +76,7 @@ def open_locked(path: Path) -> BinaryIO:
     """
     with saying_where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b", buffering=0, opener=no_links)
+        file = open(path, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
     if fcntl is not None:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -84,7 +84,7 @@ class SolutionStore:
                 raise ConfigError(f"{self.output} has been completed by another process meanwhile")
         if self._begun:
             with saying_where(self.attempts):
-                self._log = open(self.attempts, "a+b", buffering=0)
+                self._log = open(self.attempts, "a+b", buffering=0)  # noqa: SIM115
             self._take_up()
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class SolutionStore:
             self._solutions.truncate(0)
         self._write_meta(_RUNNING)
         with saying_where(self.attempts):
-            self._log = open(self.attempts, "a+b", buffering=0)
+            self._log = open(self.attempts, "a+b", buffering=0)  # noqa: SIM115
         self._begun = True
 
     def _take_up(self) -> None:

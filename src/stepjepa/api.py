@@ -1,0 +1,128 @@
+"""The public functions, one for each command, with the same options by name and the same defaults.
+
+``str`` of what they return is what the command prints. This is where packages are joined.
+
+Importing this module loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepjepa.modeling.checkpoint import Export
+    from stepjepa.training.run import TrainResult
+
+_LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
+
+
+def train(**options: Any) -> TrainResult:
+    """Train a model: ``stepjepa train``.
+
+    Args:
+        options: those of ``stepjepa train`` by name, such as ``train_file="rows.jsonl"``, ``model_name="mini"``,
+            ``objective="step_jepa"``, ``output_dir="run"``.
+
+    Raises:
+        ConfigError, DataError: before anything is written.
+        RunError: the run broke: something is not finite, could not be written, or found too little memory.
+    """
+    from stepjepa.config.parser import build
+    from stepjepa.training.config import JEPAConfig
+    from stepjepa.training.notes import run_notes
+    from stepjepa.training.run import AGAIN, run_training
+    from stepjepa.training.run_options import RunOptions
+    from stepjepa.utils.failures import explaining
+    from stepjepa.utils.terminal import is_main_process, print_text
+
+    run, config = build((RunOptions, JEPAConfig), options)
+    if is_main_process():
+        for line in run_notes(run, config, options):
+            print_text(f"note   {line}")
+    if run.debug_level >= 5 and "logging_steps" not in options:
+        config.logging_steps = 1
+    if run.debug_level >= 7 and is_main_process():
+        _show_first_row(run, config)
+    with explaining(_LESS_MEMORY, AGAIN):
+        return run_training(run, config, _answer_scorer(run, config))
+
+
+def _show_first_row(run: Any, config: Any) -> None:
+    """Draw the first row; a row that cannot be drawn is a note."""
+    from stepjepa.config.option import options_of
+    from stepjepa.errors import StepJepaError
+    from stepjepa.inspect.view import show_row
+    from stepjepa.training.options import JEPAOptions
+    from stepjepa.utils.terminal import print_drawn, print_text
+
+    method = {name: getattr(config, name) for name in options_of(JEPAOptions)}
+    try:
+        print_drawn(str(show_row((run.train_file or [""])[0], run.model_name, seed=config.seed, **method)))
+    except StepJepaError as error:
+        print_text(f"note   the first row cannot be shown: {error}")
+
+
+def _answer_scorer(run: Any, config: Any) -> Any:
+    """What scores answers at every evaluation, None where no metric was given.
+
+    Raises:
+        ConfigError: metrics without a file, or unknown ones.
+    """
+    if not run.eval_metrics:
+        return None
+    from stepjepa.data.sources import RowSource
+    from stepjepa.errors import ConfigError
+    from stepjepa.evaluation.while_training import AnswerScorer
+    from stepjepa.training.encoding import pair_columns
+
+    if not run.eval_file:
+        raise ConfigError("--eval_metrics answers the questions of a file; give --eval_file")
+    return AnswerScorer(
+        RowSource(run.eval_file, run.eval_split),
+        run.eval_metrics,
+        run.eval_samples,
+        columns=pair_columns(config),
+        max_new_tokens=run.eval_max_new_tokens,
+        batch_size=config.per_device_eval_batch_size,
+        system_prompt=config.system_prompt,
+        chat_template_kwargs=config.chat_template_kwargs,
+    )
+
+
+def export(
+    checkpoint: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    *,
+    base_model: str | None = None,
+    merge_lora: bool | None = None,
+    keep_predictors: bool = False,
+    overwrite_output_dir: bool = False,
+    trust_remote_code: bool = False,
+) -> Export:
+    """Write a checkpoint as the final model of its run: ``stepjepa export``.
+
+    Args:
+        checkpoint: a run's checkpoint, or the folder of an adapter.
+        output_dir: the folder to write.
+        base_model: of an adapter, the folder or Hub id of its base; None for the one that it names.
+        merge_lora: write LoRA merged into the model, or as an adapter; None as its run does.
+        keep_predictors: write the predictor tokens into the vocabulary and tokenizer.
+        overwrite_output_dir: write into a folder that is not empty.
+        trust_remote_code: run model code that comes with the weights.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read, or the folder not be written.
+    """
+    from stepjepa.modeling.checkpoint import Export, export_checkpoint
+
+    written = export_checkpoint(
+        checkpoint,
+        output_dir,
+        base_model=base_model,
+        merge_lora=merge_lora,
+        keep_predictors=keep_predictors,
+        overwrite=overwrite_output_dir,
+        trust_remote_code=trust_remote_code,
+    )
+    return Export(str(output_dir), written)

@@ -1,0 +1,303 @@
+"""An option: a field of a dataclass, with everything that the library knows about it in its metadata.
+
+`option` declares one. `options_of` reads the options of a dataclass; flags, YAML files, help texts, the reference pages, the
+checks of values (`check_fields`), notes on options without effect (`unread_options`), the guard of resumed runs and the
+identity of studies are all derived from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+from stepjepa.config.values import (
+    BadValue,
+    choices_of,
+    convert,
+    describe,
+    is_class,
+    nearest,
+    show,
+    union_members,
+)
+from stepjepa.errors import ConfigError
+
+MISSING = dataclasses.MISSING
+# What an option needs: the accepted values of another one; True and False stand for any value that is true or false.
+Needs = Mapping[str, "bool | tuple[str, ...]"]
+
+
+def option(
+    default: Any,
+    help: str,
+    group: str,
+    *,
+    aliases: str | tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    needs: Needs | None = None,
+    resume: bool = False,
+    identity: bool = True,
+    secret: bool | None = None,
+    dumped: bool = True,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field that is an option.
+
+    Args:
+        default: its value where nothing is given.
+        help: one sentence, or a few.
+        group: the heading that it stands under in the help.
+        aliases: other spellings of flag and YAML key.
+        choices: named values, where the type does not list them.
+        needs: other options of the same run, and the values of them without which this one has no effect.
+        resume: a run may be resumed with another value.
+        identity: it decides the numbers of a run, so runs that differ in it cannot share a table.
+        secret: its value must not reach a file or a message. Default: the name ends in ``_token``, as in transformers.
+        dumped: it is written to ``resolved.yaml``.
+        at_least, at_most, above, below: bounds of a number, or of each number of a list.
+    """
+    bounds = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
+    metadata = {
+        "help": help,
+        "group": group,
+        "aliases": (aliases,) if isinstance(aliases, str) else tuple(aliases),
+        "choices": choices,
+        "needs": dict(needs or {}),
+        "resume": resume,
+        "identity": identity,
+        "dumped": dumped,
+        "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
+        **({} if secret is None else {"secret": secret}),
+    }
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of one field of an option dataclass, transformers' own included.
+
+    Attributes:
+        name: the field's name.
+        hint: its type, resolved.
+        default: the field's default, MISSING if it has none.
+        bare: the value of the flag written without one, MISSING if it needs one.
+        choices: named values from the metadata; those of a Literal or Enum are in `hint`.
+        help, group, aliases, needs, resume, identity, secret, dumped, bounds: see `option`.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    bare: Any
+    choices: tuple[str, ...]
+    help: str
+    group: str | None
+    aliases: tuple[str, ...]
+    needs: Needs
+    resume: bool
+    identity: bool
+    secret: bool
+    dumped: bool
+    bounds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, field: dataclasses.Field[Any], hint: Any) -> Option:
+        """The option for a field, whose type is `hint`."""
+        meta = field.metadata
+        aliases = meta.get("aliases", ())
+        if isinstance(meta.get("const"), bool):  # --flag alone means True, so the word true must mean it too
+            hint = hint | bool
+        bare = True if bool in union_members(hint) else MISSING
+        return cls(
+            name=field.name,
+            hint=hint,
+            default=field.default if field.default_factory is MISSING else field.default_factory(),
+            bare=meta.get("const", bare) if meta.get("nargs") == "?" else bare,
+            choices=tuple(map(str, meta.get("choices") or ())),
+            help=str(meta.get("help") or "").replace("%%", "%").strip(),
+            group=meta.get("group"),
+            aliases=(aliases,) if isinstance(aliases, str) else tuple(aliases),
+            needs=meta.get("needs", {}),
+            resume=meta.get("resume", False),
+            identity=meta.get("identity", True),
+            secret=bool(meta.get("secret", field.name.endswith("_token"))),
+            dumped=meta.get("dumped", True),
+            bounds=meta.get("bounds", {}),
+        )
+
+    @property
+    def many(self) -> bool:
+        """Whether several values may follow the flag."""
+        return any(is_class(member, list) for member in union_members(self.hint))
+
+    @property
+    def boolean(self) -> bool:
+        """Whether it may be written without a value, and switched off by ``--no_name``."""
+        return bool in union_members(self.hint)
+
+    @property
+    def expects(self) -> str:
+        """What its value must be, for an error message."""
+        return f"one of {', '.join(self.choices)}" if self.choices else describe(self.hint)
+
+    def read(self, given: Any) -> Any:
+        """The field's value for what was written; BadValue if it does not fit."""
+        value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
+        if self.choices and value is not None and value not in self.choices:
+            close = nearest(str(value), self.choices)
+            raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
+        return value
+
+    def check(self, value: Any) -> None:
+        """Check a value that Python code may have given: named values, and numbers in their bounds.
+
+        Raises:
+            ConfigError: it cannot be used; the message names the option.
+        """
+        members = [member for member in union_members(self.hint) if member is not type(None)]
+        if value is None and len(members) < len(union_members(self.hint)):
+            return
+        named = [choice for member in members for choice in choices_of(member) or () if isinstance(choice, str)]
+        if named and len(members) == 1 and value not in named:
+            raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}")
+        for member in members:
+            item = next(iter(getattr(member, "__args__", ())), None)
+            if is_class(member, list) and item in (int, float):
+                self._check_numbers(value, item)
+        if members and set(members) <= {int, float}:
+            self._check_number(value, float if float in members else int)
+
+    def _check_numbers(self, values: Any, kind: type) -> None:
+        if not isinstance(values, (list, tuple)) or not values:
+            raise ConfigError(f"{self.name} is {values!r}; it must be a list of {_KINDS[kind]}s")
+        for value in values:
+            self._check_number(value, kind)
+
+    def _check_number(self, value: Any, kind: type) -> None:
+        wanted = (int, float) if kind is float else int
+        if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
+            raise ConfigError(f"{self.name} is {value!r}; it must be a {_KINDS[kind]}{self._range(' ')}")
+        lowest, highest = self.bounds.get("at_least", -math.inf), self.bounds.get("at_most", math.inf)
+        open_low, open_high = self.bounds.get("above", -math.inf), self.bounds.get("below", math.inf)
+        if not (lowest <= value <= highest and open_low < value < open_high):
+            raise ConfigError(f"{self.name} is {value}; it must be{self._range(' ')}")
+
+    def _range(self, before: str) -> str:
+        """The bounds, for a message: ``above 0 and below 1``."""
+        words = [f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in self.bounds.items()]
+        return f"{before}{' and '.join(words)}" if words else ""
+
+    def metavar(self) -> str:
+        """What follows the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
+        return "{" + ",".join(self.choices) + "}" if self.choices else _metavar(self.hint)
+
+    def help_text(self, aliases: Iterable[str]) -> str:
+        """The description with other spellings and the default, escaped for argparse."""
+        notes = [f"also {', '.join('--' + alias for alias in aliases)}"] if aliases else []
+        if self.default is not MISSING and self.default is not None and self.default not in ("", [], {}):
+            default = self.default.value if isinstance(self.default, Enum) else self.default
+            blank = isinstance(default, str) and (default.strip() != default or not default.isprintable())
+            notes.append(f"default: {default!r}" if blank else f"default: {default}")
+        if self.default is MISSING and self.hint is not bool:
+            notes.append("required")
+        return f"{self.help} ({'; '.join(notes)})".strip().replace("%", "%%") if notes else self.help.replace("%", "%%")
+
+
+_KINDS = {int: "whole number", float: "finite number"}
+
+
+def options_of(dataclass: type) -> dict[str, Option]:
+    """The options of a dataclass by name: all its fields that can be set."""
+    made: Any = dataclass
+    return _options_of(made)
+
+
+@cache
+def _options_of(dataclass: Any) -> dict[str, Option]:
+    hints = get_type_hints(dataclass)
+    return {field.name: Option.of(field, hints[field.name]) for field in dataclasses.fields(dataclass) if field.init}
+
+
+def is_secret(field: dataclasses.Field[Any]) -> bool:
+    """Whether an option's value must not reach a file or a message."""
+    return bool(field.metadata.get("secret", field.name.endswith("_token")))
+
+
+def check_fields(options: Any, dataclass: type | None = None) -> None:
+    """Check every option of `options` (those of `dataclass`, one of its bases, if given) by its type and bounds.
+
+    Raises:
+        ConfigError: a value that cannot be used; the message names the option.
+    """
+    for one in options_of(dataclass or type(options)).values():
+        one.check(getattr(options, one.name))
+
+
+def check_at_least(options: Any, least: Mapping[str, float]) -> None:
+    """Check that numbers are finite and large enough; None passes where the option's type allows it.
+
+    Raises:
+        ConfigError: one that is not; the message names the option.
+    """
+    for name, smallest in least.items():
+        value = getattr(options, name)
+        if value is None and "None" in str(type(options).__dataclass_fields__[name].type):
+            continue
+        if not smallest <= value < float("inf"):
+            raise ConfigError(f"{name} is {value}; it must be at least {smallest}")
+
+
+class Unread(NamedTuple):
+    """An option that was given and that the run does not read; `reason` begins with "with" or "without"."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"--{self.name} has no effect {self.reason}"
+
+
+def unread_options(options: Any, given: Iterable[str]) -> list[Unread]:
+    """Those of the options `given` that lack what they need, in the order of the fields."""
+    known, given = options_of(type(options)), set(given)
+    unread = []
+    for one in known.values():
+        lacking = [_lack(other, wanted) for other, wanted in one.needs.items() if not _has(options, other, wanted)]
+        if one.name in given and lacking:
+            unread.append(Unread(one.name, lacking[0]))
+    return unread
+
+
+def _has(options: Any, name: str, wanted: bool | tuple[str, ...]) -> bool:
+    value = getattr(options, name)
+    return bool(value) == wanted if isinstance(wanted, bool) else value in wanted
+
+
+def _lack(name: str, wanted: bool | tuple[str, ...]) -> str:
+    if isinstance(wanted, bool):
+        return f"without --{name}" if wanted else f"with --{name}"
+    return f"without --{name} {' or '.join(wanted)}"
+
+
+def _metavar(hint: Any) -> str:
+    members = [member for member in union_members(hint) if member is not type(None)]
+    if bool in members:
+        return "true|false"
+    for member in members:
+        choices = choices_of(member)
+        if choices:
+            return "{" + ",".join(map(str, choices)) + "}"
+    for kind, word in ((int, "INT"), (float, "NUMBER"), (dict, "JSON")):
+        if any(is_class(member, kind) for member in members):
+            return word
+    items = [item for member in members if is_class(member, list) for item in getattr(member, "__args__", ())]
+    return _metavar(items[0]) if items else "TEXT"

@@ -1,0 +1,337 @@
+"""A strict parser of command lines and YAML files into option dataclasses.
+
+argparse only lays out the help: its parser takes abbreviations, exits the process, and knows no YAML. What a value means is
+decided in `stepjepa.config.values`. Importing this module loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Union
+
+from stepjepa.config.option import MISSING, Option, options_of
+from stepjepa.config.values import BadValue, convert, nearest
+from stepjepa.config.yaml_file import Entry, read_yaml
+from stepjepa.errors import ConfigError
+
+Alias = Union[str, "tuple[str, str]", Callable[[str], "dict[str, Any]"]]
+
+_FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+_BARE = object()  # the value of a flag that was written without one
+_SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
+_FOOTER = (
+    "--some_flag and --some-flag are the same. A true/false option is switched on by --flag alone and off by --no_flag. "
+    "'none' empties an option that may be empty."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A value for a field.
+
+    Attributes:
+        spelling: as the user wrote it: "--lbd", or "run.yaml:3: lbd".
+        alias: it is another spelling than the field's name.
+    """
+
+    field: str
+    value: Any
+    spelling: str
+    alias: bool
+
+
+class StrictParser:
+    """Parses flags and `--config run.yaml`, flags winning, into instances of dataclasses.
+
+    Args:
+        dataclass_types: a dataclass or several; a field name may occur once among them. See `stepjepa.config.option`.
+        aliases: other spellings, without leading dashes, for flags and YAML keys alike. One maps to
+
+            - a field's name: `{"batch_size": "per_device_train_batch_size"}`;
+            - a field and the value that the spelling alone gives it: `{"regular": ("objective", "regular")}`.
+              `--regular true` is the same, `--regular false` and `regular: false` set nothing;
+            - a function from the value's text to the fields that it sets. It may have the name of a field, which it then
+              replaces, so it can tell two meanings of one flag apart: for `--debug 5` it returns `{"verbosity": "5"}`,
+              for anything else `{"debug": value}`. Strings that it returns are converted as if they had been written for
+              that field, other values are taken as they are; it may raise ValueError or ConfigError. A YAML list or
+              mapping under such a name goes to the field of that name directly.
+        positional: fields that free words fill, in this order; those that a flag gives are passed over.
+        prog, description, epilog: for the help.
+
+    After `parse`, `explicit` holds the names of the fields that a flag or the YAML file has set.
+    """
+
+    def __init__(
+        self,
+        dataclass_types: Any,
+        *,
+        aliases: Mapping[str, Alias] | None = None,
+        positional: Sequence[str] = (),
+        prog: str = "stepjepa",
+        description: str = "",
+        epilog: str = "",
+    ) -> None:
+        self.dataclass_types = tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
+        self.prog, self.description, self.epilog = prog, description, epilog
+        self.positional = tuple(positional)
+        self.explicit: set[str] = set()
+        self.options: dict[str, Option] = {}
+        self.aliases: dict[str, Alias] = {_plain(name): target for name, target in (aliases or {}).items()}
+        for name, option in ((name, one) for dtype in self.dataclass_types for name, one in options_of(dtype).items()):
+            if name in self.options:
+                raise ValueError(f"two option dataclasses have a field {name!r}")
+            self.options[name] = option
+            for spelling in option.aliases:
+                self.aliases.setdefault(_plain(spelling), name)
+        for name, target in self.aliases.items():
+            field = target if isinstance(target, str) else target[0] if isinstance(target, tuple) else None
+            if field is not None and field not in self.options:
+                raise ValueError(f"alias {name!r} leads to {field!r}, which is no field of {self.dataclass_types}")
+            if isinstance(target, tuple):
+                self.options[target[0]].read(target[1])
+
+    def parse(self, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+        """Instances of the dataclasses, in their order. `argv` is `sys.argv[1:]` if None.
+
+        Raises:
+            ConfigError: for everything that the user can mend; values that a dataclass's own checks refuse with a
+                ValueError or OSError included.
+            SystemExit: with code 0, after printing the help for `--help`.
+        """
+        return build(self.dataclass_types, self.values(argv))
+
+    def values(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+        """The values of the fields that a flag or the YAML file sets; fails and exits as `parse`."""
+        config, flags = self._split(list(sys.argv[1:] if argv is None else argv))
+        given: dict[str, Setting] = {}
+        if config is not None:
+            given.update(_merge(s for entry in read_yaml(config) for s in self._from_yaml(config, entry)))
+        given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
+        self.explicit = set(given)
+        required = [o.name for o in self.options.values() if o.default is MISSING and o.hint is not bool]
+        missing = [name for name in required if name not in given]
+        if missing:
+            names = " and ".join("--" + name for name in missing)
+            raise ConfigError(f"{names} must be given, as a flag or in the --config file")
+        return {name: setting.value for name, setting in given.items()}
+
+    def settings(self, name: str, given: Any, spelling: str) -> Iterator[Setting]:
+        """The fields that a flag or a YAML key sets.
+
+        Args:
+            name: a field or an alias.
+            given: what was written, in one of the forms that `stepjepa.config.values` describes.
+            spelling: for messages.
+
+        Raises:
+            ConfigError: the value does not fit.
+        """
+        target = self.aliases.get(name, name)
+        try:
+            if isinstance(target, tuple):
+                if given is _BARE or convert(bool, given):
+                    yield Setting(target[0], self.options[target[0]].read(target[1]), spelling, alias=True)
+            elif isinstance(target, str):
+                option = self.options[target]
+                value = option.bare if given is _BARE else option.read(given)
+                if value is MISSING:
+                    raise BadValue(f"expected {option.expects}, got no value")
+                yield Setting(target, value, spelling, alias=target != name)
+            elif isinstance(given, str):
+                for field, value in target(given).items():
+                    value = self.options[field].read(value) if isinstance(value, str) else value
+                    yield Setting(field, value, spelling, alias=True)
+            elif name in self.options and given is not _BARE:
+                yield Setting(name, self.options[name].read(given), spelling, alias=False)
+            else:
+                raise BadValue("expected one value")
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"{spelling}: {error}") from None
+
+    # Help
+
+    def groups(self) -> dict[str, list[Option]]:
+        """The headings of the help, each with its options; "options" holds those without a heading."""
+        found: dict[str, list[Option]] = {"options": []}
+        for option in self.options.values():
+            found.setdefault(option.group or "options", []).append(option)
+        return found
+
+    def spellings(self, name: str) -> list[str]:
+        """The other spellings of a field, those that give it a value included."""
+        return [a for a, target in self.aliases.items() if (target[0] if isinstance(target, tuple) else target) == name]
+
+    def format_help(self, groups: Sequence[str] | None = None) -> str:
+        """The help text; `groups` chooses headings and their order."""
+        layout = argparse.ArgumentParser(prog=self.prog, formatter_class=argparse.HelpFormatter)
+        layout.add_argument("--config", metavar="FILE", help="a YAML file of options; flags win over it")
+        formatter = layout._get_formatter()
+        formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
+        formatter.add_text(self.description)
+        known = self.groups()
+        for title in known if groups is None else groups:
+            if title not in known:
+                raise ValueError(f"no group {title!r} among {list(known)}")
+            section: Any = layout._optionals if title == "options" else layout.add_argument_group(title)
+            for option in known[title]:
+                section.add_argument(
+                    f"--{option.name}",
+                    nargs="+" if option.many else None if option.bare is MISSING else "?",
+                    metavar=option.metavar(),
+                    help=option.help_text(self.spellings(option.name)),
+                )
+            formatter.start_section(title)
+            formatter.add_arguments(section._group_actions)
+            formatter.end_section()
+        formatter.add_text(_FOOTER)
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    # Reading
+
+    def _split(self, argv: list[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
+        """The path after --config, and each other flag as it was spelt and the words that belong to it."""
+        if "-h" in argv or "--help" in argv:
+            sys.stdout.write(self.format_help())
+            raise SystemExit(0)
+        flags: list[tuple[str, list[str]]] = []
+        for word in self._named(argv):
+            match = _FLAG.fullmatch(word)
+            if match:
+                self._check_flag(f"--{match[1]}", flags[-1][0] if flags and not flags[-1][1] else "")
+                flags.append((f"--{match[1]}", [] if match[2] is None else [match[2]]))
+            elif flags:
+                flags[-1][1].append(word)
+            else:
+                raise ConfigError(f"unexpected argument {word!r}: options are written --name value{self._hint(word)}")
+        configs = [words for spelling, words in flags if spelling == "--config"]
+        if len(configs) > 1 or any(len(words) != 1 for words in configs):
+            raise ConfigError("--config takes the path of one YAML file, and is given once")
+        return (configs[0][0] if configs else None), [flag for flag in flags if flag[0] != "--config"]
+
+    def _named(self, argv: list[str]) -> list[str]:
+        """`argv` with its free words as flags of the positional fields."""
+        written = {_plain(word.partition("=")[0]) for word in argv if word.startswith("--")}
+        for name in self.positional:
+            if not written & {name, *self.spellings(name)}:
+                argv = positional_argument(self, argv, name)
+        return argv
+
+    def _check_flag(self, spelling: str, before: str) -> None:
+        """Refuse a flag that nobody knows; `before` is a flag that waits for a value."""
+        name = _plain(spelling)
+        if name in {*self.options, *self.aliases, "config"} or self._switched_off(name):
+            return
+        waiting = self.options.get(_plain(before))
+        way = f"; for a value, write {before}={spelling}" if waiting and not waiting.boolean else ""
+        raise ConfigError(f"unknown flag {spelling}{self._hint(name)}{way}")
+
+    def _switched_off(self, name: str) -> Option | None:
+        """The true/false option that ``--no_NAME`` switches off."""
+        target = self.aliases.get(name[3:], name[3:]) if name.startswith("no_") else None
+        option = self.options.get(target) if isinstance(target, str) else None
+        return option if option and option.boolean else None
+
+    def _from_flag(self, spelling: str, words: list[str]) -> Iterator[Setting]:
+        name = _plain(spelling)
+        target = self.aliases.get(name, name)
+        option = self.options.get(target) if isinstance(target, str) else None
+        if option is None and target == name:
+            off = self._switched_off(name)
+            assert off is not None  # it was checked
+            if words:
+                raise ConfigError(f"{spelling} takes no value, got {words[0]!r}")
+            yield Setting(off.name, False, spelling, alias=off.name != name[3:])
+            return
+        if len(words) > 1 and not (option and option.many):
+            hint = self._hint(words[1]) if words[1].startswith("-") else "; quote a value that has spaces in it"
+            start = spelling if option and option.secret else f"{spelling} {words[0]}"
+            raise ConfigError(f"unexpected argument {words[1]!r} after '{start}'{hint}")
+        given = words if len(words) > 1 else words[0] if words else _BARE
+        yield from self.settings(name, given, spelling)
+
+    def _from_yaml(self, path: str, entry: Entry) -> Iterator[Setting]:
+        where = f"{path}:{entry.line}: "
+        if entry.key not in self.options and entry.key not in self.aliases:
+            close = nearest(entry.key, [*self.options, *self.aliases])
+            raise ConfigError(f"{where}unknown key {entry.key!r}; did you mean {close!r}?")
+        yield from self.settings(entry.key, entry.given, where + entry.key)
+
+    def _hint(self, word: str) -> str:
+        name = _plain(word)
+        off = [f"no_{option.name}" for option in self.options.values() if option.boolean and name.startswith("no_")]
+        return f"; did you mean --{nearest(name, [*self.options, *self.aliases, 'config', 'help', *off])}?"
+
+
+def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Instances of dataclasses out of values by name; a bool without a default is off.
+
+    Raises:
+        ConfigError: a name that none of them has, or values that their own checks refuse.
+    """
+    known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}; did you mean {nearest(name, known)!r}?")
+    off = {name: False for name, one in known.items() if one.default is MISSING and one.hint is bool}
+    try:
+        return tuple(
+            dtype(**{name: one for name, one in {**off, **values}.items() if name in options_of(dtype)})
+            for dtype in dataclass_types
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def positional_argument(parser: StrictParser, argv: Sequence[str], name: str) -> list[str]:
+    """`argv` with its first free word (one that is no flag and no flag's value) as ``--NAME=WORD``."""
+    if "-h" in argv or "--help" in argv:
+        return list(argv)
+    waiting = False  # for the value of the flag before
+    switch = False  # that flag may be written without a value
+    many = None  # that flag takes any number of values
+    for index, word in enumerate(argv):
+        taken = waiting and (not switch or word.lower() in _SWITCH_WORDS)
+        if many is not None and not waiting:
+            taken = _fits(many, word)
+        if word.startswith("--"):
+            known = parser.options.get(_plain(word))
+            waiting = (known is not None or word == "--config") and "=" not in word
+            switch = known is not None and known.boolean
+            many = known if known is not None and known.many else None
+        elif taken or (word.startswith("-") and len(word) > 1):
+            waiting = False
+        else:
+            return [*argv[:index], *argv[index + 1 :], f"--{name}={word}"]
+    return list(argv)
+
+
+def _fits(option: Option, word: str) -> bool:
+    """Whether a word can be one more value of an option with several."""
+    try:
+        option.read([word])
+    except BadValue:
+        return False
+    return True
+
+
+def _merge(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """The last setting of each field; two spellings, one of them an alias, must not disagree."""
+    merged: dict[str, Setting] = {}
+    for new in settings:
+        old = merged.get(new.field)
+        if old and old.spelling != new.spelling and (old.alias or new.alias) and old.value != new.value:
+            raise ConfigError(
+                f"{old.spelling} sets {new.field} to {old.value!r}, but {new.spelling} sets it to "
+                f"{new.value!r}; keep one of them"
+            )
+        merged[new.field] = new
+    return merged
+
+
+def _plain(spelling: str) -> str:
+    return spelling.lstrip("-").replace("-", "_")

@@ -1,0 +1,458 @@
+"""Statistics of a data set's text: what its rows hold and whether its answers have steps, without a tokenizer.
+
+What a tokenizer makes of it is in `tokens`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stepjepa.data.chat import RowError
+from stepjepa.data.encoder import chat_of
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.report import REASONS, StepCounts, listed_files
+from stepjepa.data.signs import Leak, Repeats, Signs, question_of
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.steps import RowSteps, StepRules, rules_for, steps_of
+from stepjepa.data.streams import is_stream, stream_ids
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.inspect.style import counted
+from stepjepa.utils.text import escaped, printable
+
+_SHOWN_CHARACTERS = 400
+_EXCERPT = 160  # characters of a row that is skipped
+_LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
+_MOST_KINDS = 5  # role orders listed
+_SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
+_NEEDS_CHATS = (
+    "plain text: train with --objective split or regular; other objectives need chats (messages, question/answer, "
+    "prompt/completion, text/code, or any two columns with --source_column and --target_column)"
+)
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """One row as it is shown.
+
+    Attributes:
+        place: of the row.
+        roles: of its messages, in order; () for plain text.
+        user, answer: the first user's and the first assistant's text, 400 characters of it; the text of a row of plain text
+            is its `answer`.
+        steps: steps of the first answer.
+    """
+
+    place: str
+    roles: tuple[str, ...]
+    user: str | None
+    answer: str
+    steps: int
+
+
+@dataclass
+class TextStatistics:
+    """What the rows of a data set hold; every row read is counted once as usable or skipped.
+
+    Attributes:
+        source: file or data set.
+        splitter, separator: how steps were looked for.
+        files: of a folder, those that are read.
+        plain_text: whether the first row, and with it the data set, is plain text and no chat.
+        rows_read, rows_usable: rows.
+        rows_skipped: reason -> rows that cannot be trained on.
+        first_skipped: reason -> place of the first such row and what is wrong with it.
+        skipped_texts: reason -> how that row begins.
+        message_counts: messages in a row -> usable chats.
+        role_orders: "system, user, assistant" -> usable chats.
+        step_counts: steps -> usable chats; of a row with several answers the one with the most steps counts.
+        rows_with_question: usable chats with a user's text before an answer's.
+        pairs_first, pairs_all: pairs that ``step_pairs`` first and all would make.
+        other_splitters: the splitter that ``auto`` chooses for the data set, where it is another one -> usable chats in
+            which it finds two or more steps.
+        text_rows, id_rows: usable rows of text, and of token ids; `characters`, `ids`: how much they hold.
+        steps: where the steps come from.
+        signs, repeats, leak: counts that `warnings` judges; `leak` is None without an evaluation file.
+        samples: the first usable rows.
+    """
+
+    source: str
+    splitter: str
+    separator: str
+    files: list[str] = field(default_factory=list)
+    plain_text: bool = False
+    rows_read: int = 0
+    rows_usable: int = 0
+    rows_skipped: Counter[str] = field(default_factory=Counter)
+    first_skipped: dict[str, str] = field(default_factory=dict)
+    skipped_texts: dict[str, str] = field(default_factory=dict)
+    message_counts: Counter[int] = field(default_factory=Counter)
+    role_orders: Counter[str] = field(default_factory=Counter)
+    step_counts: Counter[int] = field(default_factory=Counter)
+    rows_with_question: int = 0
+    pairs_first: int = 0
+    pairs_all: int = 0
+    other_splitters: dict[str, int] = field(default_factory=dict)
+    text_rows: int = 0
+    id_rows: int = 0
+    characters: int = 0
+    ids: int = 0
+    steps: StepCounts = field(default_factory=StepCounts)
+    signs: Signs = field(default_factory=Signs)
+    repeats: Repeats = field(default_factory=Repeats)
+    leak: Leak | None = None
+    samples: list[RowSample] = field(default_factory=list)
+
+    @property
+    def chats(self) -> int:
+        """Usable rows that are chats."""
+        return self.rows_usable - self.text_rows - self.id_rows
+
+    @property
+    def rows_with_steps(self) -> int:
+        """Usable chats with an answer of two or more steps."""
+        return sum(rows for steps, rows in self.step_counts.items() if steps >= 2)
+
+    @property
+    def better_splitter(self) -> str | None:
+        """The splitter that ``auto`` chooses, where the chosen one finds steps in less than half of the chats, and fewer."""
+        if 2 * self.rows_with_steps >= self.chats:
+            return None
+        return next((name for name, rows in self.other_splitters.items() if rows > self.rows_with_steps), None)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the file serves ``step_jepa`` as it is read."""
+        enough = self.rows_with_steps >= max(_SERVES * self.chats, 1)
+        return enough and self.better_splitter is None and not self.plain_text
+
+    @property
+    def verdict(self) -> str:
+        """What the file serves for, in one sentence."""
+        if self.plain_text:
+            return _NEEDS_CHATS
+        found, usable, better = self.rows_with_steps, self.chats, self.better_splitter
+        start = f"only {found:,} of {usable:,} rows have" if found else "no row has"
+        if better is not None:
+            remedy = f"use --step_splitter {better}" if better != self.splitter else "leave out --step_separator"
+            other = (
+                f"the splitter that auto chooses, {better}, finds them in {self.other_splitters[better]:,}: {remedy}"
+            )
+            return f"{start} two steps with {self.chosen()}; {other}"
+        if not self.ready:
+            return f"not for step_jepa: {start} two steps with {self.chosen()}; give --step_separator or another --objective"
+        rest = f"; the other {usable - found:,} would train as plain language modelling" if found < usable else ""
+        return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
+
+    def chosen(self) -> str:
+        """How steps were looked for."""
+        name = f"splitter {self.splitter!r}"
+        if self.splitter == "regex" or (self.splitter == "separator" and self.separator != "\n\n"):
+            name += f" ({escaped(self.separator)})"
+        name += " (for each answer)" * (self.splitter == "auto")
+        if self.steps.own and self.splitter != "list":
+            return "the rows' own steps" + (f", else {name}" if self.steps.own < self.steps.rows else "")
+        return name
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        record = {**vars(self), "samples": [asdict(sample) for sample in self.samples]}
+        for name, value in record.items():
+            if isinstance(value, Counter):
+                record[name] = {str(key): rows for key, rows in sorted(value.items())}
+        return record | {
+            "steps": self.steps.to_dict(),
+            "signs": asdict(self.signs),
+            "repeats": self.repeats.to_dict(),
+            "leak": None if self.leak is None else asdict(self.leak),
+            "rows_with_steps": self.rows_with_steps,
+            "better_splitter": self.better_splitter,
+            "ready_for_step_jepa": self.ready,
+            "verdict": self.verdict,
+        }
+
+    def skipped(self) -> list[str]:
+        """Number of rows, reason and first place of each kind of row that cannot be used."""
+        return [
+            f"{rows:,}: {REASONS.get(reason, reason)} (first: {printable(self.first_skipped[reason])})"
+            for reason, rows in self.rows_skipped.most_common()
+        ]
+
+    def lines(self) -> list[str]:
+        """The statistics, one fact a line. What comes from the file is made `printable`."""
+        skipped = sum(self.rows_skipped.values())
+        lines = [f"Format check: {printable(self.source)}"]
+        lines += [f"  Files: {listed_files(self.files)}"] if self.files else []
+        lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
+        for (reason, _), line in zip(self.rows_skipped.most_common(), self.skipped(), strict=True):
+            lines.append(f"    skipped {line}")
+            lines.append(f"      the row begins: {escaped(self.skipped_texts[reason])}")
+        if self.text_rows:
+            lines.append(f"  Plain text: {counted(self.text_rows, 'row')}, {counted(self.characters, 'character')}")
+        if self.id_rows:
+            lines.append(f"  Token ids: {counted(self.id_rows, 'row')}, {counted(self.ids, 'id')}")
+        if self.chats:
+            lines += [f"  Messages a row: {_listed(self.message_counts)}", f"  Roles: {_listed(self.role_orders)}"]
+        for sample in self.samples:
+            lines += ["", *self._sample_lines(sample)]
+        if self.chats and not self.plain_text:
+            lines += ["", f"Steps an answer with {self.chosen()}:", *self._table()]
+            if self.rows_with_steps:
+                lines.append(
+                    f"  Pairs: {self.pairs_first:,} (--step_pairs first), {self.pairs_all:,} (--step_pairs all)"
+                )
+        lines += ["", f"Verdict: {self.verdict}"]
+        if not self.plain_text:
+            asked = f"{self.rows_with_question:,} of {self.chats:,} rows have a user message and an answer"
+            lines.append(f"For llm_jepa: {asked}")
+        return lines
+
+    def _sample_lines(self, sample: RowSample) -> list[str]:
+        first, place = f"(first {_SHOWN_CHARACTERS} characters):", printable(sample.place)
+        if not sample.roles:
+            return [place, f"  Text {first}", *_indented(sample.answer)]
+        lines = [place, f"  Total messages: {len(sample.roles)}", f"  Roles: {', '.join(sample.roles)}"]
+        for name, text in (("User", sample.user), ("Assistant", sample.answer)):
+            if text is not None:
+                lines += ["", f"  {name} message {first}", *_indented(text)]
+        return [*lines, "", f"  Total steps: {sample.steps}"]
+
+    def _table(self) -> list[str]:
+        counts: Counter[int] = Counter()
+        for steps, rows in self.step_counts.items():
+            counts[min(steps, _LONGEST_TABLE)] += rows
+        most, lines = max(counts.values()), []
+        for steps, rows in sorted(counts.items()):
+            more, plural = "+" if steps == _LONGEST_TABLE else " ", "s" if rows != 1 else " "
+            share, bar = 100 * rows / self.chats, "#" * max(1, round(40 * rows / most))
+            lines.append(f"  {steps:>3}{more} {rows:>9,} row{plural} {share:5.1f} %  {bar}")
+        return lines
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}".rstrip() for line in printable(text.replace("\r\n", "\n").expandtabs(4)).split("\n")]
+
+
+def _listed(counts: Counter[Any]) -> str:
+    parts = [f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_KINDS)]
+    more = len(counts) - _MOST_KINDS
+    return "; ".join(parts) + (f"; and {more:,} other kinds" if more > 0 else "")
+
+
+def read_texts(
+    rows: RowSource,
+    splitter: str = "separator",
+    separator: str = "\\n\\n",
+    *,
+    show: int = 1,
+    strict: bool = False,
+    columns: PairColumns | None = None,
+    steps_column: str = "steps",
+    system_prompt: str | None = None,
+    eval_rows: RowSource | None = None,
+) -> TextStatistics:
+    r"""Read a data set and count its messages, its steps and what there is to warn of.
+
+    As in training, the first row decides whether the data set is one of chats or of plain text.
+
+    Args:
+        splitter, separator, steps_column: how steps are found, as `rules_for` takes them.
+        show: how many usable rows to keep as samples.
+        strict: a row that cannot be used is an error instead of a count.
+        columns: the two columns that make a chat, None for the known names.
+        system_prompt: put in front of chats that have no system message.
+        eval_rows: a second data set, whose questions are looked for in this one.
+
+    Raises:
+        DataError: a source is missing, empty or broken, or has no usable row; with ``strict`` the first bad row.
+        ConfigError: an unknown splitter, an empty separator, or a negative `show`.
+    """
+    if show < 0:
+        raise ConfigError(f"show is {show}; give how many rows to show, 0 or more")
+    rules, usual = (rules_for(rows, *how, steps_column, columns) for how in ((splitter, separator), ("auto", "\n\n")))
+    reader = _Reader(rows, rules, usual, separator, columns, system_prompt)
+    found = reader.found
+    for number, row in rows:
+        if not found.rows_read:
+            found.plain_text = columns is None and is_stream(row)
+        found.rows_read += 1
+        try:
+            sample = reader.read(number, row)
+        except RowError as error:
+            where = f"{rows.place(number)}: {error}"
+            if strict:
+                raise DataError(f"{printable(where)} (--strict_data stops at the first such row)") from None
+            found.rows_skipped[error.reason] += 1
+            found.first_skipped.setdefault(error.reason, where)
+            found.skipped_texts.setdefault(error.reason, excerpt(row))
+            continue
+        found.rows_usable += 1
+        if len(found.samples) < show:
+            found.samples.append(sample)
+    _need_rows(rows, found.rows_read, found.rows_usable, found.skipped())
+    if eval_rows is not None:
+        found.leak = _leak(found, rows, eval_rows, columns)
+    return found
+
+
+class _AnyTokenizer:
+    """Stands in for a tokenizer where `stream_ids` is asked whether a row is plain text at all."""
+
+    eos_token_id = None
+
+    def __len__(self) -> int:
+        return 2**31
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": []}
+
+
+class _Reader:
+    """Counts the rows of a data set one by one into `found`.
+
+    Args:
+        rules: how steps are found; `usual`: how ``auto`` would find them.
+    """
+
+    def __init__(
+        self,
+        rows: RowSource,
+        rules: StepRules,
+        usual: StepRules,
+        separator: str,
+        columns: PairColumns | None,
+        system_prompt: str | None,
+    ):
+        self.rows, self.rules, self.usual = rows, rules, usual.splitter
+        self.options = EncodeOptions(
+            "step_jepa",
+            rules.splitter,
+            system_prompt=system_prompt,
+            columns=columns,
+            steps_column=rules.column,
+            steps_required=rules.required,
+        )
+        name = rules.name
+        shown = "\n" if rules.required else getattr(rules.splitter, "separator", separator if name == "regex" else "\n")
+        others = {self.usual.name: 0} if rules.required or self.usual != rules.splitter else {}
+        counts = StepCounts.of(rules)
+        self.found = TextStatistics(rows.name, name, shown, rows.files, other_splitters=others, steps=counts)
+        self.plain_separator = shown if name in ("separator", "lines") else "\n\n"  # where a plain split would cut
+
+    def read(self, number: int, row: Any) -> RowSample:
+        """Count a row; how it is shown.
+
+        Raises:
+            RowError: the row cannot be used; nothing was counted.
+        """
+        place = self.rows.place(number)
+        if self.found.plain_text and is_stream(row):
+            return RowSample(place, (), None, _cut(self._count_stream(number, row)), 0)
+        messages = chat_of(row, self.options)
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        steps = steps_of(row, answers, self.rules)
+        self._count_chat(number, messages, answers, steps)
+        user = next((_cut(message["content"]) for message in messages if message["role"] == "user"), None)
+        roles = tuple(message["role"] for message in messages)
+        return RowSample(place, roles, user, _cut(answers[0]), len(steps.spans[0]))
+
+    def _count_stream(self, number: int, row: Mapping[str, Any]) -> str:
+        found, (text, _) = self.found, _asked(row, True, None)
+        if row.get("input_ids") is not None:
+            found.id_rows += 1
+            found.ids += len(row["input_ids"])
+        else:
+            found.text_rows += 1
+            found.characters += len(text)
+        found.repeats.count(self.rows, number, text, "")
+        return text
+
+    def _count_chat(self, number: int, messages: list[dict[str, str]], answers: list[str], own: RowSteps) -> None:
+        found, place = self.found, self.rows.place(number)
+        found.steps.count(place, own)
+        found.message_counts[len(messages)] += 1
+        found.role_orders[", ".join(message["role"] for message in messages)] += 1
+        steps = [len(spans) for spans in own.spans]
+        found.step_counts[max(steps)] += 1
+        found.pairs_first += sum(count >= 2 for count in steps)
+        found.pairs_all += sum(max(count - 1, 0) for count in steps)
+
+        for name in found.other_splitters:
+            found.other_splitters[name] += any(len(self.usual.spans(answer)) >= 2 for answer in answers)
+        found.rows_with_question += _asks(messages)
+        found.repeats.count(self.rows, number, question_of(messages), "\n".join(answers))
+        found.signs.count(place, messages, own.spans, self.plain_separator)
+
+
+def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: PairColumns | None) -> Leak:
+    """Count the rows of `others` whose question is in `rows`, which `found` is about.
+
+    Raises:
+        DataError: `others` is empty or broken, or has no usable row.
+    """
+    leak, skipped = Leak(others.name), ""
+    for number, row in others:
+        try:
+            question, _ = _asked(row, found.plain_text, columns)
+        except RowError as error:
+            leak.skipped += 1
+            skipped = skipped or printable(f"{others.place(number)}: {error}")
+            continue
+        leak.rows += 1
+        known = found.repeats.find(question)
+        if known is not None:
+            leak.found += 1
+            leak.first = leak.first or (others.place(number), rows.place(known))
+    _need_rows(others, leak.rows + leak.skipped, leak.rows, [f"first: {skipped}"])
+    return leak
+
+
+def _need_rows(rows: RowSource, read: int, usable: int, skipped: Sequence[str]) -> None:
+    if not read:
+        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
+    if not usable:
+        message = f"{rows.name}: none of {read:,} rows can be used; {'; '.join(skipped)}"
+        if "columns found" in message:
+            message += "; any two columns make a chat with --source_column and --target_column"
+        raise DataError(message)
+
+
+def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> tuple[str, str]:
+    """What a row asks, and the answers to it; of plain text the text itself.
+
+    Raises:
+        RowError: the row cannot be used.
+    """
+    if plain_text and is_stream(row):
+        ids = stream_ids(row, _AnyTokenizer())
+        return (" ".join(map(str, ids.tolist())) if len(ids) else row["text"]), ""
+    messages = row_to_messages(row, None, columns)
+    return question_of(messages), "\n".join(m["content"] for m in messages if m["role"] == "assistant")
+
+
+def _asks(messages: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a filled user message is followed by a filled answer."""
+    asked = False
+    for message in messages:
+        filled = bool(message["content"].strip())
+        if message["role"] == "assistant" and asked and filled:
+            return True
+        asked = filled if message["role"] == "user" else asked
+    return False
+
+
+def excerpt(row: Any) -> str:
+    """How a row begins, in one line."""
+    try:
+        text = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError, TypeError):
+        text = repr(type(row))
+    text = " ".join(text[: 4 * _EXCERPT].split())
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,0 +1,408 @@
+"""Statistics of a data set as a model will see it: pairs, coverage, truncation, lengths, tokens by kind, padding.
+
+Everything is counted from the examples that training would make; what needs more than the examples (which tokens are whose,
+how batches are laid out) from a sample of the rows.
+
+Shapes: T tokens of a trunk, N chats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepjepa.data.encode import CHUNK_ROWS, make_encoder, nothing_kept
+from stepjepa.data.encoder import Encoded, PlacedRow, RowEncoder
+from stepjepa.data.examples import Example
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.inspect.layout import one_token_targets, row_records, tokens_in_views
+from stepjepa.inspect.padding import Padding, measure_padding, row_collator
+from stepjepa.inspect.record import Span
+from stepjepa.inspect.rows import Traits, form_of, row_spans, traits
+from stepjepa.inspect.style import counted
+from stepjepa.training.options import JEPAOptions, summary
+from stepjepa.utils.text import escaped, printable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAMPLE_ROWS = 2000
+_UNLIMITED = 2**31 - 1
+_KINDS = {
+    "template": "template and markup",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "text": "plain text",
+    "predictors": "predictor tokens",
+    "source copies": "standalone sources",
+    "target copies": "copies of targets",
+}
+
+
+@dataclass
+class Truncation:
+    """What `max_length` takes away from chats.
+
+    Attributes:
+        max_length: in tokens.
+        answers_cut: examples whose answer is cut.
+        rows_without_room: rows that are skipped, because the prompt alone fills `max_length`.
+        tokens: of all chats that can be tokenised, before anything is cut; `tokens_lost`: those that no example holds.
+        holds: ``100``, ``99``, ``95`` -> the `max_length` that holds so many of a hundred chats in full.
+    """
+
+    max_length: int
+    answers_cut: int
+    rows_without_room: int
+    tokens: int
+    tokens_lost: int
+    holds: dict[str, int]
+
+
+@dataclass
+class Coverage:
+    """How much of the sampled answers takes part in a pair.
+
+    Attributes:
+        answer_tokens: tokens of the answers' contents, without end of turn, as far as they are kept.
+        in_views: those of them in a view of a pair. For ``step_jepa`` a source is its step, although the model sees all
+            that precedes it.
+    """
+
+    answer_tokens: int = 0
+    in_views: int = 0
+
+
+@dataclass
+class TokenStatistics:
+    """What a model will see of a data set.
+
+    Attributes:
+        tokenizer: its name; `vocabulary`: its entries.
+        method: the objective and its form; `objective` alone.
+        data: training's own report: rows, pairs, lengths, labels.
+        plain_text: whether the data set is plain text; then nothing is truncated, and `coverage` and `truncation` are None.
+        sampled: examples in the sample; `coverage`, `segments` and `padding` are of these alone.
+        sampled_all: whether the sample is all examples.
+        segments: kind of token -> tokens.
+        unknown_tokens: tokens of all examples that are the tokenizer's unknown token; None if it has none.
+        one_token_targets: pairs of all examples whose target is a single token.
+        end_of_turn: the token that ends an answer, None where there is none; `end_is`: ``padding`` and ``EOS``, where it is
+            these; `end_labelled`: whether it is trained on.
+    """
+
+    tokenizer: str
+    vocabulary: int
+    method: str
+    objective: str
+    data: DataReport
+    plain_text: bool = False
+    truncation: Truncation | None = None
+    sampled: int = 0
+    sampled_all: bool = True
+    coverage: Coverage | None = None
+    segments: dict[str, int] = field(default_factory=dict)
+    padding: Padding | None = None
+    unknown_tokens: int | None = None
+    one_token_targets: int = 0
+    end_of_turn: str | None = None
+    end_is: tuple[str, ...] = ()
+    end_labelled: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        parts = {"truncation": self.truncation, "coverage": self.coverage, "padding": self.padding}
+        return {
+            **vars(self),
+            "data": self.data.to_dict(),
+            **{name: None if part is None else asdict(part) for name, part in parts.items()},
+        }
+
+    def lines(self, known: Collection[str] = ()) -> list[str]:
+        """The statistics, one fact a line. What comes from the file is made `printable`.
+
+        Args:
+            known: reasons for which rows are skipped whose places were given before.
+        """
+        data = self.data
+        kept = f"{data.rows_kept:,} kept" + (f" as {counted(data.examples, 'example')}" if self.plain_text else "")
+        name, skipped = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)", sum(data.rows_skipped.values())
+        lines = [
+            f"What a model will see: tokenizer {name}, {self.method}",
+            f"  Rows: {data.rows_read:,} read, {kept}, {skipped:,} skipped",
+        ]
+        for reason, count in data.rows_skipped.most_common():
+            where = "as above" if reason in known else f"first: {printable(data.first_skipped[reason])}"
+            lines.append(f"    skipped {count:,}: {REASONS.get(reason, reason)} ({where})")
+        return [*lines, *self._pair_lines(), *self._length_lines(), *self._sample_lines()]
+
+    def _pair_lines(self) -> Iterator[str]:
+        data = self.data
+        if self.objective == "regular":
+            yield "  Pairs: none, the objective is regular"
+            return
+        paired = data.examples - sum(data.examples_without_pairs.values())
+        yield from (f"  {printable(line[:1].upper() + line[1:])}" for line in data.steps.lines())
+        yield f"  Pairs: {data.pairs:,} in {share_of(paired, data.examples, 'example')}"
+        for reason, count in data.examples_without_pairs.most_common():
+            yield f"    no pair in {count:,}: {REASONS.get(reason, reason)}; plain language modelling"
+        for reason, count in data.pairs_dropped.most_common():
+            yield f"    {counted(count, 'pair')} dropped: {REASONS.get(reason, reason)}"
+        if self.objective == "semantic_tube":
+            yield "    spans are sampled every epoch; stepjepa inspect shows those of a row"
+
+    def _length_lines(self) -> Iterator[str]:
+        data, cut = self.data, self.truncation
+        lengths = ", ".join(f"{name} {value:,}" for name, value in data.token_length.items())
+        yield f"  Tokens an example: {lengths}; {data.tokens:,} in all"
+        share = 100 * data.labelled_tokens / max(data.tokens, 1)
+        yield f"  Labelled (the LM loss predicts them): {data.labelled_tokens:,} ({share:.1f} %)"
+        if cut is None:
+            yield "  Texts are cut into blocks of max_length; no token is lost but a last one that stands alone"
+            return
+        holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"
+        if not cut.tokens_lost:
+            yield f"  Truncation: none at max_length {cut.max_length:,}; the longest has {cut.holds['100']:,}, {holds}"
+        else:
+            yield (
+                f"  Truncation at max_length {cut.max_length:,}: {counted(cut.answers_cut, 'answer')} cut, "
+                f"{counted(cut.rows_without_room, 'row')} skipped for a prompt that fills it; {cut.tokens_lost:,} of "
+                f"{cut.tokens:,} tokens lost ({100 * cut.tokens_lost / cut.tokens:.1f} %)"
+            )
+            yield f"    all chats fit into max_length {cut.holds['100']:,}, {holds}"
+        if self.end_of_turn is None:
+            yield "  End of turn: none"
+            return
+        same = (
+            f", which is the tokenizer's {' and '.join(self.end_is)} token"
+            if self.end_is
+            else " (not the tokenizer's EOS)"
+        )
+        yield f"  End of turn: {escaped(self.end_of_turn)}{same}; {'' if self.end_labelled else 'not '}labelled"
+
+    def _sample_lines(self) -> Iterator[str]:
+        which = f"all {self.sampled:,} examples" if self.sampled_all else f"{self.sampled:,} examples sampled at random"
+        found = self.coverage
+        if found is not None and self.objective != "regular" and found.answer_tokens:
+            view = "a step that is the source or the target" if self.objective == "step_jepa" else "a view"
+            share = f"{100 * found.in_views / found.answer_tokens:.1f} %"
+            yield f"  Coverage: {share} of the answers' {found.answer_tokens:,} tokens lie in {view} of a pair ({which})"
+        total = sum(self.segments.values())
+        yield f"  Tokens by kind ({which}):"
+        for kind, tokens in self.segments.items():
+            if tokens:
+                yield f"    {_KINDS[kind]:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %"
+        if self.padding is not None:
+            yield ""
+            yield from padding_lines(self.padding, "texts" if self.plain_text else "chats")
+
+
+def share_of(count: int, total: int, what: str) -> str:
+    """``3 of 1,200 rows (0.2 %)``."""
+    return f"{count:,} of {counted(total, what)} ({100 * count / max(total, 1):.1f} %)"
+
+
+def short_place(place: str, source: str) -> str:
+    """``line 7`` of ``data.jsonl line 7``, printable."""
+    return printable(place.removeprefix(f"{source} "))
+
+
+def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
+    """The positions of a batch in a table.
+
+    Args:
+        trunks: what the examples are: ``chats`` or ``texts``.
+    """
+    number, batches = f"{padding.batches:,}", "batch" if padding.batches == 1 else "batches"
+    rows = [(f"{trunks} alone, a row each", padding.fixed_chats, padding.longest_chats, f"the {trunks}")]
+    if padding.sequences > padding.batch_size:
+        both = f"{trunks} and views"
+        rows.append((f"{both}, a row each", padding.fixed_views, padding.longest_views, both))
+    _, fixed, longest, what = rows[-1]
+    empty = 100 * (1 - padding.tokens / padding.packed)
+    published = ", as the published code pads," if trunks == "chats" else ""
+    return [
+        f"Positions in a batch of {padding.batch_size:,} (mean of {number} {batches}):",
+        f"  {'padded to':<29}{f'max_length {padding.max_length:,}':>18}{'the longest':>14}",
+        *(f"  {name:<29}{one:>18,.0f}{other:>14,.0f}" for name, one, other, _ in rows),
+        f"  {'as stepjepa lays them out':<29}{'':>18}{padding.packed:>14,.0f}",
+        f"  That is {padding.packed_rows:,.1f} rows with {empty:.1f} % padding: {100 * padding.packed / fixed:.1f} % of the "
+        f"positions of {what} padded to max_length{published} and {100 * padding.packed / longest:.1f} % of those padded "
+        "to the longest",
+    ]
+
+
+def read_tokens(
+    rows: RowSource,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    method: JEPAOptions,
+    *,
+    count: int,
+    batch_size: int = 8,
+    sample_rows: int = SAMPLE_ROWS,
+    seed: int = 42,
+) -> TokenStatistics:
+    """Encode a data set as training does and count what a model will see of it; loads torch.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer called `name`.
+        method: options of a run, checked.
+        count: rows of the data set, of which `sample_rows` are sampled at random.
+        batch_size: examples of a batch, for the padding.
+
+    Raises:
+        DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
+        ConfigError: the tokenizer or the template cannot be used.
+    """
+    from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
+
+    tokenizer = chat_tokenizer(tokenizer, method)
+    renderer, settings = make_renderer(tokenizer, method), settings_for(rows, method)
+    encoder, asked = make_encoder(rows, tokenizer, renderer, settings), traits(method)
+    unlimited = replace(settings, max_length=_UNLIMITED, objective="regular", strict=False)
+    untruncated = RowEncoder(rows.name, tokenizer, renderer, unlimited, encoder.streams)
+    chosen = set(range(count))
+    if count > sample_rows:
+        chosen = set(np.random.default_rng(seed).choice(count, sample_rows, replace=False).tolist())
+    data = DataReport(rows.name)
+    found = TokenStatistics(name, len(tokenizer), summary(method), settings.objective, data, plain_text=encoder.streams)
+    unknown = tokenizer.unk_token_id
+    if unknown in {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}:
+        unknown = None  # GPT-2's is its end of text
+    found.unknown_tokens = None if unknown is None else 0
+    examples: list[Example] = []
+    spans: list[tuple[Span, ...]] = []
+    kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    first = 0
+    placed = ((rows.place(number), row) for number, row in rows)
+    while chunk := list(islice(placed, CHUNK_ROWS)):
+        encoded = encoder(chunk)
+        data.add(encoded.report)
+        made = iter(encoded.store)
+        for number, ((_, row), parts) in enumerate(zip(chunk, encoded.counts, strict=True), first):
+            for example in islice(made, parts):
+                if found.unknown_tokens is not None:
+                    found.unknown_tokens += int((example.input_ids == unknown).sum())
+                found.one_token_targets += one_token_targets(example) if asked.views else 0
+                if number in chosen:  # copies, so that the chunk's arrays do not stay in memory
+                    own = example._replace(input_ids=example.input_ids.copy(), views=example.views.copy())
+                    examples.append(own)
+                    spans.append(row_spans(row, own, encoder))
+        kept.append(encoded.store.lengths)
+        if not encoder.streams:
+            full.append(_full_lengths(untruncated, chunk, encoded, settings.max_length))
+        first += len(chunk)
+    if not data.examples:
+        raise nothing_kept(data)
+    data.set_lengths(np.concatenate(kept))
+    found.sampled, found.sampled_all = len(examples), count <= sample_rows
+    if not encoder.streams:
+        found.truncation = _truncation(data, np.concatenate(full), settings.max_length)
+        found.coverage = coverage(examples, spans, asked)
+        _set_end_of_turn(found, tokenizer, settings)
+    _lay_out(found, examples, spans, tokenizer, method, batch_size, seed)
+    return found
+
+
+def _full_lengths(untruncated: RowEncoder, chunk: Sequence[PlacedRow], encoded: Encoded, max_length: int) -> np.ndarray:
+    """Tokens of every chat of a chunk that can be tokenised, cut or not, (N,)."""
+    lengths = encoded.store.lengths.astype(np.int64)
+    refused = bool(encoded.report.rows_skipped["no_room_for_answer"])
+    if not refused and not (lengths >= max_length).any():
+        return lengths
+    places = (np.cumsum(encoded.counts) - 1).tolist()
+    cut = [
+        row
+        for row, count, place in zip(chunk, encoded.counts, places, strict=True)
+        if (refused if count == 0 else lengths[place] >= max_length)
+    ]
+    return np.concatenate([lengths[lengths < max_length], untruncated(cut).store.lengths])
+
+
+def _truncation(data: DataReport, full: np.ndarray, max_length: int) -> Truncation:
+    shares = (100, 99, 95)
+    values = np.percentile(full, shares, method="inverted_cdf")  # the least length that holds so many
+    return Truncation(
+        max_length,
+        answers_cut=data.answers_truncated,
+        rows_without_room=data.rows_skipped["no_room_for_answer"],
+        tokens=int(full.sum()),
+        tokens_lost=int(full.sum()) - data.tokens,
+        holds={str(share): int(value) for share, value in zip(shares, values, strict=True)},
+    )
+
+
+def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], asked: Traits) -> Coverage:
+    """How many of the answers' tokens lie in a view."""
+    found = Coverage()
+    for example, own in zip(examples, spans, strict=True):
+        length = len(example.input_ids)
+        answers = [span for span in own if span.name.startswith(("answer", "step")) and span.start < length]
+        in_view = tokens_in_views(example, answers, asked.halves)
+        if in_view is None:
+            continue
+        for _, start, stop in answers:
+            found.answer_tokens += min(stop, length) - start
+            found.in_views += int(in_view[start:stop].sum())
+    return found
+
+
+def _set_end_of_turn(found: TokenStatistics, tokenizer: PreTrainedTokenizerBase, settings: EncodeOptions) -> None:
+    words = found.data.end_of_turn
+    if words.startswith("none"):
+        found.end_labelled = False
+        return
+    found.end_of_turn = words.partition(" (the tokenizer's EOS")[0]
+    named = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
+    found.end_is = tuple(name for name, token in named if token == found.end_of_turn)
+    found.end_labelled = settings.labels != "reference"
+
+
+def _lay_out(
+    found: TokenStatistics,
+    examples: list[Example],
+    spans: list[tuple[Span, ...]],
+    tokenizer: PreTrainedTokenizerBase,
+    method: JEPAOptions,
+    batch_size: int,
+    seed: int,
+) -> None:
+    """Tokens by kind and padding of the sample, as training samples and collates it."""
+    from stepjepa.training.batches import DrawnExamples, EpochSampler
+
+    form, vocabulary, pad = form_of(method), len(tokenizer), tokenizer.pad_token_id or 0
+    draw = DrawnExamples(examples, method, seed, method.jepa_ratio)
+    order = list(EpochSampler(len(examples), 1, seed))
+    drawn = [draw[index] for index in order]
+    found.segments = dict.fromkeys(_KINDS, 0)
+    for index, example in zip(order, drawn, strict=True):
+        (record,) = row_records(
+            [example], form, lambda _: "", vocabulary=vocabulary, tube_mode=method.tube_mode, spans=[spans[index.row]]
+        )
+        for name, kind in zip(record.names, record.kinds, strict=True):
+            found.segments[_kind_of(name, kind)] += 1
+    collator = row_collator(
+        form, vocabulary, pad, separate_targets=method.separate_targets, max_row_length=method.max_row_length
+    )
+    standalone = row_collator(form._replace(forward="two_pass"), vocabulary)
+    found.padding = measure_padding(drawn, collator, standalone, batch_size, method.max_length)
+
+
+def _kind_of(name: str, kind: str) -> str:
+    """Which of `_KINDS` a token of a record is."""
+    if kind == "predictor":
+        return "predictors"
+    name = name.removeprefix("trunk: ")
+    if name in ("system", "user", "text"):
+        return name
+    if name.startswith(("source", "target")):
+        return f"{name.split(' ')[0]} copies"
+    return "assistant" if name.startswith(("answer", "step")) else "template"

@@ -1,0 +1,310 @@
+"""`inspect`: rows as a model sees them in training, in the terminal, as a picture and as a page."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.config.option import options_of
+from stepjepa.config.values import nearest
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.inspect.html import FORMS, LIMIT, FormRows, Variant, page_data, page_html, write_page
+from stepjepa.inspect.model import ModelNumbers, wants_model
+from stepjepa.inspect.record import RowRecord
+from stepjepa.inspect.rows import ShownRows, form_of, rows_from, show_rows, tokenizer_of, traits
+from stepjepa.training.options import JEPAOptions, summary, without_effect
+from stepjepa.utils.text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedTokenizerBase
+
+MOST_TOKENS = 8000  # of a form that was not asked for
+_PAGE_HEIGHT = 640  # pixels, in a notebook
+_SPARE = 10_000  # bytes for what is said about a model
+_LOSS = len("12.3456,")
+_SUFFIXES = {"png": (".png",), "html": (".html", ".htm")}
+
+
+class RowView:
+    """What `inspect` returns: ``print`` it, or let a notebook display it.
+
+    Attributes:
+        title: the row and the method.
+        notes: what there is to say about the row.
+        written: what was written to files, a line each.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        place: str,
+        shown: list[ShownRows],
+        notes: list[str],
+        asked: dict[str, Any],
+        model: str | None,
+    ):
+        self._source, self._place, self._shown, self._asked, self._model = source, place, shown, asked, model
+        self.notes, self.written = notes, list[str]()
+        methods = summary(shown[0].method)
+        counts = ", ".join(str(one.method.predictors) for one in shown)
+        self.title = f"{place}, {methods.replace(f'K = {shown[0].method.predictors}', f'K = {counts}')}"
+
+    @cached_property
+    def records(self) -> list[RowRecord]:
+        """The packed rows of the first K (`stepjepa.inspect.record.RowRecord`)."""
+        return self._shown[0].records()
+
+    def _rows(self) -> list[tuple[str, RowRecord]]:
+        """A heading for each row, and its record: of every K."""
+        found = []
+        for one in self._shown:
+            records = self.records if one is self._shown[0] else one.records()
+            for number, record in enumerate(records, 1):
+                parts = [f"K = {one.method.predictors}"] if len(self._shown) > 1 else []
+                parts += [f"packed row {number} of {len(records)}"] if len(records) > 1 else []
+                found.append((", ".join(parts), record))
+        return found
+
+    def __str__(self) -> str:
+        if self.written:
+            return printable("\n".join([self.title, *self.notes, *self.written]))
+        from stepjepa.inspect.terminal import draw, make_console
+
+        console = make_console()
+        several = len(self._shown) > 1
+        packing = [f"K = {one.method.predictors}: " * several + one.packing() for one in self._shown]
+        with console.capture() as drawn:
+            draw(self._rows(), console, self.title, self.notes, packing)
+        return drawn.get().rstrip("\n")
+
+    def figure(self) -> Figure:
+        """The rows as a picture.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        from stepjepa.inspect.figure import row_figure
+
+        return row_figure(self._rows(), self.title)
+
+    def html(self) -> str:
+        """The page: one file that needs no network, with a model's numbers where `inspect` was asked for them.
+
+        Raises:
+            ConfigError: the model cannot be used.
+        """
+        return self._page()[0]
+
+    def _page(self) -> tuple[str, list[str]]:
+        """The page, and what there is to say about it."""
+        variants = [self._variant(one) for one in self._shown]
+        forms = [form for variant in variants for form in variant.rows.values()]
+        notes = [note for note in self.notes if len({note in form.notes for form in forms}) == 1]
+        for form in forms:  # the forms keep only what is not about all of them
+            form.notes = [note for note in form.notes if note not in notes]
+        title = self.title.removesuffix(f", {form_of(self._shown[0].method).forward}")
+        page, said = page_html(page_data(title, variants, notes)), []
+        if self._model is not None:
+            first = self._shown[0]
+            numbers = ModelNumbers(
+                self._model,
+                first.tokenizer,
+                max(variant.predictors or 0 for variant in variants),
+                first.method.same_predictor,
+                self._asked["seed"],
+                self._asked["attention_layers"],
+            )
+            _add_numbers(numbers, variants, LIMIT - _SPARE - len(page))
+            said = numbers.notes
+            page = page_html(page_data(title, variants, notes, self._model, said))
+        if len(page) > LIMIT:
+            large = (
+                f"the page is larger than {LIMIT / 1e6:g} MB: the rows are long; fewer --rows_packed make it smaller"
+            )
+            said = [*said, large]
+        names = ", ".join(form for form in FORMS if form in variants[0].rows)
+        return page, [*said, f"({len(page) / 1e6:.2f} MB: {names})"]
+
+    def _variant(self, one: ShownRows) -> Variant:
+        """The forms of one K: that of the options, and the others that the options allow."""
+        asked = form_of(one.method).forward
+        variant = Variant(one.method.predictors if traits(one.method).views else None, asked)
+        for form in FORMS:
+            try:
+                other = one if form == asked else self._in_form(one, form)
+            except (ConfigError, DataError) as error:
+                variant.why_not[form] = str(error)
+                continue
+            records = self.records if other is self._shown[0] else other.records()
+            tokens = sum(map(len, records))
+            if form != asked and tokens > MOST_TOKENS:
+                variant.why_not[form] = (
+                    f"it takes {tokens:,} tokens, too many next to another form; --forward {form} shows it"
+                )
+                continue
+            variant.rows[form] = FormRows(records, other.packing(), list(other.notes))
+        return variant
+
+    def _in_form(self, one: ShownRows, form: str) -> ShownRows:
+        """The same examples under another ``forward``.
+
+        Raises:
+            ConfigError: the options do not allow it.
+            DataError: training would skip the row.
+        """
+        if not one.method.uses_pairs:
+            raise ConfigError(f"objective {one.method.objective} makes no pair: every forward is the chat alone")
+        method = replace(one.method, forward=form)  # type: ignore[arg-type]
+        method.check()
+        asked = self._asked
+        return show_rows(self._source, asked["row"], one.tokenizer, method, asked["seed"], asked["rows_packed"])
+
+    def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the picture (``.png``) or the page (``.html``).
+
+        Raises:
+            ConfigError: another suffix, a file that exists, or one that cannot be written.
+        """
+        kind = next((kind for kind, ends in _SUFFIXES.items() if Path(file).suffix.lower() in ends), None)
+        if kind is None:
+            raise ConfigError(f"{file}: the file's name must end in {' or '.join(sum(_SUFFIXES.values(), ()))}")
+        _check_output(kind, file, overwrite, f"{file}", "give overwrite=True")
+        self._write(kind, file)
+
+    def _write(self, kind: str, file: str | os.PathLike[str]) -> None:
+        if kind == "html":
+            page, said = self._page()
+            write_page(page, file)
+            self.written += [*said[:-1], f"written: {file} {said[-1]}"]
+            return
+        from stepjepa.inspect.figure import save_png
+
+        save_png(self.figure(), file)
+        self.written.append(f"written: {file}")
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.html(), quote=True)
+        title = html.escape(self.title)
+        return f'<iframe srcdoc="{page}" title="{title}" width="100%" height="{_PAGE_HEIGHT}"></iframe>'
+
+
+def inspect(
+    data: Any,
+    tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase = "mini",
+    row: int = 0,
+    *,
+    predictors: int | Sequence[int] | None = None,
+    rows_packed: int = 1,
+    seed: int = 42,
+    png: str | None = None,
+    html: str | None = None,
+    run_model: bool | None = None,
+    attention_layers: list[int] | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> RowView:
+    """Rows as the model sees them in training, under the options of a run, as they are sampled in the first epoch.
+
+    Args:
+        data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows.
+        tokenizer: a tokenizer, the Hub id or folder of one, or a preset, whose tokenizer is trained on `data`.
+        row: counted from 0.
+        predictors: K, as for `JEPAConfig`; several are shown next to each other.
+        rows_packed: examples that are packed as one batch, from `row` on.
+        seed: of what is sampled.
+        png, html: files to write: the picture, the page; printing the result then tells what was written.
+        run_model: whether the page gets the numbers of the model that `tokenizer` names; by default that of a local folder.
+        attention_layers: layers, from 1 on, whose attention the page holds; as many as fit by default.
+        overwrite: replace existing files.
+        options: the method's, as for `JEPAConfig` (``objective``, ``step_pairs``, ``labels``, ``forward``, ``max_length``,
+            ...); those that do not change what the model sees change nothing here.
+
+    Raises:
+        ConfigError: an unknown option or a value that cannot be used, no such row, no such tokenizer, or a file that cannot
+            be written.
+        DataError: the data cannot be read, or training would skip the row.
+
+    Examples:
+        >>> view = inspect("train.jsonl", "tiny", objective="step_jepa", predictors=2)
+        >>> print(view)
+        >>> view.save("row.html")
+    """
+    for option in options:
+        if option not in options_of(JEPAOptions):
+            near = nearest(option, options_of(JEPAOptions))
+            raise ConfigError(f"inspect: unknown option {option!r}; did you mean {near!r}?")
+    for option, value, least in (("row", row, 0), ("rows_packed", rows_packed, 1)):
+        if type(value) is not int or value < least:
+            raise ConfigError(f"{option} is {value!r}; it must be a whole number from {least} on")
+    counts = list(predictors) if isinstance(predictors, Sequence) else [predictors]
+    methods = [JEPAOptions(**options, predictors=count) for count in dict.fromkeys(counts)]
+    for method in methods:
+        method.check()
+    methods = methods if traits(methods[0]).views else methods[:1]
+    outputs = {"html": html, "png": png}  # the page first: it needs no further library
+    for kind, file in outputs.items():
+        if file is not None:
+            _check_output(kind, file, overwrite, f"--{kind} {file}", "--overwrite to replace it")
+    source = list(data) if isinstance(data, Iterator) else data
+    found = next(rows_from(source, row))
+    name = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
+    loaded: Any = tokenizer if name is None else tokenizer_of(source, name, methods[0])
+    shown = [show_rows(source, row, loaded, method, seed, rows_packed) for method in methods]
+    explicit = {*options, *(["predictors"] if predictors is not None else [])}
+    notes = [str(unread) for unread in without_effect(methods[0], explicit)]
+    if not html:
+        unread = {"attention_layers": attention_layers, "run_model": run_model}
+        notes += [f"--{option} has no effect without --html" for option, value in unread.items() if value is not None]
+    if overwrite and not (html or png):
+        notes.append("--overwrite has no effect without --png or --html")
+    notes += dict.fromkeys(note for one in shown for note in one.notes)
+    asked = {"row": row, "seed": seed, "rows_packed": rows_packed, "attention_layers": attention_layers}
+    model = name if name is not None and wants_model(name, run_model) else None
+    view = RowView(source, f"row {found.number} ({found.place})", shown, notes, asked, model)
+    for kind, file in outputs.items():
+        if file is not None:
+            try:
+                view._write(kind, file)
+            except ConfigError as error:
+                done = f"; {view.written[-1]}" if view.written else ""
+                raise ConfigError(f"{error}{done}" if kind == "html" else f"--png {file}: {error}{done}") from None
+    return view
+
+
+show_row = inspect
+
+
+def _check_output(kind: str, file: str | os.PathLike[str], overwrite: bool, what: str, remedy: str) -> None:
+    """Refuse an output that cannot be written.
+
+    Raises:
+        ConfigError: it has another suffix, is a folder, or exists already.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in _SUFFIXES[kind]:
+        raise ConfigError(f"{what}: the file's name must end in {' or '.join(_SUFFIXES[kind])}")
+    if path.is_dir():
+        raise ConfigError(f"{what}: is a folder; give a file")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{what}: exists; choose another name, or {remedy}")
+
+
+def _add_numbers(numbers: ModelNumbers, variants: Sequence[Variant], room: int) -> None:
+    """Run the model over all rows; the forms that were asked for share the room for attention first."""
+    asked = [variant.rows[variant.shown] for variant in variants]
+    others = [form for variant in variants for name, form in variant.rows.items() if name != variant.shown]
+    for form in (*asked, *others):
+        room -= _LOSS * sum(int(record.labelled.sum()) + len(record.pairs) for record in form.records)
+    for group in (asked, others):
+        for left, form in zip(range(len(group), 0, -1), group, strict=True):
+            share = max(room, 0) // left // len(form.records)
+            given = [numbers.of_row(record, share) for record in form.records]
+            room -= sum(len(row.record.get("attention", {}).get("weights", "")) for row in given)
+            form.model = [row.record for row in given]
+            form.notes += dict.fromkeys(row.note for row in given)

@@ -1,0 +1,154 @@
+"""The options of ``stepjepa train`` that are not the method's: data, model, LoRA, and the Trainer's common ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stepjepa.config.option import check_fields, option
+from stepjepa.data.sources import check_split_name
+
+_RUN, _LORA = "run", "lora"
+COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
+
+
+@dataclass
+class LoRAOptions:
+    """An adapter."""
+
+    lora: bool = option(False, "Train a LoRA adapter (and the predictor tokens) instead of all weights.", _LORA)
+    lora_rank: int = option(16, "Rank of the adapter.", _LORA, needs={"lora": True}, at_least=1)
+    lora_alpha: int | None = option(
+        None, "Scale of the adapter. Default: twice the rank.", _LORA, needs={"lora": True}, at_least=1
+    )
+    lora_dropout: float = option(
+        0.1, "Dropout on the adapter's input.", _LORA, needs={"lora": True}, at_least=0, below=1
+    )
+    lora_target_modules: list[str] | None = option(
+        None, "Names of the linear layers to adapt. Default: all but the head.", _LORA, needs={"lora": True}
+    )
+
+
+@dataclass
+class ModelOptions:
+    """Which model is trained."""
+
+    model_name: str = option("mini", "Hub id, local folder, or a built-in preset (tiny, mini).", _RUN)
+    pretrain: bool = option(False, "Start from random weights of the model's configuration.", _RUN)
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
+        "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", _RUN
+    )
+    attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
+        None, "Attention kernel. Default: the model's own (sdpa for most).", _RUN, resume=True
+    )
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _RUN, resume=True)
+
+
+@dataclass
+class SourceOptions:
+    """What is read to train and to evaluate on."""
+
+    train_file: list[str] | None = option(
+        None,
+        "JSONL files (or Parquet, CSV, Hub data sets) to train on; several are trained on together.",
+        _RUN,
+        resume=True,  # the data itself is compared
+    )
+    eval_file: str | None = option(None, "File or data set for the evaluation losses.", _RUN, resume=True)
+    dataset_split: str = option(
+        "train", "Split of a Hub data set given as train_file.", _RUN, needs={"train_file": True}, resume=True
+    )
+    eval_split: str = option(
+        "test", "Split of a Hub data set given as eval_file.", _RUN, needs={"eval_file": True}, resume=True
+    )
+    eval_metrics: list[str] | None = option(
+        None,
+        "Metrics of answers that are generated at every evaluation (exact, gsm8k, ...): eval_exact, ... in the log, also "
+        "for --metric_for_best_model.",
+        _RUN,
+        resume=True,
+    )
+    eval_samples: int = option(
+        100,
+        "eval_metrics: questions of eval_file that are answered.",
+        _RUN,
+        needs={"eval_metrics": True},
+        resume=True,
+    )
+    eval_max_new_tokens: int = option(
+        256, "eval_metrics: longest answer in tokens.", _RUN, needs={"eval_metrics": True}, resume=True
+    )
+    debug_level: int = option(
+        0,
+        "Log level: from 5 the losses of every step, from 7 also the first row as stepjepa inspect shows it.",
+        _RUN,
+        resume=True,
+        identity=False,
+    )
+    additive_mask: bool = option(
+        False, "A flag of the published script, not needed: the packed forward replaces it.", _RUN, resume=True
+    )
+
+
+@dataclass
+class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
+    """What ``stepjepa train`` reads and which model it trains."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.train_file, str):
+            self.train_file = [self.train_file]
+        check_split_name(self.eval_split, "eval_split")
+        check_fields(self)
+
+
+@dataclass
+class TrainerOptions:
+    """The options of `transformers.TrainingArguments` that ``stepjepa train --help`` shows, with the defaults of a run."""
+
+    output_dir: str | None = option(None, "Folder for the model, its records and checkpoints.", COMMON, resume=True)
+    num_train_epochs: float = option(3.0, "Epochs.", COMMON, resume=True, at_least=0)
+    max_steps: int = option(-1, "Optimizer steps instead of epochs, where above 0.", COMMON, resume=True, at_least=-1)
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate. Default: 2e-5, and 1e-3 for a model that starts from random weights.",
+        COMMON,
+        at_least=0,
+    )
+    # The last batch of an epoch is filled up to its size, so an absurd one would take hours.
+    per_device_train_batch_size: int = option(
+        8, "Examples of a micro-batch on each device.", COMMON, at_least=1, at_most=2**20
+    )
+    gradient_accumulation_steps: int = option(1, "Micro-batches of an optimizer step.", COMMON, at_least=1)
+    lr_scheduler_type: str = option("linear", "Course of the learning rate (linear, cosine, constant, ...).", COMMON)
+    warmup_steps: float = option(
+        0, "Steps (or, below 1, the share of them) of learning-rate warm-up.", COMMON, at_least=0
+    )
+    max_grad_norm: float = option(1.0, "Gradient clipping.", COMMON, at_least=0)
+    weight_decay: float = option(0.0, "Weight decay of AdamW.", COMMON, at_least=0)
+    seed: int = option(42, "Seed of initialisation, order and dropout.", COMMON, at_least=0)
+    bf16: bool = option(False, "Autocast to bfloat16; weights and losses stay float32.", COMMON)
+    gradient_checkpointing: bool | None = option(
+        None, "Recompute activations in the backward pass to save memory.", COMMON
+    )
+    logging_steps: float = option(10, "Log every so many steps.", COMMON, resume=True, identity=False, at_least=0)
+    save_strategy: Literal["no", "steps", "epoch", "best"] = option(
+        "steps", "When a checkpoint is written.", COMMON, resume=True, identity=False
+    )
+    save_steps: float = option(500, "Steps between checkpoints.", COMMON, resume=True, identity=False, at_least=0)
+    save_total_limit: int | None = option(
+        None, "Checkpoints kept. Default: all.", COMMON, resume=True, identity=False, at_least=0
+    )
+    eval_strategy: Literal["no", "steps", "epoch"] = option("no", "When eval_file is evaluated.", COMMON, resume=True)
+    resume_from_checkpoint: str | None = option(
+        None,
+        "true resumes from the newest complete checkpoint in output_dir; or a checkpoint's folder.",
+        COMMON,
+        resume=True,
+        dumped=False,
+    )
+    dataloader_num_workers: int = option(
+        0, "Worker processes that lay out the batches.", COMMON, resume=True, identity=False, at_least=0
+    )
+    report_to: None | str | list[str] = option(
+        "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
+    )

@@ -1,0 +1,272 @@
+"""The format check: counts, verdicts, samples, and text from hostile files."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from stepjepa.data.sources import PairColumns
+from stepjepa.data.steps import STYLES
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.inspect.check.texts import excerpt
+from support.checks import check_format
+
+BLANK, LINES, NUMBERED = "one\n\ntwo\n\nthree", "one\ntwo\nthree", "Step 1: one\nStep 2: two"
+
+
+def rows(*answers):
+    return [{"question": f"question {number}", "answer": answer} for number, answer in enumerate(answers)]
+
+
+def test_everything_is_counted():
+    chat = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "u"), ("assistant", BLANK))]
+    two_answers = chat[1:] + [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a\n\nb"}]
+    source = [
+        {"messages": chat},
+        {"messages": two_answers},
+        *rows("one", LINES),
+        {"messages": [{"role": "bot", "content": "x"}]},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        ["no object"],
+    ]
+    report = check_format(source, "separator", show=2)
+    assert (report.rows_read, report.rows_usable) == (7, 4)
+    assert report.rows_skipped == {"unknown_role": 2, "not_an_object": 1}
+    assert report.first_skipped["unknown_role"].startswith("list row 4: message 1 has role 'bot'")
+    assert report.message_counts == {3: 1, 4: 1, 2: 2}
+    assert report.role_orders["system, user, assistant"] == 1
+    assert report.step_counts == {3: 2, 1: 2}
+    assert (report.pairs_first, report.pairs_all) == (3, 5)
+    assert report.other_splitters == {}
+    assert report.skipped_texts == {
+        "unknown_role": '{"messages": [{"role": "bot", "content": "x"}]}',
+        "not_an_object": '["no object"]',
+    }
+    assert report.rows_with_question == 4
+    assert [sample.place for sample in report.samples] == ["list row 0", "list row 1"]
+    assert asdict(report.samples[0]) == {
+        "place": "list row 0",
+        "roles": ("system", "user", "assistant"),
+        "user": "u",
+        "answer": BLANK,
+        "steps": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answers", "options", "verdict"),
+    [
+        ([BLANK] * 3, {}, "ready for step_jepa: 3 of 3 rows have two or more steps"),
+        (
+            [BLANK] * 2 + ["one"],
+            {},
+            "ready for step_jepa: 2 of 3 rows have two or more steps; the other 1 would train as plain language modelling",
+        ),
+        (
+            [LINES] * 2,
+            {},
+            "no row has two steps with splitter 'separator'; the splitter that auto chooses, lines, finds them in 2: "
+            "use --step_splitter lines",
+        ),
+        (
+            [LINES] * 3 + [BLANK],
+            {},
+            "only 1 of 4 rows have two steps with splitter 'separator'; the splitter that auto chooses, lines, finds them "
+            "in 4: use --step_splitter lines",
+        ),
+        (
+            [BLANK] * 2,
+            {"separator": "XX"},
+            "no row has two steps with splitter 'separator' (XX); the splitter that auto chooses, separator, finds them in "
+            "2: leave out --step_separator",
+        ),
+        (
+            ["one", ""],
+            {},
+            "not for step_jepa: no row has two steps with splitter 'separator'; give --step_separator or another "
+            "--objective",
+        ),
+        (
+            [BLANK, *["one"] * 10],
+            {},
+            "not for step_jepa: only 1 of 11 rows have two steps with splitter 'separator'; give --step_separator or "
+            "another --objective",
+        ),
+        ([LINES], {"splitter": "lines"}, "ready for step_jepa: 1 of 1 rows have two or more steps"),
+    ],
+)
+def test_verdict(answers, options, verdict):
+    report = check_format(rows(*answers), **options)
+    assert report.verdict == verdict
+    assert f"Verdict: {verdict}" in report.lines()
+    assert report.to_dict()["ready_for_step_jepa"] == verdict.startswith("ready")
+
+
+def test_plain_text_is_no_chat_and_no_error():
+    source = [
+        {"text": "One and\ntwo."},
+        {"text": " "},
+        {"input_ids": [5, 6, 7]},
+        {"text": 3},
+        {"input_ids": [-1]},
+        {"question": "q", "answer": BLANK},
+        {"text": "Three."},
+    ]
+    report = check_format(source, show=2)
+    assert (report.plain_text, report.rows_read, report.rows_usable) == (True, 7, 4)
+    assert (report.text_rows, report.id_rows, report.chats) == (2, 1, 1)
+    assert (report.characters, report.ids) == (18, 3)
+    assert report.rows_skipped == {"nothing_to_learn": 1, "content_not_text": 1, "unknown_token": 1}
+    assert [sample.answer for sample in report.samples] == ["One and\ntwo.", "5 6 7"]
+    assert report.verdict.startswith("plain text: train with --objective split or regular")
+    lines = report.lines()
+    assert "  Plain text: 2 rows, 18 characters" in lines and "  Token ids: 1 row, 3 ids" in lines
+    assert "    two." in lines
+    assert not any("steps" in line for line in lines)
+    assert json.loads(json.dumps(report.to_dict()))["ready_for_step_jepa"] is False
+
+
+def test_text_among_chats_is_skipped():
+    report = check_format([*rows(BLANK), {"text": "One."}])
+    assert (report.plain_text, report.rows_usable) == (False, 1)
+    assert report.rows_skipped == {"no_known_columns": 1}
+
+
+def test_named_columns():
+    source = [{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": right} for right in (1, 5)]
+    with pytest.raises(DataError, match="columns found: sentence, texts, right.*--source_column and --target_column"):
+        check_format(source)
+    report = check_format(source, columns=PairColumns("sentence", "texts", "right"))
+    assert (report.rows_usable, report.samples[0].user, report.samples[0].answer) == (1, "It is red.", "a rose")
+    assert report.rows_skipped == {"no_such_choice": 1}
+    # A text column that is named is no plain text.
+    assert not check_format([{"text": "a", "more": "b"}], columns=PairColumns("text", "more")).plain_text
+
+
+def test_a_second_file_must_be_usable():
+    with pytest.raises(DataError, match="list: the file or data set is empty"):
+        check_format(rows("x"), eval_file=[])
+    with pytest.raises(DataError, match="none of 1 rows can be used; first: list row 0: .*columns found: a"):
+        check_format(rows("x"), eval_file=[{"a": 1}])
+
+
+def test_excerpts():
+    assert excerpt({"a": "\u00e9 " * 200}).endswith("\u00e9...")
+    assert len(excerpt("x" * 999)) == 163
+    assert excerpt({"a": float("nan"), "b": {1}}) == '{"a": NaN, "b": "{1}"}'
+    circle: list = []
+    circle.append(circle)
+    assert "list" in excerpt(circle)
+
+
+def test_a_question_must_stand_before_a_filled_answer():
+    def chat(*turns):
+        return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+    source = [
+        chat(("assistant", "a"), ("user", "u")),
+        chat(("user", "u"), ("assistant", " ")),
+        chat(("user", " "), ("assistant", "a")),
+        chat(("assistant", "a"), ("user", "u"), ("assistant", "a")),
+    ]
+    assert check_format(source).rows_with_question == 1
+
+
+def test_windows_line_ends_are_separators():
+    report = check_format(rows("one\r\n\r\ntwo\r\n\r\nthree"))
+    assert report.samples[0].steps == 3
+    assert not any("\r" in line for line in report.lines())
+
+
+def test_every_splitter_of_training():
+    for name in STYLES:
+        report = check_format(rows(NUMBERED, BLANK), name, "^Step" if name == "regex" else "\\n\\n")
+        assert report.rows_usable == 2
+    assert "splitter 'regex' (^Step):" in "\n".join(check_format(rows(NUMBERED), "regex", "^Step").lines())
+
+
+def test_steps_in_a_column():
+    source = [
+        {"question": "q", "answer": "One.  Two. Three.", "steps": ["One.", "Two.", "Three."]},
+        {"question": "q", "steps": ["We add.", "We stop."]},
+        {
+            "messages": [{"role": "assistant", "content": "a\n\nb"}, {"role": "assistant", "content": "cd"}],
+            "steps": ["c", "d"],
+        },
+        {"question": "q", "answer": "One.", "steps": ["Two."]},
+        {"question": "q", "answer": "One."},
+    ]
+    report = check_format(source, "list")
+    assert report.step_counts == {3: 1, 2: 2}
+    assert report.rows_skipped == {"steps_not_found": 1, "no_steps": 1}
+    assert check_format([{"question": "q", "parts": ["a", "b"]}], "list", steps_column="parts").pairs_all == 1
+
+
+def test_samples_are_cut_at_400_characters():
+    report = check_format(rows("x" * 401, "y" * 400), show=2)
+    assert [len(sample.answer) for sample in report.samples] == [403, 400]
+    assert report.samples[0].answer.endswith("x...")
+    assert check_format(rows("x"), show=0).samples == []
+
+
+def test_the_record_is_plain_json():
+    record = json.loads(json.dumps(check_format([*rows(BLANK, "one"), 7]).to_dict()))
+    assert record["step_counts"] == {"1": 1, "3": 1}
+    assert record["message_counts"] == {"2": 2}
+    assert record["rows_skipped"] == {"not_an_object": 1}
+    assert record["samples"][0]["roles"] == ["user", "assistant"]
+    assert record["rows_with_steps"] == 1
+
+
+def test_nothing_from_the_file_can_steer_a_terminal():
+    hostile = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold] \u202egnp \u2028 \U0001f600\tcode"
+    source = [*rows(hostile), {hostile + "\ud800": 1}]
+    report = check_format(source)
+    text = "\n".join(report.lines())
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert r"\x1b[31mred\x1b]0;title\x07 [bold]b[/bold] \u202egnp" in text
+    assert r"\ud800" in text
+    assert "\U0001f600" in text
+    json.dumps(report.to_dict()).encode()
+
+
+def test_errors():
+    with pytest.raises(DataError, match="empty"):
+        check_format([])
+    with pytest.raises(DataError, match=r"none of 2 rows can be used; 1: .*unknown role.*; 1: .*no object"):
+        check_format([{"messages": [{"role": "bot", "content": ""}]}, 3])
+    with pytest.raises(DataError, match=r"list row 1: .*--strict_data"):
+        check_format([*rows("x"), 3], strict=True)
+    with pytest.raises(ConfigError, match="known splitters"):
+        check_format(rows("x"), "line")
+    with pytest.raises(ConfigError, match="show is -1"):
+        check_format(rows("x"), show=-1)
+
+
+def test_broken_json_names_the_line(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps(rows("x")[0]) + "\n\n{broken\n")
+    with pytest.raises(DataError, match=r"data.jsonl line 3: broken JSON"):
+        check_format(file)
+
+
+def test_published_data(shared_dir):
+    report = check_format(shared_dir / "data" / "gsm8k_train.jsonl")
+    assert report.verdict.endswith("chooses, lines, finds them in 7,473: use --step_splitter lines")
+    report = check_format(shared_dir / "data" / "gsm8k_train.jsonl", "lines")
+    assert report.verdict == "ready for step_jepa: 7,473 of 7,473 rows have two or more steps"
+    report = check_format(shared_dir / "data" / "nl_rx_synth_train.jsonl")
+    assert report.verdict.startswith("not for step_jepa")
+    assert report.rows_with_question == report.rows_usable == 8000
+
+
+def test_repeated_questions_of_the_published_data(shared_dir):
+    """Against sets of the whole texts."""
+    train, test = (shared_dir / "data" / f"nl_rx_synth_{name}.jsonl" for name in ("train", "test"))
+    report = check_format(train, eval_file=test)
+    asked, held_out = (
+        [" ".join(json.loads(line)["messages"][1]["content"].lower().split()) for line in file.read_text().splitlines()]
+        for file in (train, test)
+    )
+    assert report.repeats.rows == len(asked) - len(set(asked)) > 0
+    assert report.leak.found == sum(question in set(asked) for question in held_out) > 0

@@ -1,0 +1,285 @@
+"""What a model will see of a data set, counted by hand with a tokenizer whose tokens are words."""
+
+import json
+
+import pytest
+
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.steps import make_splitter
+from stepjepa.errors import DataError
+from stepjepa.inspect.check.tokens import padding_lines
+from stepjepa.inspect.padding import measure_padding, row_collator
+from stepjepa.inspect.record import Form
+from support.checks import NO_SYSTEM, ROWS, tokens_of, warned, words
+
+
+def test_counts_by_hand():
+    found = tokens_of(ROWS)
+    data, cut = found.data, found.truncation
+    assert (data.rows_read, data.rows_kept, data.examples, data.pairs) == (3, 3, 3, 2)
+    assert data.examples_without_pairs == {"fewer_than_two_steps": 1}
+    assert (data.tokens, data.labelled_tokens) == (34, 7 + 3 + 4)
+    assert data.token_length == {"min": 8, "p50": 13, "p90": 13, "p99": 13, "max": 13}
+    assert (cut.answers_cut, cut.rows_without_room, cut.tokens, cut.tokens_lost) == (0, 0, 34, 0)
+    assert cut.holds == {"100": 13, "99": 13, "95": 13}
+    # Steps one and two of three, nothing of the answer of one step, both steps of two: 2 + 1 of 6, 0 of 2, 3 of 3.
+    assert (found.coverage.answer_tokens, found.coverage.in_views) == (11, 6)
+    assert (found.sampled, found.sampled_all) == (3, True)
+    assert found.one_token_targets == 1
+    assert found.unknown_tokens == 0
+    assert (found.end_of_turn, found.end_is, found.end_labelled) == ("<end>", ("EOS",), True)
+    assert {kind: tokens for kind, tokens in found.segments.items() if tokens} == {
+        "template": 5 + 5 + 7,
+        "system": 2,
+        "user": 2 + 1 + 1,
+        "assistant": 6 + 2 + 3,
+        "predictors": 4,
+        "target copies": 1 + 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "covered"),
+    [
+        ({"step_pairs": "all"}, 9),  # of row 0 all
+        ({"step_pairs": "all", "horizon": 2}, 5),  # row 0: one two -> four five six
+        ({"objective": "llm_jepa"}, 11),
+        ({"objective": "llm_jepa", "views": "standalone"}, 11),
+        ({"objective": "llm_jepa", "last_token": -1}, 11),  # the end of turn is no content
+        ({"objective": "split"}, 11),
+        ({"objective": "semantic_tube"}, 11),
+        ({"objective": "regular"}, 0),
+        ({"objective": "llm_jepa", "max_length": 10}, 2),  # only row 1 keeps its answer; the others keep 4 and 1 tokens
+    ],
+)
+def test_coverage(options, covered):
+    found = tokens_of(ROWS, **options).coverage
+    assert (found.in_views, found.answer_tokens) == (covered, 7 if "max_length" in options else 11)
+
+
+def test_steps_that_a_column_holds():
+    rows = [
+        {"question": "how", "answer": "one two three", "steps": ["one", "two three"]},
+        {"question": "how", "steps": ["one", "two"]},
+    ]
+    found = tokens_of(rows, step_splitter="list")
+    assert found.data.pairs == 2
+    assert (found.coverage.answer_tokens, found.coverage.in_views) == (5, 5)
+    assert tokens_of(rows, step_splitter="list", horizon=2).coverage.in_views == 0
+
+
+def test_truncation():
+    found = tokens_of(ROWS, max_length=10)
+    cut = found.truncation
+    assert (cut.answers_cut, cut.rows_without_room, cut.tokens, cut.tokens_lost) == (2, 0, 34, 3 + 3)
+    assert cut.holds == {"100": 13, "99": 13, "95": 13}
+    assert found.data.pairs_dropped == {"pair_truncated": 1}
+    warning = warned(found)["truncated"]
+    assert (warning.count, warning.total) == (2, 3)
+    assert "raise --max_length to 13, or take them out" in warning.advice
+    found = tokens_of(ROWS, max_length=8)  # the third row's answer begins at token 9
+    cut = found.truncation
+    assert (cut.answers_cut, cut.rows_without_room, cut.tokens, cut.tokens_lost) == (1, 1, 34, 5 + 13)
+    assert found.data.first_skipped["no_room_for_answer"].startswith("list row 2: the prompt has 9 tokens")
+    assert "truncated" not in warned(tokens_of(ROWS, max_length=13))
+
+
+def test_the_length_that_holds_a_share_of_the_chats():
+    rows = [{"question": "how", "answer": "one " * count + "two"} for count in range(100)]  # 7 to 106 tokens
+    found = tokens_of(rows, max_length=50)
+    assert found.truncation.holds == {"100": 106, "99": 105, "95": 101}
+    assert found.truncation.answers_cut == 56
+    assert found.truncation.tokens_lost == sum(range(1, 57))
+    assert "to 106, or to 105 for 99 % of the rows" in warned(found)["truncated"].advice
+
+
+def test_rows_over_several_chunks(monkeypatch):
+    monkeypatch.setattr("stepjepa.inspect.check.tokens.CHUNK_ROWS", 2)
+    found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
+    assert (found.data.rows_read, found.data.rows_kept) == (7, 4)
+    assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
+    assert found.truncation.tokens == 68
+    assert (found.sampled, found.sampled_all) == (4, True)
+
+
+def test_a_sample():
+    found = tokens_of(ROWS * 10, sample_rows=4)
+    assert (found.sampled, found.sampled_all, found.data.pairs) == (4, False, 20)
+    assert "(4 examples sampled at random)" in "\n".join(found.lines())
+    assert found.segments == tokens_of(ROWS * 10, sample_rows=4).segments
+
+
+def test_plain_text():
+    rows = [
+        {"text": "one two three four"},
+        {"text": ""},
+        {"input_ids": [7, 8, 9]},
+        {"question": "how", "answer": "one"},
+    ]
+    found = tokens_of(rows, "split", max_length=3, labels="assistant")
+    # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
+    assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
+    assert found.plain_text and found.truncation is None and found.coverage is None
+    assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
+    assert (found.segments["text"], found.segments["template"], found.segments["predictors"]) == (8, 0, 0)
+    lines = found.lines()
+    assert any("kept as 3 examples" in line for line in lines)
+    assert any("cut into blocks" in line for line in lines)
+    with pytest.raises(DataError, match="needs chats"):
+        tokens_of(rows, "step_jepa")
+
+
+def test_nothing_to_train_on():
+    with pytest.raises(DataError, match="no row can be trained on: 1 read"):
+        tokens_of(ROWS[:1], max_length=3)
+
+
+def test_the_record_and_the_lines():
+    found = tokens_of([*ROWS, {"question": "how \x1b[31m", "answer": "one"}, 3])
+    record = json.loads(json.dumps(found.to_dict()))
+    assert record["coverage"] == {"answer_tokens": 12, "in_views": 6}
+    assert record["data"]["rows_skipped"] == {"not_an_object": 1}
+    lines = found.lines()
+    assert all(character.isprintable() for line in lines for character in line)
+    assert "  Rows: 5 read, 4 kept, 1 skipped" in lines
+    assert "    skipped 1: the row is no object with columns (as above)" in found.lines({"not_an_object"})
+    where = "a step that is the source or the target of a pair (all 4 examples)"
+    assert f"  Coverage: 50.0 % of the answers' 12 tokens lie in {where}" in lines
+    assert "    no pair in 2: the answer has fewer than two steps; plain language modelling" in lines
+    assert "  Truncation: none at max_length 1,024; the longest has 13, 99 % fit into 13, 95 % into 13" in lines
+
+
+def examples(**options):
+    settings = EncodeOptions("step_jepa", make_splitter("separator"), predictors=2, **options)
+    tokenizer = words()
+    store, data = encode_dataset(ROWS, tokenizer, ChatRenderer(tokenizer), settings)
+    return list(store), data
+
+
+def test_the_report_is_that_of_training():
+    _, data = examples()
+    assert {**tokens_of(ROWS).data.to_dict(), "fingerprint": ""} == {**data.to_dict(), "fingerprint": ""}
+
+
+TWO, ROW_EACH = row_collator(Form(2), 17), row_collator(Form(2, forward="two_pass"), 17)
+
+
+def test_padding_by_hand():
+    padding = measure_padding(examples()[0], TWO, ROW_EACH, batch_size=2, max_length=20)
+    assert (padding.batch_size, padding.batches, padding.max_length) == (2, 1, 20)
+    # Two chats of 13 and 8 tokens, a source of 8 and two predictors, a target of 1.
+    assert padding.sequences == 4
+    assert (padding.fixed_chats, padding.fixed_views) == (2 * 20, 4 * 20)
+    assert (padding.longest_chats, padding.longest_views) == (2 * 13, 2 * 13 + 2 * 10)
+    # One row: 13 + 2 + 1 and 8.
+    assert (padding.packed, padding.packed_rows, padding.tokens) == (24, 1, 24)
+    lines = padding_lines(padding)
+    assert lines[0] == "Positions in a batch of 2 (mean of 1 batch):"
+    assert [line.split()[-2:] for line in lines[2:4]] == [["40", "26"], ["80", "46"]]
+    assert lines[4].split()[-1] == "24"
+    assert "30.0 % of the positions of chats and views padded to max_length, as the published code" in lines[5]
+    assert "52.2 % of those padded to the longest" in lines[5]
+
+
+def test_padding_is_the_mean_of_full_batches():
+    first, second, third = (example._replace(pairs=()) for example in examples()[0])  # 13, 8 and 13 tokens
+    collator = row_collator(Form(), 17, pad_to_multiple_of=1)
+    padding = measure_padding([first, second, second, third, third], collator, ROW_EACH, batch_size=2, max_length=20)
+    assert (padding.batches, padding.longest_chats, padding.packed) == (2, 26, 21)
+    assert padding.sequences == 2
+    alone = measure_padding([first, second], collator, ROW_EACH, batch_size=8, max_length=20)
+    assert (alone.batch_size, alone.batches, alone.longest_chats) == (2, 1, 26)
+    assert "chats and views" not in "\n".join(padding_lines(alone))
+    assert "texts alone" in "\n".join(padding_lines(alone, "texts"))
+    assert "published" not in "\n".join(padding_lines(alone, "texts"))
+
+
+def test_targets_in_rows_of_their_own_count():
+    together, apart = (
+        measure_padding(
+            examples()[0],
+            row_collator(Form(2), 17, pad_to_multiple_of=1, separate_targets=separate),
+            ROW_EACH,
+            batch_size=3,
+            max_length=20,
+        )
+        for separate in (False, True)
+    )
+    assert apart.tokens == together.tokens == 34 + 4 + 3
+    assert apart.packed_rows == together.packed_rows + 1
+
+
+def test_other_forms():
+    two = tokens_of(ROWS, forward="two_pass", batch_size=3)
+    assert two.padding.packed == two.padding.longest_views == 3 * 13 + 4 * 12
+    assert two.padding.tokens == 34 + (8 + 2) + 1 + (10 + 2) + 2
+    kinds = ("predictors", "source copies", "target copies")
+    assert [two.segments[kind] for kind in kinds] == [4, 8 + 10, 1 + 2]
+    inline = tokens_of(ROWS, forward="inline").segments
+    assert [inline[kind] for kind in kinds] == [4, 0, 0]
+    assert sum(two.segments.values()) - 8 - 10 - 3 == sum(inline.values()) == 34 + 4
+
+
+def test_no_pair_at_all():
+    assert warned(tokens_of([ROWS[1]]))["no_pairs"].text == "no example of 1 has a pair for step_jepa"
+    assert "no_pairs" not in warned(tokens_of([ROWS[1]], "regular"))
+    assert "no_pairs" not in warned(tokens_of(ROWS))
+
+
+def test_targets_of_one_token():
+    warning = warned(tokens_of(ROWS))["one_token_targets"]
+    assert (warning.count, warning.total) == (1, 2)
+    assert "one_token_targets" not in warned(tokens_of(ROWS[2:]))
+
+
+def test_a_template_without_a_system_role():
+    warning = warned(tokens_of(ROWS, tokenizer=words(NO_SYSTEM)))["folded_system"]
+    assert (warning.count, warning.total) == (1, 3)
+    assert "folded_system" not in warned(tokens_of(ROWS))
+
+
+def test_unknown_tokens():
+    rows = [*ROWS, {"question": "how", "answer": "seven"}]
+    found = tokens_of(rows)
+    assert found.unknown_tokens == 1
+    assert warned(found)["unknown_tokens"].text == "1 of 41 tokens (2.44 %) are the tokenizer's unknown token"
+    assert "unknown_tokens" not in warned(tokens_of(ROWS))
+    assert "unknown_tokens" not in warned(tokens_of([*ROWS * 40, rows[-1]]))  # 1 of 1,367
+    # One token that is both, as GPT-2's is.
+    found = tokens_of(rows, tokenizer=words(eos_token="<unk>"))
+    assert found.unknown_tokens is None and "unknown_tokens" not in warned(found)
+
+
+@pytest.mark.parametrize(
+    ("special", "end_is"),
+    [
+        ({"pad_token": "<end>"}, ("padding", "EOS")),
+        ({"pad_token": None}, ("padding", "EOS")),  # rows are padded with the EOS then
+        ({"pad_token": "<end>", "eos_token": "<s>"}, ("padding",)),
+    ],
+)
+def test_an_end_of_turn_that_is_padding(special, end_is):
+    found = tokens_of(ROWS, tokenizer=words(**special))
+    assert found.end_is == end_is
+    also = " and ".join(end_is)
+    assert f"is also the {also} token, in 3 examples" in warned(found)["end_of_turn_is_padding"].text
+    assert not {name for name in warned(tokens_of(ROWS)) if "end" in name}
+
+
+def test_no_end_of_a_turn():
+    bare = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
+    found = tokens_of(ROWS, tokenizer=words(bare, eos_token=None))
+    assert found.end_of_turn is None
+    assert "nothing ends an answer" in warned(found)["no_end_of_turn"].text
+    found = tokens_of(ROWS, tokenizer=words(bare))
+    assert (found.end_of_turn, found.end_is) == ("<end>", ("EOS",))  # appended
+    assert "no_end_of_turn" not in warned(found)
+
+
+def test_labels_of_the_published_code():
+    found = tokens_of(ROWS, labels="reference")
+    assert not found.end_labelled
+    assert "--labels reference leaves <end>" in warned(found)["end_of_turn_unlabelled"].text
+    assert "end_of_turn_unlabelled" not in warned(tokens_of(ROWS, labels="all"))

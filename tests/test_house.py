@@ -1,0 +1,168 @@
+"""The record of the house's figures: what the ratchet refuses and keeps, and what the figures count."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """A module of `tools/` by name."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def sources(tool):
+    """Planted files of the library: path below it -> text."""
+    source = tool("figures").Source
+    return lambda **texts: [
+        source(Path("stepjepa", *name.split("__")).with_suffix(".py"), t) for name, t in texts.items()
+    ]
+
+
+@pytest.fixture
+def run(tool, monkeypatch, tmp_path):
+    """`tools/house.py` on a record and measured values: its exit status, and the recorded values after it."""
+    house, figures = tool("house"), tool("figures")
+    entry = {"lines": ("at most", 100), "share": ("at least", 16)}
+
+    def call(now, measured, *flags):
+        path = tmp_path / "house.json"
+        path.write_text(
+            json.dumps({k: {"now": now[k], "target": target, "direction": d} for k, (d, target) in entry.items()})
+        )
+        monkeypatch.setattr(house, "RECORD", path)
+        monkeypatch.setattr(house, "measure", lambda root: {k: figures.Figure(v, []) for k, v in measured.items()})
+        status = house.main(list(flags))
+        return status, {name: value["now"] for name, value in json.loads(path.read_text()).items()}
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("measured", "flags", "status", "recorded"),
+    [
+        ({"lines": 200, "share": 12}, [], 0, (200, 12)),
+        ({"lines": 201, "share": 12}, [], 1, (200, 12)),
+        ({"lines": 200, "share": 11}, [], 1, (200, 12)),
+        ({"lines": 150, "share": 13}, [], 0, (200, 12)),
+        ({"lines": 150, "share": 13}, ["--update"], 0, (150, 13)),
+        ({"lines": 150, "share": 11}, ["--update"], 1, (200, 12)),
+        ({"lines": 150, "share": 13}, ["--strict"], 1, (200, 12)),
+        ({"lines": 100, "share": 16}, ["--strict"], 0, (200, 12)),
+    ],
+)
+def test_figures_only_get_better(run, measured, flags, status, recorded):
+    before = {"lines": 200, "share": 12}
+    assert run(before, measured, *flags) == (status, dict(zip(before, recorded, strict=True)))
+
+
+def test_below_its_target_a_figure_may_move_but_the_best_stays_recorded(run, capsys):
+    now = {"lines": 80, "share": 20}
+    assert run(now, {"lines": 90, "share": 17}, "--update") == (0, now)
+    assert run(now, {"lines": 101, "share": 17}) == (1, now)
+    assert "lines is 101, recorded is 80 (+21); see: python tools/house.py --where lines" in capsys.readouterr().err
+
+
+def test_an_objective_is_named_in_few_places_only(tool, sources):
+    text = '"""step_jepa"""\nif name == "step_jepa" or f"{name}split":\n    print("step_jepa is one")\n'
+    planted = sources(forest__tube=text, objectives__tube=text, config__spellings=text)
+    assert tool("figures").objective_literals(planted) == [
+        "stepjepa/forest/tube.py:2: step_jepa",
+        "stepjepa/forest/tube.py:2: split",
+    ]
+
+
+OPTIONS = """
+class Options:
+    lora_rank: int = option(16, "Goes with --lora_alpha.", group="lora_alpha")
+    lora_alpha: int = option(32, "Scale.")
+    seed: int = option(0, "Seed.")
+    file: str = option("", "File.")
+    width: int = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("getattr(o, 'seed'), setattr(o, 'width', 1), getattr(o, name)", ["seed"]),
+        ("('seed', 'lora_rank', 'other')", ["seed", "lora_rank"]),
+        ("{'seed': 1, 'lora_rank': 2}", ["seed", "lora_rank"]),
+        ("['seed', 'width', o.file]", []),
+        ("{'seed', 'file', 'one', 'two', 'three'}", []),
+        ("'lora_rank seed width'.split()", ["lora_rank", "seed"]),
+        ("'seed file'", []),
+        ("f'--seed {seed}: not with --width or --lora_rank'", ["seed", "lora_rank"]),
+        ("f'lora_rank is {rank}, seed is free'", ["lora_rank"]),
+        ("o['lora_rank']", []),
+        ("def f():\n    '''Reads --seed and lora_rank.'''", []),
+    ],
+)
+def test_names_of_options_that_are_restated(tool, sources, text, found):
+    hits = tool("figures").option_literals(sources(config__options=OPTIONS, cli__train=text))
+    assert [hit.split(": ")[1] for hit in hits] == found
+    assert all(hit.startswith("stepjepa/cli/train.py:") for hit in hits)
+
+
+@pytest.mark.parametrize(
+    ("back", "files", "packages"),
+    [
+        ("from stepjepa.data import b", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
+        ("def f():\n    from ..data.b import x", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
+        ("import_module('stepjepa.data.b')", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
+        ("from stepjepa.data import c", [], ["data <-> forest"]),
+        ("if TYPE_CHECKING:\n    from stepjepa.data import b", [], []),
+        ("from stepjepa.errors import DataError", [], []),
+    ],
+)
+def test_import_circles(tool, sources, back, files, packages):
+    figures = tool("figures")
+    found = figures.import_links(sources(data__b="from ..forest import a", data__c="", forest__a=back, errors=""))
+    assert [figures.circles(links) for links in found] == [files, packages]
+
+
+def test_packages_that_may_import_every_other_one(tool, sources):
+    planted = sources(data__a="", forest__a="", cli__a="", errors="")
+    allowed = {"data": {"data"}, "forest": {"data", "errors"}, "cli": {"cli", "data", "forest"}}
+    assert tool("figures").open_packages(planted, allowed) == ["cli"]
+
+
+SIZES = '''"""One
+two."""
+
+import os  # why
+
+
+def f(
+    a,
+):
+    # why
+    """Three."""
+    return g(
+        1
+    )
+'''
+
+
+def test_lines_of_code_and_of_docstrings(sources):
+    (source,) = sources(data__a=SIZES)
+    assert (source.docstring_lines, source.code_lines) == ({1, 2, 11}, {7, 8, 12, 13})
+
+
+def test_a_file_is_entered_by_its_functions_not_by_its_import(tool, monkeypatch, tmp_path):
+    entered = tool("entered")
+    monkeypatch.setattr(entered, "LIBRARY", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "planted_outer.py").write_text("def f():\n    from planted_inner import g\n")
+    (tmp_path / "planted_inner.py").write_text("def g():\n    return 1\ng()\nclass A:\n    x = g()\n")
+    import planted_outer
+
+    assert entered.entered(planted_outer.f) == ["planted_outer.py"]
+    assert entered.entered(sys.modules["planted_inner"].g) == ["planted_inner.py"]

@@ -1,0 +1,243 @@
+"""What the figures of `tools/house.py` count, on syntax trees: sizes, names that are restated, imports.
+
+- `src_code`: lines on which a node of the syntax tree begins, imports and docstrings apart; so neither blank lines nor
+  comments nor a bracket that closes.
+- `docstring_share`: per cent of the lines under `src/` that are part of a docstring of a module, class or function.
+- `objective_literals`: string literals equal to an objective's name, outside `objectives/`, `recipes/` and the table of
+  spellings (`spellings.py`). Docstrings do not count, here and below.
+- `option_literals`: places that restate the name of an option. An option is a field that a class body assigns from
+  `option(...)`; text inside such a call (help, metadata) does not count. Each of these counts as one:
+    - an option's name as the second argument of `getattr`, `setattr`, `hasattr` or `delattr`;
+    - every option's name in a table: the texts of a list, tuple or set display, the keys of a dictionary, the words of a
+      text of blank-separated identifiers. A table holds two names or more, and they are at least half of its texts; among
+      blank-separated words one has an underscore, for options also bear plain words (`file`, `format`);
+    - every `--name` in any other text, and in texts of several words every name with an underscore (`max_length is 0`).
+- `file_circles`, `package_circles`: groups of files (of names right below the library's own) that import each other in a
+  circle. Imports inside functions and `import_module("...")` count, those under `TYPE_CHECKING` do not.
+- `open_packages`: folders that may import every other one, by `ALLOWED` of `tests/test_import_order.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+PACKAGE = "stepjepa"
+OBJECTIVES = {"regular", "llm_jepa", "step_jepa", "split", "semantic_tube", "next_latent", "multi_token"}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_WORDS = re.compile(r"[a-z0-9_]+(\s+[a-z0-9_]+)+\s*")
+
+
+@dataclass
+class Source:
+    """One Python file: its path below the root of what is measured, and its text."""
+
+    path: Path
+    text: str
+
+    @property
+    def module(self) -> str:
+        return ".".join(self.path.with_suffix("").parts).removesuffix(".__init__")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
+
+    @cached_property
+    def docstrings(self) -> list[ast.Constant]:
+        bodies = [node.body for node in self.nodes if isinstance(node, _DOCUMENTED) and node.body]
+        firsts = [body[0].value for body in bodies if isinstance(body[0], ast.Expr)]
+        return [first for first in firsts if isinstance(first, ast.Constant) and isinstance(first.value, str)]
+
+    @cached_property
+    def docstring_lines(self) -> set[int]:
+        return {line for text in self.docstrings for line in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
+
+    @property
+    def code_lines(self) -> set[int]:
+        imports = [node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+        imported = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+        return {node.lineno for node in self.nodes if hasattr(node, "lineno")} - self.docstring_lines - imported
+
+
+@dataclass
+class Figure:
+    """A value, and a line for every part of it."""
+
+    value: float
+    parts: list[str]
+
+
+def read(folder: Path) -> list[Source]:
+    """All Python files below a folder, by name; their paths begin with the folder's own name."""
+    paths = sorted(folder.rglob("*.py"))
+    return [Source(path.relative_to(folder.parent), path.read_text(encoding="utf-8")) for path in paths]
+
+
+def objective_literals(sources: list[Source]) -> list[str]:
+    """Where an objective is named outside the places that may."""
+    hits = list[str]()
+    for source in sources:
+        if {"objectives", "recipes", "spellings.py"}.isdisjoint(source.path.parts):
+            ignored = {id(text) for text in source.docstrings}
+            texts = (node for node in source.nodes if isinstance(node, ast.Constant) and id(node) not in ignored)
+            hits += [f"{source.path}:{node.lineno}: {node.value}" for node in texts if node.value in OBJECTIVES]
+    return hits
+
+
+def called(node: ast.AST) -> str:
+    """The plain name of the function that a node calls, empty for any other node."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def option_names(sources: list[Source]) -> set[str]:
+    """The fields that are assigned from `option(...)`."""
+    nodes = (node for source in sources for node in source.nodes if isinstance(node, ast.AnnAssign))
+    return {node.target.id for node in nodes if isinstance(node.target, ast.Name) and called(node.value) == "option"}
+
+
+def in_table(texts: list[object], names: set[str]) -> list[str]:
+    """The option names among the texts of a table; none where it is no table of options."""
+    texts = [text for text in texts if isinstance(text, str)]
+    found = [text for text in texts if text in names]
+    return found if len(found) > 1 and 2 * len(found) >= len(texts) else []
+
+
+def in_text(text: str, names: set[str]) -> list[str]:
+    """The option names in a string literal: all words of a blank-separated table, or what a message names."""
+    words = text.split()
+    table = in_table(list(words), names) if _WORDS.fullmatch(text) else []
+    if any("_" in name for name in table):
+        return table
+    flags = re.findall(r"--([a-z]\w*)", text)
+    bare = re.findall(r"(?<![-\w])[a-z]+_\w+", text) if len(words) > 1 else []
+    return [name for name in (*flags, *bare) if name in names]
+
+
+def option_literals(sources: list[Source]) -> list[str]:
+    """Where the name of an option is restated; see the top of the file."""
+    names, hits = option_names(sources), list[str]()
+    for source in sources:
+        ignored = {id(text) for text in source.docstrings}
+        for node in source.nodes:
+            if called(node) == "option":
+                ignored.update(map(id, ast.walk(node)))
+        for node in source.nodes:
+            if id(node) in ignored:
+                continue
+            found: list[str] = []
+            if called(node) in ("getattr", "setattr", "hasattr", "delattr"):
+                found = [
+                    part.value for part in node.args[1:2] if isinstance(part, ast.Constant) and part.value in names
+                ]
+            elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+                found = in_table([getattr(part, "value", None) for part in node.elts], names)
+            elif isinstance(node, ast.Dict):
+                found = in_table([getattr(key, "value", None) for key in node.keys], names)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = in_text(node.value, names)
+            hits += [f"{source.path}:{node.lineno}: {name}" for name in found]
+    return hits
+
+
+def imports(source: Source, known: set[str]) -> set[str]:
+    """The modules of `known`, as dotted names, that a file imports anywhere but under `TYPE_CHECKING`."""
+    package = source.module.split(".") if source.path.name == "__init__.py" else source.module.split(".")[:-1]
+    ignored = {
+        id(inner)
+        for node in source.nodes
+        if isinstance(node, ast.If)
+        and "TYPE_CHECKING" in (getattr(node.test, "id", ""), getattr(node.test, "attr", ""))
+        for part in node.body
+        for inner in ast.walk(part)
+    }
+    found = set[str]()
+    for node in source.nodes:
+        if id(node) in ignored:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            inner = {f"{start}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else start for name in inner}
+        elif called(node) in ("import_module", "__import__") and isinstance(node.args[0], ast.Constant):
+            found.add(node.args[0].value)
+    return (found & known) - {source.module}
+
+
+def circles(links: dict[str, set[str]]) -> list[str]:
+    """The groups of nodes that reach each other, a line each."""
+
+    def reached(start: str) -> set[str]:
+        seen, waiting = set[str](), [start]
+        while waiting:
+            new = links.get(waiting.pop(), set()) - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    reach = {node: reached(node) for node in links}
+    groups = {
+        tuple(sorted(o for o in reach[node] if node in reach.get(o, ()))) for node in links if node in reach[node]
+    }
+    return [" <-> ".join(group) for group in sorted(groups)]
+
+
+def import_links(sources: list[Source]) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Who imports whom: files by dotted name, and packages (the first name below the library's own)."""
+    known = {source.module for source in sources}
+    files = {source.module: imports(source, known) for source in sources}
+    packages: dict[str, set[str]] = defaultdict(set)
+    for name, targets in files.items():
+        part = [*name.split("."), ""][1]
+        packages[part] |= {[*target.split("."), ""][1] for target in targets} - {part}
+    return files, dict(packages)
+
+
+def open_packages(sources: list[Source], allowed: dict[str, set[str]]) -> list[str]:
+    """The folders that may import every other one."""
+    folders = {source.path.parts[1] for source in sources if len(source.path.parts) > 2}
+    return [name for name in sorted(folders) if allowed.get(name, set()) >= folders - {name}]
+
+
+def summed(sizes: dict[Path, int]) -> Figure:
+    """The sum of a number by file, the largest first."""
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    return Figure(sum(sizes.values()), [f"{size:5d} {path}" for path, size in ordered])
+
+
+def measure(root: Path) -> dict[str, Figure]:
+    """Every figure that needs no code to run."""
+    source, tests = read(root / "src" / PACKAGE), read(root / "tests")
+    allowed = runpy.run_path(str(root / "tests" / "test_import_order.py"))["ALLOWED"]
+    files, packages = import_links(source)
+    lines = {one.path: len(one.lines) for one in source}
+    documented = summed({one.path: len(one.docstring_lines) for one in source})
+    found = {
+        "objective_literals": objective_literals(source),
+        "option_literals": option_literals(source),
+        "file_circles": circles(files),
+        "package_circles": circles(packages),
+        "open_packages": open_packages(source, allowed),
+    }
+    return {
+        "src_lines": summed(lines),
+        "src_code": summed({one.path: len(one.code_lines) for one in source}),
+        "src_files": Figure(len(source), [str(one.path) for one in source]),
+        "docstring_share": Figure(round(100 * documented.value / sum(lines.values()), 1), documented.parts),
+        "tests_lines": summed({one.path: len(one.lines) for one in tests}),
+        **{name: Figure(len(parts), parts) for name, parts in found.items()},
+        "cli_lines": summed({path: size for path, size in lines.items() if path.parts[1] == "cli"}),
+    }
