@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
-from stepjepa.evaluation.answers import answers_match, final_answer
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -23,6 +23,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
 FIRST = ("data", "forest", "losses", "modeling", "training", "evaluation", "analysis", "inspect", "study")
 NOT_API = ("cli", "recipes")
 TOP = (
+    "stepjepa.api",
     "stepjepa.training.config",
     "stepjepa.training.trainer",
     "stepjepa.inspect.view",

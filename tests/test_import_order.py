@@ -23,14 +23,15 @@ LOWER = {
     "training": {"config", "data", "forest", "modeling", "losses"},
     "losses": set(),
     "inspect": {"config", "data", "forest", "modeling", "training"},
-    "evaluation": {"config", "data", "modeling"},
+    "generation": {"config", "data", "modeling"},
+    "evaluation": {"config", "data", "modeling", "generation"},
     "analysis": {"data", "forest", "modeling"},
     "recipes": set(),
     # what others have left on disk, as they read and write it
     "report": {"config", "data", "evaluation", "analysis", "inspect", "study", "training"},
 }
-ALLOWED = {part: {part, "errors", "utils"} | lower for part, lower in LOWER.items()}
-ALLOWED["errors"] = {"errors"}
+ALLOWED = {part: {part, "errors", "utils", "version"} | lower for part, lower in LOWER.items()}
+ALLOWED["errors"] = ALLOWED["version"] = {"errors", "version"}
 EVERYTHING = {*ALLOWED, "study", "api", "cli"}
 ALLOWED["api"] = EVERYTHING
 ALLOWED["study"] = ALLOWED["cli"] = EVERYTHING
@@ -41,8 +42,8 @@ ALLOWED["__main__"] = {"cli"}
 EXPORTED = {
     "JEPAConfig": "training",
     "JEPATrainer": "training",
-    **dict.fromkeys(("RowView", "check", "show_row"), "inspect"),
-    **dict.fromkeys(("train", "export"), "api"),
+    **dict.fromkeys(("RowView", "show_row"), "inspect"),
+    **dict.fromkeys(("check", "compare", "evaluate", "export", "generate", "train"), "api"),
 }
 
 
@@ -106,15 +107,15 @@ def test_the_library_keeps_the_order():
         ("forest/layout.py", "from stepjepa.modeling.load import load_model"),
         ("forest/layout.py", "from stepjepa import JEPATrainer"),
         ("modeling/load.py", "import stepjepa.training.trainer"),
-        ("modeling/load.py", "from stepjepa.evaluation import runner"),
+        ("modeling/load.py", "from stepjepa.evaluation import run"),
         ("training/trainer.py", "from stepjepa.cli import parser"),
         ("training/trainer.py", "import_module('stepjepa.study.run')"),
         ("losses/lm.py", "import numpy as np"),
         ("losses/lm.py", "from transformers import PreTrainedModel"),
         ("losses/lm.py", "from stepjepa.data import chat"),
         ("inspect/rows.py", "from stepjepa.cli import check"),
-        ("inspect/rows.py", "from stepjepa.evaluation import runner"),
-        ("evaluation/runner.py", "from stepjepa.training import trainer"),
+        ("inspect/rows.py", "from stepjepa.evaluation import run"),
+        ("evaluation/run.py", "from stepjepa.training import trainer"),
         ("analysis/plots.py", "from stepjepa.cli import main"),
         ("analysis/geometry.py", "from stepjepa.training.meter import collapse_signs"),
         ("report/runs.py", "from stepjepa.modeling.load import load_model"),
@@ -135,7 +136,7 @@ def test_the_checker_sees_a_violation(path, source):
         ("data/chat.py", "from stepjepa import __version__"),
         ("losses/lm.py", "import math\nimport torch.nn.functional as F\nfrom stepjepa.errors import ConfigError"),
         ("training/trainer.py", "from stepjepa.losses import lm\nfrom stepjepa.forest import layout"),
-        ("evaluation/runner.py", "from stepjepa.modeling import load\nfrom stepjepa.data import chat"),
+        ("evaluation/run.py", "from stepjepa.modeling import load\nfrom stepjepa.data import chat"),
         ("inspect/rows.py", "from stepjepa.forest import layout\nfrom .terminal import draw"),
         ("cli/train.py", "from stepjepa.study import grid\nfrom stepjepa.training.trainer import JEPATrainer"),
     ],

@@ -5,41 +5,78 @@ Importing the package loads no torch. The names below are imported from their mo
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.version import __version__
+
 if TYPE_CHECKING:
-    from stepjepa.api import export, train
-    from stepjepa.inspect.check.report import check
-    from stepjepa.inspect.view import RowView, inspect, show_row
+    from stepjepa.api import check, compare, evaluate, export, generate, inspect, train
+    from stepjepa.inspect.view import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
 
-__version__ = "0.1.0"
-
-__all__ = ["JEPAConfig", "JEPATrainer", "RowView", "__version__", "check", "export", "inspect", "show_row", "train"]
+__all__ = [
+    "JEPAConfig",
+    "JEPATrainer",
+    "RowView",
+    "__version__",
+    "check",
+    "compare",
+    "evaluate",
+    "export",
+    "generate",
+    "inspect",
+    "show_row",
+    "train",
+]
 
 _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.inspect.view",
-    "check": "stepjepa.inspect.check.report",
+    "check": "stepjepa.api",
+    "compare": "stepjepa.api",
+    "evaluate": "stepjepa.api",
     "export": "stepjepa.api",
-    "inspect": "stepjepa.inspect",  # the package itself, which can be called
+    "generate": "stepjepa.api",
     "show_row": "stepjepa.inspect.view",
     "train": "stepjepa.api",
 }
+_PACKAGES = ("inspect", "report", "study")  # with the name of a command
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"stepjepa.{name}")
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = import_module(module)
-    value = found if module == f"{__name__}.{name}" else getattr(found, name)
+    value = getattr(import_module(module), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__})
+
+
+class _Command(ModuleType):
+    """A package with the name of a command, which can be called: ``stepjepa.study(...)`` is `stepjepa.api.study`."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return getattr(import_module("stepjepa.api"), self.__name__.rpartition(".")[2])(*args, **options)
+
+
+class _Package(ModuleType):
+    """This package: the import system sets a subpackage as its attribute, which becomes callable where it is a command."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and name in _PACKAGES:
+            value.__class__ = _Command
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -8,13 +8,48 @@ Importing this module loads neither torch nor transformers.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
+    from stepjepa.evaluation.compare import Analysis, Comparison
+    from stepjepa.evaluation.scoring import EvaluationResult
+    from stepjepa.generation.solve import GenerationResult
+    from stepjepa.inspect.check.report import check
+    from stepjepa.inspect.view import inspect
     from stepjepa.modeling.checkpoint import Export
     from stepjepa.training.run import TrainResult
 
+__all__ = ["check", "compare", "evaluate", "export", "generate", "inspect", "train"]
+
+# Functions that are public as they are, and their modules.
+_HOMES = {"check": "stepjepa.inspect.check.report", "inspect": "stepjepa.inspect.view"}
 _LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def command(module: str, name: str) -> Callable[..., Any]:
+    """The public function of a command: the function `name` of `module`, with options by name.
+
+    Its first parameter must be the command's options dataclass. It is imported when it is called.
+    """
+
+    def function(**options: Any) -> Any:
+        from stepjepa.config.parser import build
+
+        work = getattr(import_module(module), name)
+        hints = get_type_hints(work)
+        (made,) = build((hints[next(iter(hints))],), options)
+        return work(made)
+
+    function.__name__ = function.__qualname__ = name
+    return function
 
 
 def train(**options: Any) -> TrainResult:
@@ -126,3 +161,65 @@ def export(
         trust_remote_code=trust_remote_code,
     )
     return Export(str(output_dir), written)
+
+
+def evaluate(**options: Any) -> EvaluationResult:
+    """Let a model answer the questions of a file, and score the answers: ``stepjepa evaluate``.
+
+    Args:
+        options: those of ``stepjepa evaluate`` by name, such as ``model_name="runs/a"``, ``test_file="test.jsonl"``,
+            ``metric=["gsm8k"]``. For a model in memory see `stepjepa.evaluation.run.evaluate_model`.
+
+    Raises:
+        StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
+    """
+    from stepjepa.config.parser import build
+    from stepjepa.evaluation.options import EvaluateOptions
+    from stepjepa.evaluation.run import evaluate as run
+
+    return run(*build((EvaluateOptions,), options))
+
+
+def compare(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str] | None = None,
+    *,
+    show: int = 2,
+    metric: str | None = None,
+) -> Analysis | Comparison:
+    """Look into a file of predictions, or compare two: ``stepjepa evaluate --analyze``.
+
+    Args:
+        first: a file of predictions; of two the baseline.
+        second: the other model's predictions for the same questions.
+        show: examples of each kind that are kept.
+        metric: decides what is right; by default the first one of the evaluation.
+
+    Raises:
+        DataError: a file cannot be read, or the questions or the metrics are not the same.
+    """
+    from pathlib import Path
+
+    from stepjepa.evaluation.compare import analyze_predictions
+    from stepjepa.evaluation.compare import compare as run
+
+    if second is None:
+        return analyze_predictions(Path(first), show, metric)
+    return run(Path(first), Path(second), show, metric)
+
+
+def generate(**options: Any) -> GenerationResult:
+    """Let a model solve the questions of a file, and keep the responses that are right: ``stepjepa generate``.
+
+    Args:
+        options: those of ``stepjepa generate`` by name, such as ``file="train.jsonl"``, ``model_name="runs/a"``,
+            ``output_file="solved.jsonl"``.
+
+    Raises:
+        StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
+    """
+    from stepjepa.config.parser import build
+    from stepjepa.generation.options import GenerateOptions
+    from stepjepa.generation.solve import generate as run
+
+    return run(*build((GenerateOptions,), options))

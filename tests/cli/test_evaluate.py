@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.evaluation.generate import generate_batch
-from stepjepa.evaluation.teachers import local
+from stepjepa.generation import local
+from stepjepa.generation.local import generate_batch
 from support.answers import SYSTEM, TEST, TRAIN, lines, write
 
 
@@ -82,7 +82,7 @@ def test_several_metrics(evaluate, home, tmp_path):
     }  # fmt: skip
     assert {"stepjepa", "torch", "transformers", "python"} == set(result["versions"])
     assert result["settings"]["max_new_tokens"] == 24 and set(result["identity"]) > {"model", "data"}
-    assert f"({gsm8k['correct']} of 12)" in said and "nats a token" in said and "did not stop" in said
+    assert f"({gsm8k['correct']} of 12)" in said and "nats per token" in said and "did not stop" in said
 
 
 def test_the_answers_are_those_of_plain_transformers(evaluate, home, tmp_path):
@@ -192,7 +192,7 @@ def test_interrupted_and_gone_on_with(evaluate, tmp_path, monkeypatch, batches):
         return generate_batch(*args, **kwargs)
 
     monkeypatch.setattr(local, "generate_batch", counted)
-    assert "what is done is kept; the same command goes on" in evaluate("run", *flags, output="out", status=130)
+    assert "what is done is kept; the same command resumes" in evaluate("run", *flags, output="out", status=130)
     monkeypatch.setattr(local, "generate_batch", generate_batch)
     evaluate("run", *flags, output="out")
     one, other = ((tmp_path / name / "predictions.jsonl").read_bytes() for name in ("whole", "out"))
@@ -201,7 +201,7 @@ def test_interrupted_and_gone_on_with(evaluate, tmp_path, monkeypatch, batches):
 
 _SLOW = """
 import sys, time
-from stepjepa.evaluation.teachers import local
+from stepjepa.generation import local
 plain = local.generate_batch
 def slow(*args, **kwargs):
     time.sleep(0.5)
@@ -370,7 +370,7 @@ def test_analysis(evaluate, tmp_path, capsys):
     files = [str(tmp_path / name / "predictions.jsonl") for name in ("run", "adapter")]
     assert main(["evaluate", "--analyze", files[0]]) == 0
     said = capsys.readouterr().out
-    assert "12 answers" in said and "accuracy by gsm8k" in said and "tokens a response" in said
+    assert "12 answers" in said and "accuracy by gsm8k" in said and "tokens per response" in said
     assert main(["evaluate", "--analyze", *files, "--max_new_tokens", "3"]) == 0
     said = capsys.readouterr().out
     assert "B - A" in said and "McNemar" in said and "note     --max_new_tokens has no effect" in said

@@ -91,6 +91,44 @@ def test_a_row_without_a_pair_is_drawn_with_the_reason(inspect):
     assert "cut at max_length 14" in out
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--step_jepa --horizon 3", "no pair: the horizon reaches beyond"),
+        ("--step_jepa --forward two_pass", "every segment is a row of its own"),
+        ("--step_jepa --forward inline", "(isolated in its place)"),
+        ("--objective split", "targets get no gradient"),
+        ("--target_encoder ema", "by the EMA encoder"),
+        ("--objective semantic_tube --tube_times 2", "spans are sampled for epoch 0 with seed 42"),
+        ("--objective semantic_tube --tube_times 2", "; 2 spans"),
+        ("--objective semantic_tube --tube_mode e2e", "; 1 pair of vectors"),
+        ("--step_jepa --step_pairs random", "one of 2 pairs, sampled for epoch 0 with seed 42"),
+        ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
+    ],
+)
+def test_what_is_said_of_a_row(inspect, options, words):
+    assert words in " ".join(inspect(*options.split()).split())
+
+
+def test_notes_that_would_be_wrong(inspect):
+    assert "targets get no gradient" not in inspect("--objective", "split", "--target_grad")
+    assert "sampled" not in inspect("--objective", "semantic_tube", "--tube_mode", "e2e")
+
+
+def test_the_seed_decides_what_is_sampled(inspect):
+    seeds = range(8)
+    shown = {cells(inspect("--step_jepa", "--step_pairs", "random", "--seed", str(seed)), "target 1") for seed in seeds}
+    assert shown == {"Then·two.↵↵ «target 1»", "So·three. «target 1»"}
+    tubes = [inspect("--objective", "semantic_tube", "--seed", str(seed)) for seed in (1, 2)]
+    assert tubes[0] != tubes[1] and "branch" not in tubes[0]
+
+
+def test_labels(inspect):
+    length = int(" ".join(inspect("--objective", "regular").split()).split(" tokens:")[0].split()[-1])
+    assert f"LM loss on {length - 1} tokens: 1-{length - 1}\n" in inspect("--labels", "all")
+    assert f"-{length - 2}\n" in inspect("--labels", "reference")  # not on the end of turn
+
+
 def test_options_of_the_chat(inspect, tmp_path):
     assert cells(inspect("--step_jepa", "--system_prompt", "Add."), "trunk: system") == "Add."
     template = tmp_path / "chat.jinja"

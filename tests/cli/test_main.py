@@ -165,15 +165,8 @@ def test_a_command_is_imported_only_when_called():
 
 
 def test_lazy_exports():
-    assert set(stepjepa.__all__) == {
-        "JEPAConfig",
-        "JEPATrainer",
-        "RowView",
-        "__version__",
-        "check",
-        "inspect",
-        "show_row",
-    }
+    public = {"check", "compare", "evaluate", "export", "generate", "inspect", "show_row", "train"}
+    assert set(stepjepa.__all__) == {"JEPAConfig", "JEPATrainer", "RowView", "__version__"} | public
     assert set(stepjepa.__all__) <= set(dir(stepjepa)) and callable(stepjepa.show_row)
     with pytest.raises(AttributeError, match="no attribute 'JEPAConfg'"):
         stepjepa.JEPAConfg  # noqa: B018

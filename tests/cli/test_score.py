@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.cli.main import main
 from stepjepa.cli.score import ScoreOptions
 from stepjepa.cli.score_model import load_scorer
-from stepjepa.evaluation.teachers import local
+from stepjepa.generation import local
 from support.answers import SYSTEM, TEST, TRAIN, lines, write
 
 

@@ -41,13 +41,13 @@ def test_every_option_of_every_command_stands_on_its_page(reference):
 
 def test_a_page_in_full_words(reference):
     page = reference.command_pages()["reference/commands/check.md"]
-    assert page.startswith("# stepjepa check\n\nRead a data file")
+    assert page.startswith("# stepjepa check\n\nCheck roles, texts and steps of a data file")
     assert (
         "\nExample:\n\n```\nstepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl\n```\n"
         in page
     )
     found = options_of(page)
-    assert found["seed"] == ["INT", "`42`", "Seed of the rows that are drawn as a sample. Also `--finetune_seed`."]
+    assert found["seed"] == ["INT", "`42`", "Seed of the sampled rows. Also `--finetune_seed`."]
     assert found["objective"][:2] == ["regular, llm_jepa, step_jepa, split, semantic_tube", "`llm_jepa`"]
     assert found["objective"][2].endswith("Also `--step_jepa` for `step_jepa`, `--regular` for `regular`.")
     assert found["json"][:2] == ["true\\|false", "`False`"] and "## Views\n" in page

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from stepjepa.data.examples import Example
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import nll
-from stepjepa.evaluation.prompts import Prompter
-from stepjepa.evaluation.rows import SystemPrompt, read_questions
-from stepjepa.evaluation.runner import evaluate
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
+from stepjepa.evaluation.run import evaluate_model
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
@@ -39,7 +39,7 @@ def test_padding_changes_nothing(name):
     """Row by row without padding, through the model's own forward and logits."""
     model = tiny_model(name, ARCHITECTURES[name][2][0])
     examples = made_up((20, 7, 13))
-    found = nll.answer_losses(model, examples, pad_id=0)
+    found = nll.answer_losses(model, examples)
     for example, (total, tokens) in zip(examples, found, strict=True):
         ids = torch.from_numpy(example.input_ids.astype(np.int64))
         with torch.no_grad():
@@ -76,7 +76,7 @@ def test_it_is_the_evaluation_loss_of_training(tmp_path, tokenizer, options):
     trainer.model.train()
     for size in (2, 9):
         vocabulary = trainer.setup.vocabulary
-        found = evaluate(
+        found = evaluate_model(
             trainer.model, tokenizer, ROWS[:9], ["answer_nll"], batch_size=size, vocabulary=vocabulary, **shared
         )
         assert found.value("answer_nll") == pytest.approx(expected, abs=1e-5)
@@ -95,11 +95,11 @@ def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer
         trainer.model.jepa.predictors.weight[-1] = 50 * torch.nn.functional.normalize(states.mean((0, 1)), dim=0)
     trainer.save_model()
     metrics = ["exact", "answer_nll"]
-    inside = evaluate(
+    inside = evaluate_model(
         trainer.model, tokenizer, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary
     )
     model, own = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    kept = evaluate(model, own, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary)
+    kept = evaluate_model(model, own, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary)
     texts = [one.generated_response for one in inside.predictions]
     assert texts == [one.generated_response for one in kept.predictions]
     assert any(texts) and not any("predictor" in text for text in texts)
@@ -107,17 +107,17 @@ def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer
 
 
 def likelihood(tokenizer, rows, **more):
-    questions = read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
-    return nll.AnswerLikelihood.of(questions, tokenizer, Prompter(tokenizer).renderer, **more)
+    questions = read_questions(RowSource(rows), SystemPrompt(None, True, ""))
+    return nll.AnswerLikelihood.of(questions, Prompter(tokenizer), **more)
 
 
 def test_batches_are_the_same_whatever_is_done(tokenizer):
     model = load_model("tiny", tokenizer, seed=2)
     found = likelihood(tokenizer, ROWS[:9])
-    batches = list(found.compute(model, 0, 4))
+    batches = list(found.compute(model, 4))
     assert [len(batch) for batch in batches] == [4, 4, 1]
     done = {loss.row for loss in batches[0]}
-    assert list(found.compute(model, 0, 4, done)) == batches[1:]
+    assert list(found.compute(model, 4, done)) == batches[1:]
     assert {loss.row for batch in batches for loss in batch} == set(range(9))
 
 
@@ -129,7 +129,8 @@ def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer):
     assert summary["value"] == pytest.approx(4 / 6) and summary["row_mean"] == pytest.approx((1.5 + 0.25) / 2)
     assert summary["n"] == 2 and summary["tokens"] == 6 and summary["skipped"] == {"no_room_for_answer": 1}
     assert summary["answers_truncated"] == found.report.answers_truncated > 0
-    assert likelihood(tokenizer, rows, max_length=40, positions=20).examples.keys() <= {0, 1}
+    with pytest.raises(DataError, match="no row has an answer that can be used"):
+        likelihood(tokenizer, rows, max_length=40, positions=5)
 
 
 def test_out_of_memory_is_one_line(tokenizer, monkeypatch):
@@ -138,7 +139,7 @@ def test_out_of_memory_is_one_line(tokenizer, monkeypatch):
 
     monkeypatch.setattr(nll, "answer_losses", full)
     with pytest.raises(ConfigError, match="out of memory with 2 chats at once"):
-        list(likelihood(tokenizer, ROWS[:2]).compute(None, 0, 4))
+        list(likelihood(tokenizer, ROWS[:2]).compute(None, 4))
 
 
 def test_other_errors_stay_what_they_are(tokenizer, monkeypatch):
@@ -147,4 +148,4 @@ def test_other_errors_stay_what_they_are(tokenizer, monkeypatch):
 
     monkeypatch.setattr(nll, "answer_losses", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        list(likelihood(tokenizer, ROWS[:2]).compute(None, 0, 4))
+        list(likelihood(tokenizer, ROWS[:2]).compute(None, 4))

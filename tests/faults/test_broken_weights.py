@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stepjepa.cli.evaluate import result_lines
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
@@ -111,18 +110,19 @@ def test_large_finite_weights_are_no_fault():
 
 def test_a_loss_that_is_no_number_is_said_and_written_as_null(tmp_path):
     from stepjepa.evaluation.nll import AnswerLoss
-    from stepjepa.evaluation.predictions import read_predictions, write_records
-    from stepjepa.evaluation.store import Work
+    from stepjepa.evaluation.predictions import read_predictions, record_lines
+    from stepjepa.evaluation.run import Answers
+    from stepjepa.evaluation.scoring import EvaluationResult
 
-    work = Work()
-    work.add_losses([AnswerLoss(0, float("nan"), 2)])
+    answers = Answers()
+    answers.add_losses([AnswerLoss(0, float("nan"), 2)])
     found = {"kind": "loss", "value": float("nan"), "n": 1}
     metrics = {"answer_nll": found, "again": {**found, "value": None}}
-    lines = list(result_lines({"metrics": metrics, "generation": None, "rows": {"skipped": {}}}))
+    lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines] == ["no finite number (1 rows)"] * 2
     record = {"question": "a", "generated_response": "b", "scores": {"own": float("nan")}, "answer_nll": float("inf")}
     for name in ("a.jsonl", "a.json"):
-        write_records(tmp_path / name, [record])
+        (tmp_path / name).write_bytes(b"".join(record_lines(tmp_path / name, [record])))
         text = (tmp_path / name).read_text()
         assert "NaN" not in text and "Infinity" not in text
         written = json.loads(text)

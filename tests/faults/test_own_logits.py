@@ -67,7 +67,7 @@ def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
 
 def test_evaluation_has_the_same_loss_as_the_models_own_logits():
     model = family_model("modernbert-decoder")
-    found = [total for total, _ in answer_losses(model, EXAMPLES, 0)]
+    found = [total for total, _ in answer_losses(model, EXAMPLES)]
     assert found == pytest.approx(own_losses(model), rel=1e-5)
 
 

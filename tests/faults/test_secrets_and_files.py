@@ -126,7 +126,7 @@ def test_prepared_files_follow_no_link(name, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")
 def test_answers_in_the_making_follow_no_link(tmp_path):
     from stepjepa.errors import DataError
-    from stepjepa.evaluation.teachers.files import open_locked
+    from stepjepa.generation.store import open_locked
 
     (tmp_path / "answers.partial").symlink_to(tmp_path / "victim")
     with pytest.raises(DataError, match="answers.partial"):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from itertools import combinations
 
 import matplotlib
 import numpy as np
@@ -13,7 +14,8 @@ from stepjepa.cli.main import main
 from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import row_figure, save_png, spread
-from stepjepa.inspect.style import KINDS
+from stepjepa.inspect.style import KINDS, letter_colour
+from support.colours import DEUTERANOPIA, lab, linear
 from support.models import made_up_example
 from support.pages import stepped_example
 from support.records import row_record
@@ -108,3 +110,20 @@ def test_what_cannot_be_written(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         save_png(row_figure([("", record)]), tmp_path / "file" / "row.png")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("paper", ["light", "dark"])
+@pytest.mark.parametrize(
+    "together",
+    ["prompt answer source_end original predictor target source", "prompt answer source_end isolated predictor"],
+)
+def test_colours_differ_under_deuteranopia(paper, together):
+    colours = {name: getattr(kind, paper) for name, kind in KINDS.items()}
+    for one, other in combinations(together.split(), 2):
+        assert np.linalg.norm(lab(linear(colours[one])) - lab(linear(colours[other]))) > 18
+        seen = [lab(DEUTERANOPIA @ linear(colours[kind])) for kind in (one, other)]
+        assert np.linalg.norm(seen[0] - seen[1]) > 18, (one, other)
+
+
+def test_letters_on_colours():
+    assert letter_colour("#ffffff") == "#000000" and letter_colour("#0b4a80") == "#ffffff"

@@ -19,7 +19,6 @@ from stepjepa.cli.analyze import FED
 from stepjepa.cli.predictors import Predictors, find_predictors, quiet
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.memory import saying_out_of_memory
 from stepjepa.evaluation.models import (
     Place,
     TrainingRecord,
@@ -35,6 +34,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions, method_of
+from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.progress import Bar
 from stepjepa.utils.text import escaped
 

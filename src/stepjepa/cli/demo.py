@@ -35,8 +35,7 @@ def show(results: dict[str, ArmResult], options: DemoOptions) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from stepjepa.evaluation.analyze_words import percent
-    from stepjepa.evaluation.intervals import paired_counts, paired_difference
+    from stepjepa.evaluation.intervals import paired_counts, paired_difference, percent
 
     console = Console()
     if not console.is_terminal:

@@ -14,10 +14,10 @@ import os
 import sys
 import traceback
 
-from stepjepa import __version__
 from stepjepa.config.values import nearest
 from stepjepa.errors import StepJepaError
 from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
+from stepjepa.version import __version__
 
 # name -> (module, what it does)
 COMMANDS = {
@@ -30,7 +30,7 @@ COMMANDS = {
         "show one training row: tokens, views, predictors, who sees whom",
     ),
     "study": ("stepjepa.cli.study", "arms over paired seeds with controls, at equal examples and compute; a table"),
-    "generate": ("stepjepa.cli.generate", "solutions from a teacher model, kept where the answer is right"),
+    "generate": ("stepjepa.cli.generate", "solutions from a stronger model, kept where the answer is right"),
     "evaluate": ("stepjepa.cli.evaluate", "let a model answer the questions of a file, and score the answers"),
     "score": (
         "stepjepa.cli.score",

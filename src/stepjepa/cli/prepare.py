@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from stepjepa.cli.check import needed_file
 from stepjepa.config.parser import StrictParser
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.utils.terminal import print_text
 
 GONE = {

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepjepa.analysis.energies import EncodedSolution, Readings, collect_readings
-from stepjepa.cli.evaluate import EvaluationBar
 from stepjepa.cli.predictors import Predictors, find_predictors, quiet
 from stepjepa.cli.score import TAKEN
 from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.memory import saying_out_of_memory
 from stepjepa.evaluation.models import (
     Place,
     TrainingRecord,
@@ -30,6 +28,8 @@ from stepjepa.modeling.trial import choose_forward
 from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import ModelSetup, make_collator
+from stepjepa.utils.failures import saying_out_of_memory
+from stepjepa.utils.progress import Bar
 
 # Not as the run had them: they are about its own files, and its tokenizer brings its template.
 _OF_FILES = {"source_column", "target_column", "choice_column", "plain", "chat_template"}
@@ -130,7 +130,7 @@ def scorer_notes(scorer: Scorer) -> list[str]:
     return lines
 
 
-def read(options: Any, scorer: Scorer, encoded: Sequence[EncodedSolution], bar: EvaluationBar) -> Readings:
+def read(options: Any, scorer: Scorer, encoded: Sequence[EncodedSolution], bar: Bar) -> Readings:
     """The model's states and likelihoods."""
     model, method = scorer.model, scorer.method
     device = next(model.parameters()).device.type

@@ -14,36 +14,35 @@ import numpy as np
 import torch
 import transformers
 
-import stepjepa
 from stepjepa.analysis.energies import EncodedSolution, encode_solutions
-from stepjepa.cli.evaluate import EvaluationBar
 from stepjepa.cli.score import TAKEN
 from stepjepa.cli.score_model import Scorer, load_scorer, read, scorer_notes
 from stepjepa.cli.score_records import chosen, result_lines, solution_records, summary
 from stepjepa.data.chat_template import template_of
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import LISTED, TOTAL_COLUMN
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.best_of import first_of_each
 from stepjepa.evaluation.metrics.base import Metric
+from stepjepa.evaluation.metrics.registry import make_metrics
 from stepjepa.evaluation.models import fingerprint
-from stepjepa.evaluation.prompts import Prompter
-from stepjepa.evaluation.rows import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
-from stepjepa.evaluation.scoring import drop_unscorable, make_metrics
+from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
+from stepjepa.evaluation.run import Task
+from stepjepa.evaluation.scoring import drop_unscorable
 from stepjepa.evaluation.solutions import SolutionSet, read_solutions, right_answers, sample_solutions
-from stepjepa.evaluation.store import Output, Paths
-from stepjepa.evaluation.teachers.files import json_line, saying_where
-from stepjepa.evaluation.teachers.files import replace as replace_file
-from stepjepa.evaluation.teachers.local import TransformersTeacher
-from stepjepa.evaluation.work import Task
+from stepjepa.generation.local import LocalGenerator
+from stepjepa.generation.store import Output, Paths, json_line, saying_where
+from stepjepa.generation.store import replace as replace_file
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import check_writable, json_bytes
-from stepjepa.utils.progress import ending
+from stepjepa.utils.progress import Bar, ending
 from stepjepa.utils.terminal import print_json, print_text, show_log
+from stepjepa.version import __version__
 
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
 
@@ -60,9 +59,9 @@ class Outputs:
     def of(cls, options: Any) -> Outputs:
         """Their names."""
         path = Path(options.output_file or f"energies-{_stem(options.file)}.jsonl").expanduser()
-        samples = f"{path.stem}.samples"
-        names = (f"{samples}.jsonl", f"{samples}.none", f"{samples}.json", f"{samples}.partial")
-        return cls(path, path.with_name(f"{path.stem}.metrics.json"), Paths(*(path.with_name(name) for name in names)))
+        names = (f"{path.stem}.samples.{kind}" for kind in ("jsonl", "none", "json", "partial"))
+        samples, none, record, partial = (path.with_name(name) for name in names)
+        return cls(path, path.with_name(f"{path.stem}.metrics.json"), Paths((samples, none), record, partial))
 
     def check(self, options: Any) -> None:
         """Refuse what cannot be written, or may not be written over.
@@ -95,13 +94,13 @@ def work(options: Any, notes: Sequence[str]) -> int:
     metric = _metric(options)
     kept = "sampled solutions are kept" if options.questions else "nothing is written yet"
     try:
-        with EvaluationBar() as bar, ending("score", lambda: kept):
+        with Bar() as bar, ending("score", lambda: kept):
             for line in notes:
                 bar.say(f"note     {line}")
             scorer = load_scorer(options)
             system = choose_system_prompt(options.system_prompt, False, scorer.record, scorer.place.name)
             bar.say(f"model    {scorer.place.name} ({scorer.words})")
-            bar.say(f"system   {system.words}")
+            bar.say(f"system   {system.origin}")
             for line in scorer_notes(scorer):
                 bar.say(f"note     {line}")
             solutions = sampled(options, scorer, system, metric, outputs, bar) if options.questions else None
@@ -119,13 +118,13 @@ def work(options: Any, notes: Sequence[str]) -> int:
     if options.json:
         print_json(result)
         return 0
-    files = [outputs.energies, outputs.metrics, *([outputs.samples.predictions] if options.questions else [])]
+    files = [outputs.energies, outputs.metrics, *([outputs.samples.results[0]] if options.questions else [])]
     print_text("\n".join([*result_lines(result), *(f"{'written':<14} {path}" for path in files)]))
     return 0
 
 
 def sampled(
-    options: Any, scorer: Scorer, system: SystemPrompt, metric: Metric | None, outputs: Outputs, bar: EvaluationBar
+    options: Any, scorer: Scorer, system: SystemPrompt, metric: Metric | None, outputs: Outputs, bar: Bar
 ) -> SolutionSet:
     """Solutions that the model has sampled, in a file beside the output.
 
@@ -154,18 +153,17 @@ def sampled(
     task = Task(
         questions,
         [],
-        TransformersTeacher(scorer.model, prompter, *limits, overwrite="--overwrite_output_dir"),
-        None,
+        LocalGenerator(scorer.model, prompter, *limits, overwrite="--overwrite_output_dir"),
         temperature=options.temperature,
         seed=options.seed,
-        watcher=bar,
+        bar=bar,
     )
     path = sample_solutions(task, output, int(options.best_of))
     return read_solutions(RowSource(path), system, pair_columns(method))
 
 
 def scored(
-    options: Any, scorer: Scorer, found: SolutionSet, metric: Metric | None, bar: EvaluationBar
+    options: Any, scorer: Scorer, found: SolutionSet, metric: Metric | None, bar: Bar
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A record for each solution, and what all of them come to."""
     bar.say(f"scored   {found.source}: {len(found.solutions)} of {found.rows_read} rows")
@@ -229,7 +227,7 @@ def encoded_solutions(
 
 def about(options: Any, method: JEPAOptions) -> dict[str, Any]:
     """What the numbers were made with."""
-    versions = {"stepjepa": stepjepa.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "method": {name: getattr(method, name) for name in TAKEN},
         "settings": asdict(options),

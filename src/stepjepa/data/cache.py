@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-import stepjepa
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import read_json, write_json
+from stepjepa.version import __version__
 
 _FORMAT = 2
 _REPORT = "report.json"  # written last: an entry without it is none
@@ -39,7 +39,7 @@ def cache_key(
         return None
     state = path.stat()
     data = (str(path.resolve()), state.st_size, state.st_mtime_ns)
-    parts = [_FORMAT, stepjepa.__version__, data, _tokenizer_state(tokenizer), repr(options)]
+    parts = [_FORMAT, __version__, data, _tokenizer_state(tokenizer), repr(options)]
     parts.append(sorted((template_kwargs or {}).items()))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

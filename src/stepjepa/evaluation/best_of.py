@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepjepa.data.answers import answers_match
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.answers import answers_match
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
 
 # signal -> how it is told, and whether a high value is the better one

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from stepjepa.evaluation.numbers import NUMBER, number_of
-from stepjepa.evaluation.plain import fold, plain_text
+from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
+from stepjepa.evaluation.metrics.base import INVALID, UNDECIDED
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction
 
 # Kinds of errors; a wrong answer is of the first kind that fits.
@@ -20,15 +20,13 @@ KINDS = {
     "sign": "right number, wrong sign",
     "factor_10": "off by a power of ten",
     "rounding": "right number, rounded otherwise",
-    "elsewhere": "the right answer stands elsewhere in the text",
+    "elsewhere": "the right answer elsewhere in the text",
     "undecided": "the metric could not decide",
     "invalid": "no valid expression or query",
     "more_around": "the reference with more around it",
     "wrong_number": "another number",
     "wrong_text": "another text",
 }
-# How a metric's note begins then.
-_UNDECIDED, _INVALID = ("unknown:", "not decided"), ("the answer is no ", "the answer fails")
 _MANY = 10**6  # decimals of a fraction
 _TAIL = 4000  # characters at the end in which repetitions are looked for
 _LOOP, _TURNS = 60, 4  # characters and turns from which on a repetition counts
@@ -47,9 +45,9 @@ def error_kind(one: Prediction) -> str:
         return "cut_off"
     if one.gen_answer is None:
         return "no_answer"
-    if (one.note or "").startswith(_UNDECIDED):
+    if (one.note or "").startswith(UNDECIDED):
         return "undecided"
-    if (one.note or "").startswith(_INVALID):
+    if (one.note or "").startswith(INVALID):
         return "invalid"
     gold, whole = one.gt_answer or one.ground_truth, one.gen_answer.strip() == text
     numbers = number_of(gold), number_of(one.gen_answer)
@@ -67,20 +65,20 @@ def _wrong(numbers: tuple[str | None, str | None]) -> str:
 
 
 def repeats(text: str) -> bool:
-    """Whether a text ends in a piece of it that is repeated again and again.
+    """Whether a text ends in a part of it that is repeated again and again.
 
-    The last `_LOOP` characters or more must be `_TURNS` turns or more of one piece. Found by the borders of the reversed
+    The last `_LOOP` characters or more must be `_TURNS` turns or more of one part. Found by the borders of the reversed
     text (Knuth, Morris and Pratt), in time linear in its length.
     """
     tail = text[-_TAIL:][::-1]
     border = [0] * (len(tail) + 1)
     length = 0
-    for place in range(1, len(tail)):
-        while length and tail[place] != tail[length]:
+    for position in range(1, len(tail)):
+        while length and tail[position] != tail[length]:
             length = border[length]
-        length += tail[place] == tail[length]
-        border[place + 1] = length
-        size, period = place + 1, place + 1 - length
+        length += tail[position] == tail[length]
+        border[position + 1] = length
+        size, period = position + 1, position + 1 - length
         if size >= _LOOP and size >= _TURNS * period:
             return True
     return False

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import NamedTuple
 
-from stepjepa.data.extras import library
-from stepjepa.errors import ConfigError
+from scipy import stats
 
 CONFIDENCE = 0.95
-_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 class Interval(NamedTuple):
@@ -26,11 +24,8 @@ def share(successes: int, n: int) -> Interval:
     """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; nothing of n = 0."""
     if n == 0:
         return Interval(None, None, None)
-    p, square = successes / n, _Z * _Z
-    middle = (p + square / (2 * n)) / (1 + square / n)
-    half = _Z * math.sqrt(p * (1 - p) / n + square / (4 * n * n)) / (1 + square / n)
-    low = 0.0 if successes == 0 else middle - half
-    return Interval(p, low, 1.0 if successes == n else middle + half)
+    low, high = stats.binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
+    return Interval(successes / n, float(low), float(high))
 
 
 def mean(values: Sequence[float]) -> Interval:
@@ -41,18 +36,8 @@ def mean(values: Sequence[float]) -> Interval:
     middle = fmean(values)
     if len(values) < 2 or not math.isfinite(middle):
         return Interval(middle, None, None)
-    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return Interval(middle, middle - half, middle + half)
-
-
-def t_quantile(df: int) -> float:
-    """The t with ``P(|T| <= t) = CONFIDENCE`` under Student's distribution with `df` >= 1 degrees of freedom."""
-    import mpmath  # comes with torch
-
-    def beyond(t: float) -> object:
-        return mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True) - (1 - CONFIDENCE)
-
-    return float(mpmath.findroot(beyond, (_Z - 0.1, 13.0 if df == 1 else 4.4), solver="anderson"))
 
 
 def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, int]:
@@ -77,8 +62,7 @@ def paired_difference(both: int, only_a: int, only_b: int, neither: int) -> Inte
     if n == 0:
         return Interval(None, None, None)
     right_a, right_b = both + only_a, both + only_b
-    below_a, above_a = _arms(right_a, n)
-    below_b, above_b = _arms(right_b, n)
+    (below_a, above_a), (below_b, above_b) = _arms(right_a, n), _arms(right_b, n)
     margins = right_a * (n - right_a) * right_b * (n - right_b)
     agreement: float = both * neither - only_a * only_b
     if agreement > 0:
@@ -99,15 +83,15 @@ def _arms(successes: int, n: int) -> tuple[float, float]:
 
 def mcnemar_p(only_a: int, only_b: int) -> float:
     """P-value, two-sided, of McNemar's exact test: whether the questions that one model alone answered right are as often
-    a's as b's. 1 where there are none.
+    a's as b's. 1 where there are none."""
+    return float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
-    Raises:
-        ConfigError: SciPy is not installed.
-    """
-    if only_a + only_b == 0:
-        return 1.0
-    try:
-        stats = library("scipy.stats", "analysis")
-    except ConfigError as error:
-        raise ConfigError(f"comparing two files: {error}") from None
-    return float(stats.binomtest(only_a, only_a + only_b).pvalue)
+
+def percent(interval: Interval, sign: str = "") -> str:
+    """``61.0 % (57.9 to 64.0)``."""
+    if interval.value is None:
+        return "none"
+    middle = f"{100 * interval.value:{sign}.1f} %"
+    if interval.low is None or interval.high is None:
+        return middle
+    return f"{middle} ({100 * interval.low:{sign}.1f} to {100 * interval.high:{sign}.1f})"

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.teachers.local import move_to_device, refuse_preset
+from stepjepa.generation.local import move_to_device, refuse_preset
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import check_local, load_adapter, load_model, load_tokenizer
@@ -142,7 +142,7 @@ def load_place_tokenizer(place: Place, trust_remote_code: bool) -> Any:
 
 
 def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[Any, str]:
-    """The model on its device, and in words what it is.
+    """The model on its device, and a phrase that describes it.
 
     Raises:
         ConfigError: it cannot be loaded.

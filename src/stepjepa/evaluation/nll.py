@@ -13,21 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import make_encoder
 from stepjepa.data.examples import Example
 from stepjepa.data.options import EncodeOptions
+from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
-from stepjepa.evaluation.generate import eval_mode
+from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean
-from stepjepa.evaluation.memory import saying_out_of_memory
-from stepjepa.evaluation.rows import Question
+from stepjepa.evaluation.metrics.registry import NLL
+from stepjepa.evaluation.questions import QuestionSet
+from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.forward import causal_lm, last_states
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.predictors import vocabulary_size
+from stepjepa.utils.failures import saying_out_of_memory
 
 NO_LIMIT = 2**30
 
@@ -53,12 +55,7 @@ class AnswerLikelihood:
 
     @classmethod
     def of(
-        cls,
-        questions: Sequence[Question],
-        tokenizer: Any,
-        renderer: ChatRenderer,
-        max_length: int | None = None,
-        positions: int | None = None,
+        cls, questions: QuestionSet, prompter: Prompter, max_length: int | None = None, positions: int | None = None
     ) -> AnswerLikelihood:
         """Encode the chats as training does, with its labels `assistant`: every answer and its end of turn.
 
@@ -68,27 +65,29 @@ class AnswerLikelihood:
 
         Raises:
             ConfigError: a tokenizer that cannot be used.
+            DataError: no answer can be used.
         """
         limit = min(max_length or NO_LIMIT, positions or NO_LIMIT)
         options = EncodeOptions("regular", make_splitter("separator", "\n\n"), max_length=limit)
-        rows = RowSource([{"messages": question.chat} for question in questions])
-        encoded = make_encoder(rows, tokenizer, renderer, options)(
-            [(question.place, {"messages": question.chat}) for question in questions]
-        )
-        counts = zip(questions, encoded.counts, strict=True)
-        kept = [question.index for question, count in counts if count]
+        rows = [{"messages": question.chat} for question in questions.questions]
+        encoder = make_encoder(RowSource(rows), prompter.tokenizer, prompter.renderer, options)
+        encoded = encoder([(one.place, row) for one, row in zip(questions.questions, rows, strict=True)])
+        kept = [one.index for one, count in zip(questions.questions, encoded.counts, strict=True) if count]
+        if not kept:
+            first = next(iter(encoded.report.first_skipped.values()), "no row")
+            raise DataError(f"{questions.source}: {NLL}: no row has an answer that can be used; first: {first}")
         return cls(dict(zip(kept, encoded.store, strict=True)), encoded.report)
 
     def compute(
-        self, model: Any, pad_id: int, batch_size: int, done: Collection[int] = (), vocabulary: int | None = None
+        self, model: Any, batch_size: int, done: Collection[int] = (), vocabulary: int | None = None
     ) -> Iterator[list[AnswerLoss]]:
         """A batch of rows at a time, those that are not done.
 
         The batches are formed of all rows, longest first, so that the same rows give the same numbers, interrupted or not.
 
         Args:
-            model: a causal LM, PEFT models included. Its train/eval mode is afterwards as it was.
-            vocabulary: V of the softmax, where predictor tokens lie behind it; by default all rows of the embedding.
+            model: a causal LM, PEFT models included. Its train/eval mode is restored afterwards.
+            vocabulary: V of the softmax, where predictor tokens follow it; by default all rows of the embedding.
 
         Raises:
             ConfigError: a batch does not fit into memory.
@@ -99,13 +98,11 @@ class AnswerLikelihood:
             if batch:
                 message = f"out of memory with {len(batch)} chats at once; what is done is kept; lower --batch_size"
                 with saying_out_of_memory(message):
-                    losses = answer_losses(model, [self.examples[index] for index in batch], pad_id, vocabulary)
+                    losses = answer_losses(model, [self.examples[index] for index in batch], vocabulary)
                 yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
 
-def answer_losses(
-    model: Any, examples: Sequence[Example], pad_id: int, vocabulary: int | None = None
-) -> list[tuple[float, int]]:
+def answer_losses(model: Any, examples: Sequence[Example], vocabulary: int | None = None) -> list[tuple[float, int]]:
     """Summed cross-entropy over the labelled tokens of each example, and how many they are.
 
     The rows are padded on the right and masked; logits exist at labelled positions only.
@@ -114,7 +111,7 @@ def answer_losses(
     device = inner.get_input_embeddings().weight.device
     head = output_head(inner, vocabulary or vocabulary_size(inner))
     width = max(len(example.input_ids) for example in examples)
-    ids_BT = torch.full((len(examples), width), pad_id, dtype=torch.long)
+    ids_BT = torch.zeros((len(examples), width), dtype=torch.long)
     mask_BT = torch.zeros_like(ids_BT)
     for row, example in enumerate(examples):
         ids_BT[row, : len(example.input_ids)] = torch.from_numpy(example.input_ids.astype(np.int64))

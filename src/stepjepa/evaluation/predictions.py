@@ -1,17 +1,16 @@
-"""Predictions: a line for each question that was asked, as the evaluation writes it and the analysis reads it."""
+"""Predictions: a line for each question that was asked, as the evaluation writes it and the comparison reads it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.chat import RowError
 from stepjepa.data.files import file_rows
 from stepjepa.errors import DataError
-from stepjepa.evaluation.teachers.files import json_line, replace
+from stepjepa.generation.store import json_line
 from stepjepa.utils.files import json_bytes, read_json
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
@@ -21,7 +20,7 @@ _OPTIONAL = ("note", "answer_nll", "answer_tokens")
 
 @dataclass
 class Prediction:
-    """What a model said to one question, and what the metrics say to that.
+    """What a model answered to one question, and what the metrics make of it.
 
     Attributes:
         index: the row's number in the data, from 0; rows that cannot be asked count too.
@@ -29,23 +28,23 @@ class Prediction:
         ground_truth: the column `ground_truth`, else the text of the reference answer.
         generated_response: what the model wrote.
         gt_answer, gen_answer: the answers as the first metric read them from the reference and from the response.
-        correct: whether the first metric says that the response is right; None where that is no yes-or-no metric.
+        correct: whether the first metric calls the response right; None where that is no yes-or-no metric.
         stop_reason: ``stop`` (the model ended by itself), ``length`` (cut off), ``refused`` (no room for the prompt).
         tokens: new tokens, the one that ends the response included.
         scores: metric -> score.
         note: why the first metric's score is not 1.
-        answer_nll: nats a token of the reference answer, where that was computed; of `answer_tokens` tokens.
+        answer_nll: nats per token of the reference answer, where that was computed; of `answer_tokens` tokens.
     """
 
     index: int
     question: str
-    ground_truth: str
-    generated_response: str
-    gt_answer: str | None
-    gen_answer: str | None
-    correct: bool | None
-    stop_reason: str | None
-    tokens: int | None
+    ground_truth: str = ""
+    generated_response: str = ""
+    gt_answer: str | None = None
+    gen_answer: str | None = None
+    correct: bool | None = None
+    stop_reason: str | None = None
+    tokens: int | None = None
     scores: dict[str, float] = field(default_factory=dict)
     note: str | None = None
     answer_nll: float | None = None
@@ -57,21 +56,14 @@ class Prediction:
         return {name: value for name, value in values.items() if value is not None or name not in _OPTIONAL}
 
 
-def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Write records as JSONL, or to a ``.json`` file as one array; whole or not at all.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
-    if path.suffix == ".json":
-        replace(path, [json_bytes(list(records), indent=1), b"\n"])
-    else:
-        replace(path, map(json_line, records))
+def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[bytes]:
+    """Records as the contents of a file: JSONL, or one array for a ``.json`` file."""
+    return [json_bytes(list(records), indent=1), b"\n"] if path.suffix == ".json" else map(json_line, records)
 
 
 def read_predictions(path: Path) -> list[Prediction]:
     """Predictions of a file of JSON lines, or of one JSON array. Only ``question`` and ``generated_response`` must be there;
-    `index` is the place in the file then.
+    `index` is then the position in the file.
 
     Raises:
         DataError: the file cannot be read, or a row is no prediction.
@@ -80,10 +72,16 @@ def read_predictions(path: Path) -> list[Prediction]:
         raise DataError(f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}")
     found: list[Prediction] = []
     for place, row in _rows(path):
-        try:
-            found.append(_prediction(row, len(found)))
-        except RowError as error:
-            raise DataError(f"{path} {place}: {error}") from None
+        trouble = _trouble(row)
+        if trouble:
+            raise DataError(f"{path} {place}: is no prediction: {trouble}")
+        known = {one.name: row[one.name] for one in fields(Prediction) if row.get(one.name) is not None}
+        for name in ("gt_answer", "gen_answer", "ground_truth"):
+            if name in known:
+                known[name] = str(known[name])
+        # NaN is written as null.
+        scores = {name: math.nan if value is None else value for name, value in known.get("scores", {}).items()}
+        found.append(Prediction(**{"index": len(found), **known, "scores": scores}))
     if not found:
         raise DataError(f"{path}: holds no predictions")
     return found
@@ -104,27 +102,22 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"entry {number}", row
 
 
-def _prediction(row: Any, place: int) -> Prediction:
+def _trouble(row: Any) -> str:
+    """Why a row is no prediction; empty where it is one."""
     if not isinstance(row, dict):
-        raise RowError("not_an_object", "is no prediction; expected an object as stepjepa evaluate writes it")
+        return "expected an object as stepjepa evaluate writes it"
     for name in ("question", "generated_response"):
         if not isinstance(row.get(name), str):
-            raise RowError("no_known_columns", f"is no prediction: it has no text {name!r}")
-    known = {name: row[name] for name in Prediction.__dataclass_fields__ if name in row}
-    for name, kind in (("index", int), ("tokens", (int, type(None))), ("correct", (bool, type(None)))):
-        if name in known and (not isinstance(known[name], kind) or (name != "correct" and not _is_number(known[name]))):
-            raise RowError("no_known_columns", f"is no prediction: {name} is {known[name]!r}")
-    scores = known.get("scores", {})
+            return f"it has no text {name!r}"
+    for name in ("index", "tokens"):
+        if isinstance(row.get(name), float) or not _is_number(row.get(name)):
+            return f"{name} is {row[name]!r}"
+    if not isinstance(row.get("correct"), (bool, type(None))):
+        return f"correct is {row['correct']!r}"
+    scores = row.get("scores", {})
     if not isinstance(scores, dict) or not all(map(_is_number, scores.values())):
-        raise RowError("no_known_columns", f"is no prediction: scores is {scores!r}, not the number of each metric")
-    known["scores"] = {
-        name: math.nan if value is None else value for name, value in scores.items()
-    }  # null as NaN is written
-    for name in ("gt_answer", "gen_answer", "ground_truth"):
-        if known.get(name) is not None:
-            known[name] = str(known[name])
-    empty = {"ground_truth": "", "gt_answer": None, "gen_answer": None, "correct": None, "stop_reason": None}
-    return Prediction(**{"index": place, "tokens": None, **empty, **known})
+        return f"scores is {scores!r}, not the number of each metric"
+    return ""
 
 
 def _is_number(value: Any) -> bool:

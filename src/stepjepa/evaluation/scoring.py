@@ -2,45 +2,101 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean, share
 from stepjepa.evaluation.metrics.base import Metric, Verdict
-from stepjepa.evaluation.metrics.registry import MODEL_METRICS, make_metric
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
-from stepjepa.evaluation.rows import Question, QuestionSet
-from stepjepa.evaluation.teachers.requests import Reply
+from stepjepa.evaluation.questions import Question, QuestionSet
+from stepjepa.generation.base import Reply
 
 
-def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:
-    """The metrics of these names that read a generated text.
+@dataclass
+class EvaluationResult:
+    """What came of an evaluation; printed, the metrics with their intervals and the files.
 
-    Args:
-        options: of the metrics; each takes those that it has.
-
-    Raises:
-        ConfigError: no such metric, an option that none of them has, a package that is not installed.
+    Attributes:
+        metrics: metric -> ``value``, ``low`` and ``high`` (95 %), ``n`` and what else belongs to its kind.
+        generation: share that did not stop, tokens, seconds; empty where nothing was generated.
+        rows: how many rows were read, evaluated, and skipped for which reason.
+        predictions: one for each question, in order; empty where they were written before.
+        answer_nll: of each question its index, text, nats per token of the reference answer and its tokens.
+        record: what ``metrics.json`` holds; empty where no file is written.
+        files: those that are written.
+        already: whether all was done before.
     """
-    options = options or {}
-    known: set[str] = set()
-    made = []
-    for name in dict.fromkeys(names):
-        if name in MODEL_METRICS:
-            continue
-        has = {field.name for field in dataclasses.fields(make_metric(name)) if field.init} - {"target"}
-        known |= has
-        made.append(make_metric(name, **{key: value for key, value in options.items() if key in has}))
-    for key in options:
-        if key not in known:
-            close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
-            hint = f"; did you mean {close[0]!r}? (known: {', '.join(sorted(known))})" if close else ""
-            raise ConfigError(f"metric_options: none of the metrics has an option {key!r}{hint}")
-    return made
+
+    metrics: dict[str, dict[str, Any]]
+    generation: dict[str, Any]
+    rows: dict[str, Any]
+    predictions: list[Prediction] = field(default_factory=list)
+    answer_nll: list[dict[str, Any]] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    already: bool = False
+
+    def value(self, name: str) -> float | None:
+        """The value of a metric."""
+        return self.metrics[name]["value"]
+
+    def __str__(self) -> str:
+        lines = ["complete already; --overwrite_output_dir evaluates again"] if self.already else []
+        lines += [f"{name:<14} {_metric_text(found)}" for name, found in self.metrics.items()]
+        lines += _generation_lines(self.generation)
+        skipped = sum(self.rows["skipped"].values())
+        if skipped:
+            lines.append(
+                f"{'skipped':<14} {skipped} of {self.rows['read']} rows, which count nowhere (see metrics.json)"
+            )
+        verb = "unchanged" if self.already else "written"
+        return "\n".join([*lines, *(f"{verb:<14} {path}" for path in self.files)])
+
+
+def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
+    if not generation:
+        return
+    stop = generation["did_not_stop"]
+    if not stop["n"]:
+        yield f"{'refused':<14} all {generation['refused']} prompts: the model has no room for them"
+        return
+    refused = f"; {generation['refused']} prompts had no room" if generation["refused"] else ""
+    yield f"{'did not stop':<14} {_share_text(stop)} ({stop['count']} of {stop['n']}){refused}"
+    speed = generation["tokens_per_second"]
+    per_second = f", {speed:.0f} per second" if speed else ""
+    yield (
+        f"{'tokens':<14} {generation['mean_tokens']:.1f} per response; {generation['tokens']} in "
+        f"{generation['seconds']:.1f} s{per_second}"
+    )
+
+
+def _metric_text(found: Mapping[str, Any]) -> str:
+    value, ends = found["value"], ""
+    if found["kind"] == "accuracy":
+        return f"{_share_text(found)} ({found['correct']} of {found['n']})"
+    if found.get("low") is not None:
+        ends = f", 95 % interval {found['low']:.4f} to {found['high']:.4f}"
+    if found["kind"] == "score" and value is not None:
+        corpus = f"; of all texts together {found['corpus']:.4f}" if "corpus" in found else ""
+        return f"{value:.4f}{ends}{corpus}"
+    if value is None or not math.isfinite(value):
+        return f"no finite number ({found['n']} rows)"
+    cut = f"; {found['answers_truncated']} answers cut at max_length" if found["answers_truncated"] else ""
+    skipped = sum(found["skipped"].values())
+    cut += f"; {skipped} rows left out" if skipped else ""
+    return (
+        f"{value:.4f} nats per token (perplexity {found['perplexity']:.4g}, {found['tokens']} tokens); "
+        f"mean of {found['n']} rows {found['row_mean']:.4f}{ends}{cut}"
+    )
+
+
+def _share_text(found: Mapping[str, Any]) -> str:
+    return f"{100 * found['value']:.1f} %, 95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f}"
 
 
 def drop_unscorable(metrics: Sequence[Metric], questions: QuestionSet) -> None:
@@ -52,18 +108,18 @@ def drop_unscorable(metrics: Sequence[Metric], questions: QuestionSet) -> None:
         ConfigError: a metric lacks an option.
         DataError: a function of the user's fails.
     """
-    built_in = [metric for metric in metrics if ":" not in metric.name]
     kept = []
     for question in questions.questions:
         try:
-            for metric in built_in:
-                metric.score("", question.row)
+            for metric in metrics:
+                if not metric.is_custom:
+                    metric.score("", question.row)
             kept.append(question)
         except DataError as error:
             questions.skip("no_reference", question.place, str(error))
     questions.questions = kept
     for metric in metrics:
-        if metric not in built_in and kept:
+        if metric.is_custom and kept:
             _score(metric, kept[0].chat[-1]["content"], kept[0])
 
 
@@ -72,24 +128,19 @@ def predictions_of(
     replies: Mapping[int, Reply],
     losses: Mapping[int, AnswerLoss],
     metrics: Sequence[Metric],
-    step: Any = lambda count: None,
+    step: Callable[[int], object] = lambda count: None,
 ) -> list[Prediction]:
-    """A record for each question that has an answer.
-
-    Args:
-        step: is told how many more were scored.
+    """A record for each question; `step` is called with how many more were scored.
 
     Raises:
         DataError: a function of the user's failed.
     """
     found = []
     for question in questions:
-        reply = replies[question.index]
-        refused = reply.refused is not None
+        reply, loss = replies[question.index], losses.get(question.index)
         verdicts = [_verdict(metric, reply, question) for metric in metrics]
         first = verdicts[0]
-        binary = metrics[0].kind == "accuracy" or (":" in metrics[0].name and first.score in (0.0, 1.0))
-        loss = losses.get(question.index)
+        binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
         found.append(
             Prediction(
                 question.index,
@@ -99,7 +150,7 @@ def predictions_of(
                 first.gold,
                 first.answer,
                 first.score == 1.0 if binary else None,
-                REFUSED if refused else STOPPED if reply.stopped else CUT,
+                REFUSED if reply.refused is not None else STOPPED if reply.stopped else CUT,
                 reply.new_tokens,
                 {metric.name: verdict.score for metric, verdict in zip(metrics, verdicts, strict=True)},
                 first.note or None,
@@ -116,14 +167,13 @@ def summarise(
 ) -> dict[str, dict[str, Any]]:
     """What each metric comes to: a share with its Wilson interval, or a mean with its t interval.
 
-    A function of the user's that has said nothing but yes and no is a share too.
+    A function of the user's that has returned nothing but yes and no is a share too.
     """
     summary: dict[str, dict[str, Any]] = {}
     for metric in metrics:
         scores = [prediction.scores[metric.name] for prediction in predictions]
-        more: dict[str, Any]
-        own = ":" in metric.name and all(score in (0.0, 1.0) for score in scores)
-        if metric.kind == "accuracy" or own:
+        more: dict[str, Any] = {}
+        if metric.kind == "accuracy" or (metric.is_custom and all(score in (0.0, 1.0) for score in scores)):
             right = sum(score == 1.0 for score in scores)
             kind, interval, more = "accuracy", share(right, len(scores)), {"correct": right}
         else:
@@ -133,10 +183,27 @@ def summarise(
     return summary
 
 
+def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dict[str, Any]:
+    """How the answers ended, how long they are, how long they took; empty without any."""
+    if not predictions:
+        return {}
+    answered = [one for one in predictions if one.stop_reason != REFUSED]
+    cut = sum(one.stop_reason == CUT for one in answered)
+    tokens = sum(one.tokens or 0 for one in answered)
+    return {
+        "did_not_stop": {**share(cut, len(answered))._asdict(), "count": cut, "n": len(answered)},
+        "refused": len(predictions) - len(answered),
+        "mean_tokens": tokens / len(answered) if answered else None,
+        "tokens": tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
+    }
+
+
 def _verdict(metric: Metric, reply: Reply, question: Question) -> Verdict:
     if reply.refused is None:
         return _score(metric, reply.text, question)
-    if ":" in metric.name:
+    if metric.is_custom:
         return Verdict(0.0, None, None, reply.refused)
     return _score(metric, "", question)._replace(score=0.0, answer=None, note=reply.refused)
 

@@ -12,9 +12,9 @@ from stepjepa.data.chat import RowError, check_messages
 from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, row_to_messages
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics.base import Metric
-from stepjepa.evaluation.rows import Question, QuestionSet, Skipped, SystemPrompt
-from stepjepa.evaluation.store import Output
-from stepjepa.evaluation.work import Task, answer
+from stepjepa.evaluation.questions import Question, QuestionSet, Skipped, SystemPrompt
+from stepjepa.evaluation.run import Answers, Task, answer
+from stepjepa.generation.store import Output, json_line
 
 GENERATED = "generated_response"
 
@@ -135,26 +135,27 @@ def sample_solutions(task: Task, output: Output, samples: int) -> Path:
     times, with ``index``, ``sample`` (from 1) and ``generated_response``. Interrupted, the same call goes on.
 
     Args:
-        task: the questions, the teacher, temperature and seed.
+        task: the questions, the generator, temperature and seed.
 
     Raises:
         ConfigError: a batch does not fit into memory.
         DataError: the file cannot be written.
     """
     if output.complete is not None:
-        return output.paths.predictions
+        return output.paths.results[0]
     questions = task.questions.questions
     # One request for each sample, with a number, and so a seed, of its own.
     requests = [replace(one, index=one.index * samples + number) for one in questions for number in range(samples)]
-    with output.opened():
-        answer(replace(task, questions=QuestionSet(task.questions.source, requests)), output)
-        records = [_sample(one, output, one.index * samples, number) for one in questions for number in range(samples)]
-        output.finish(records, {"identity": output.identity, "scoring": output.scoring})
-    return output.paths.predictions
+    answers, target = Answers(output), output.paths.results[0]
+    with output.opened(answers.take):
+        answer(replace(task, questions=QuestionSet(task.questions.source, requests)), answers)
+        records = (_sample(one, answers, one.index * samples, number) for one in questions for number in range(samples))
+        output.finish({target: map(json_line, records)}, {"identity": output.identity, "scoring": output.scoring})
+    return target
 
 
-def _sample(question: Question, output: Output, first: int, number: int) -> dict[str, Any]:
-    reply = output.replies[first + number]
+def _sample(question: Question, answers: Answers, first: int, number: int) -> dict[str, Any]:
+    reply = answers.replies[first + number]
     return {
         **json.loads(json.dumps(question.row, default=str)),  # a table may hold dates and the like
         "index": question.index,

@@ -8,9 +8,8 @@ from typing import Any
 
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.options import NLL
-from stepjepa.evaluation.runner import evaluate
-from stepjepa.evaluation.scoring import make_metrics
+from stepjepa.evaluation.metrics.registry import NLL, make_metrics
+from stepjepa.evaluation.run import evaluate_model
 
 
 class AnswerScorer:
@@ -20,7 +19,7 @@ class AnswerScorer:
         rows: what `RowSource` takes.
         metrics: names, see `stepjepa.evaluation.metrics`.
         samples: questions that are answered, over all processes.
-        settings: what else `evaluate` takes.
+        settings: what else `evaluate_model` takes.
 
     Raises:
         ConfigError: an unknown metric, or one that generates nothing.
@@ -59,7 +58,7 @@ class AnswerScorer:
         own = self.rows[process::processes]
         found = dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
         if own:
-            result = evaluate(model, tokenizer, own, self.metrics, columns=self.columns, **self.settings)
+            result = evaluate_model(model, tokenizer, own, self.metrics, columns=self.columns, **self.settings)
             for name in self.metrics:
                 scores = [prediction.scores[name] for prediction in result.predictions]
                 found[name] = (sum(scores), len(scores))

@@ -162,7 +162,7 @@ class Strip:
                 tops[0] + self.bars[0],
                 tops[lane] + self.bars[lane] / 2,
             )
-            if attach >= 0:  # a branch, drawn from the token that it hangs off
+            if attach >= 0:  # a branch: a line from the token that it is attached to
                 first = int(np.argmax(record.examples == record.examples[start]))
                 at = int(placed.columns[first + attach]) + 0.5
                 axes.plot(
@@ -275,8 +275,8 @@ class _Label(NamedTuple):
 
 
 def _side_labels(axes: Axes, labels: Sequence[_Label], size: int, left: bool) -> None:
-    """Labels next to the mask, moved apart where they would touch, with lines to their rows; where there is no room for all,
-    those of the largest parts."""
+    """Labels next to the mask that do not touch, with lines to their rows; where there is no room for all, those of the
+    largest parts."""
     distance = _LABEL / _MASK * size
     room = int(_MOST_LABELS * size / distance)
     if len(labels) > room:

@@ -219,7 +219,11 @@ def write_page(page: str, path: str | os.PathLike[str]) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file with an atomic write, its folder too; see `write_page`."""
+    """Write a file with an atomic write, its folder too.
+
+    Raises:
+        ConfigError: as `write_page`.
+    """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -128,19 +128,19 @@ def packing_line(
         packs, vocabulary, pad_to_multiple_of=1, separate_targets=separate_targets, max_row_length=max_row_length
     )
     rows = row_collator(form._replace(forward="two_pass"), vocabulary)
-    packed, apart = (measure_padding(examples, one, rows, len(examples), 1) for one in (collator, rows))
+    packed, alone = (measure_padding(examples, one, rows, len(examples), 1) for one in (collator, rows))
     if form.forward == "two_pass":
         return (
-            f"two passes: {_taken(apart, len(examples))}, the chats padded to the longest chat and the views to the longest "
+            f"two passes: {_taken(alone, len(examples))}, the chats padded to the longest chat and the views to the longest "
             f"view; packed into forests they take {int(packed.packed):,}"
         )
     words = f"{'inline' if form.forward == 'inline' else 'packing'}: {_taken(packed, len(examples))}"
     if separate_targets and packed.packed_rows > 1:
         words += " (targets in rows of their own, without gradient)"
-    if apart.sequences > len(examples):
+    if alone.sequences > len(examples):
         words += (
             "; every chat and view in a row of its own (two passes) takes "
-            f"{int(apart.packed):,}, {apart.packed / packed.packed:.1f} times as many"
+            f"{int(alone.packed):,}, {alone.packed / packed.packed:.1f} times as many"
         )
     return words
 

@@ -108,7 +108,7 @@ _GROUPS = {"branch": 1, "source": 1, "target": 2}
 
 @dataclass(frozen=True)
 class Lanes:
-    """A row drawn by its positions: the trunk on top, and below it what hangs off it and what stands alone.
+    """A row by its positions: the trunk on top, below it the branches, then what is isolated.
 
         ```
         trunk      [user      ][step 1   ][step 2   ][end]

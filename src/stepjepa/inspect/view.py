@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import options_of
 from stepjepa.config.values import nearest
@@ -31,6 +31,15 @@ _LOSS = len("12.3456,")
 _SUFFIXES = {"png": (".png",), "html": (".html", ".htm")}
 
 
+class _Asked(NamedTuple):
+    """What `inspect` was asked for, next to the method's options."""
+
+    row: int
+    rows_packed: int
+    seed: int
+    attention_layers: list[int] | None
+
+
 class RowView:
     """What `inspect` returns: ``print`` it, or let a notebook display it.
 
@@ -46,7 +55,7 @@ class RowView:
         place: str,
         shown: list[ShownRows],
         notes: list[str],
-        asked: dict[str, Any],
+        asked: _Asked,
         model: str | None,
     ):
         self._source, self._place, self._shown, self._asked, self._model = source, place, shown, asked, model
@@ -117,8 +126,8 @@ class RowView:
                 first.tokenizer,
                 max(variant.predictors or 0 for variant in variants),
                 first.method.same_predictor,
-                self._asked["seed"],
-                self._asked["attention_layers"],
+                self._asked.seed,
+                self._asked.attention_layers,
             )
             _add_numbers(numbers, variants, LIMIT - _SPARE - len(page))
             said = numbers.notes
@@ -163,7 +172,7 @@ class RowView:
         method = replace(one.method, forward=form)  # type: ignore[arg-type]
         method.check()
         asked = self._asked
-        return show_rows(self._source, asked["row"], one.tokenizer, method, asked["seed"], asked["rows_packed"])
+        return show_rows(self._source, asked.row, one.tokenizer, method, asked.seed, asked.rows_packed)
 
     def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the picture (``.png``) or the page (``.html``).
@@ -218,7 +227,7 @@ def inspect(
         predictors: K, as for `JEPAConfig`; several are shown next to each other.
         rows_packed: examples that are packed as one batch, from `row` on.
         seed: of what is sampled.
-        png, html: files to write: the picture, the page; printing the result then tells what was written.
+        png, html: files to write: the picture, the page; printing the result then lists what was written.
         run_model: whether the page gets the numbers of the model that `tokenizer` names; by default that of a local folder.
         attention_layers: layers, from 1 on, whose attention the page holds; as many as fit by default.
         overwrite: replace existing files.
@@ -264,7 +273,7 @@ def inspect(
     if overwrite and not (html or png):
         notes.append("--overwrite has no effect without --png or --html")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
-    asked = {"row": row, "seed": seed, "rows_packed": rows_packed, "attention_layers": attention_layers}
+    asked = _Asked(row, rows_packed, seed, attention_layers)
     model = name if name is not None and wants_model(name, run_model) else None
     view = RowView(source, f"row {found.number} ({found.place})", shown, notes, asked, model)
     for kind, file in outputs.items():

@@ -40,11 +40,13 @@ class ForestOutput(ModelOutput):
         lm_loss_sum: () float32, cross-entropy summed over the N labelled positions.
         source_states: (P, D), the states that stand for the source views, behind the predictor head if there is one.
         target_states: (P, D), the states that stand for the target views.
+        predicted_ids: (N,) int64, the most likely token after each labelled position; only with ``predict_ids=True``.
     """
 
     lm_loss_sum: torch.Tensor | None = None
     source_states: torch.Tensor | None = None
     target_states: torch.Tensor | None = None
+    predicted_ids: torch.Tensor | None = None
 
 
 def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: int | None = None) -> None:
@@ -60,10 +62,14 @@ def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: i
     own = own_forward(inner)
     output_head(inner, vocabulary), heeds_window(inner)  # found now, before anything wraps or shards the model
 
-    def forward(self: Any, *args: Any, label_positions: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self: Any, *args: Any, label_positions: torch.Tensor | None = None, predict_ids: bool = False, **kwargs: Any
+    ) -> Any:
         if label_positions is None:
             return own_forward(self)(*args, **kwargs)  # of this object: a copy of the model has its own
-        return _forest_forward(self, vocabulary, tube_layer, {**kwargs, "label_positions": label_positions})
+        return _forest_forward(
+            self, vocabulary, tube_layer, {**kwargs, "label_positions": label_positions}, predict_ids
+        )
 
     inner._own_forward = own
     inner.forward = types.MethodType(forward, inner)
@@ -80,7 +86,9 @@ def detach_forest_forward(model: torch.nn.Module) -> None:
         inner.forward = own_forward
 
 
-def _forest_forward(model: Any, vocabulary: int, tube_layer: int | None, batch: Batch) -> ForestOutput:
+def _forest_forward(
+    model: Any, vocabulary: int, tube_layer: int | None, batch: Batch, predict_ids: bool
+) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
     apart = targets_apart(model, batch)
     layer = tube_layer if "tube_weights" in batch else None
@@ -99,10 +107,12 @@ def _forest_forward(model: Any, vocabulary: int, tube_layer: int | None, batch: 
     if "tube_weights" in batch:
         source, target = tube_vectors(layer_states[0].flatten(0, 1) if layer_states else states, batch)
     predictor = predictor_head(model)
+    head = output_head(model, vocabulary)
     return ForestOutput(
-        lm_loss_sum=output_head(model, vocabulary).loss_sum(model, predicting, batch["label_ids"]),
+        lm_loss_sum=head.loss_sum(model, predicting, batch["label_ids"]),
         source_states=source if predictor is None else predictor(source),
         target_states=target,
+        predicted_ids=head.most_likely(model, predicting) if predict_ids else None,
     )
 
 

@@ -60,6 +60,11 @@ class OutputHead:
         rows = chunk_rows(self.vocabulary)
         return chunked_cross_entropy_sum(lambda states_CD: self.logits(model, states_CD), states_ND, labels_N, rows)
 
+    def most_likely(self, model: torch.nn.Module, states_ND: torch.Tensor) -> torch.Tensor:
+        """(N,) int64, the token with the largest logit for each state, chunk by chunk."""
+        chunks = states_ND.split(chunk_rows(self.vocabulary))
+        return torch.cat([self.logits(model, states_CD).argmax(dim=-1) for states_CD in chunks])
+
 
 @dataclass
 class _Given(ModelOutput):

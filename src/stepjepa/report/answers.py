@@ -8,9 +8,8 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from stepjepa.errors import StepJepaError
-from stepjepa.evaluation.analyze import compare
-from stepjepa.evaluation.analyze_words import percent
-from stepjepa.evaluation.intervals import Interval, mcnemar_p, paired_counts, paired_difference, share
+from stepjepa.evaluation.compare import compare
+from stepjepa.evaluation.intervals import Interval, mcnemar_p, paired_counts, paired_difference, percent, share
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.report.files import Reader, entries, mapping, number
 from stepjepa.report.reading import Run

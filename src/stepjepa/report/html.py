@@ -14,7 +14,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from stepjepa import __version__
 from stepjepa.inspect.html import base_style, element_hash, script_json
 from stepjepa.report import answers, commands, runs, signs, studies
 from stepjepa.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, short
@@ -22,6 +21,7 @@ from stepjepa.report.files import mapping, number
 from stepjepa.report.geometry import Album, geometry_record
 from stepjepa.report.palette import colour_rules
 from stepjepa.report.reading import Found, Run, StudyFolder
+from stepjepa.version import __version__
 
 _PARTS = files("stepjepa.report") / "page"
 _POLICY = (

@@ -23,12 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.analysis.plots import plot_curves
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.evaluation.answers import answers_match, final_answer
-from stepjepa.evaluation.generate import generate_batch
+from stepjepa.generation.local import generate_batch
 from stepjepa.study.demo_options import ARMS, DemoOptions
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import encode

@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
-from stepjepa.evaluation.runner import evaluate
+from stepjepa.evaluation.run import evaluate_model
 from stepjepa.modeling.load import check_finite
 from stepjepa.study.geometry import GEOMETRY, geometry_scores
 from stepjepa.study.plan import CHAT_OPTIONS
@@ -73,7 +73,7 @@ def score_run(
         Metric -> value; None where the model gives no finite number.
 
     Raises:
-        ConfigError, DataError: as `stepjepa.evaluation.runner.evaluate`; weights that are not finite.
+        ConfigError, DataError: as `stepjepa.evaluation.run.evaluate_model`; weights that are not finite.
     """
     options = options or JEPAOptions(objective="regular")
     options.check()
@@ -85,7 +85,7 @@ def score_run(
     wanted = metrics if isinstance(metrics, Mapping) else dict.fromkeys(metrics, {})
     answered = {name: given for name, given in wanted.items() if name not in GEOMETRY}
     for names, given in _groups(answered):
-        result = evaluate(
+        result = evaluate_model(
             model,
             tokenizer,
             file,

@@ -113,6 +113,10 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             raise ConfigError(
                 f"hub_strategy is {strategy}, and checkpoints are not uploaded; use end: the final model, after training"
             )
+        if self.use_liger_kernel:
+            raise ConfigError(
+                "use_liger_kernel replaces parts of the model after they were checked, its losses included; leave it out"
+            )
         for name, is_set in ignored.items():
             if is_set:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")
@@ -164,6 +168,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             raise ConfigError(f"num_train_epochs is {self.num_train_epochs}; give a positive number, or max_steps")
         if self.max_steps == 0:
             raise ConfigError("max_steps is 0; give the number of steps, or leave it out to train num_train_epochs")
+        if self.dataloader_persistent_workers and not self.dataloader_num_workers:
+            raise ConfigError("dataloader_persistent_workers needs workers: give dataloader_num_workers too")
         if self.streaming and self.max_steps < 0:
             raise ConfigError("streaming reads no data before it trains, so an epoch has no length: give max_steps")
 

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 
 from stepjepa.training.meter import LossMeter, precise_dtype
+from stepjepa.training.predicting import Predictions
 
 # Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
 ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 
 
-def evaluated(trainer: Any, model: Any, dataloader: Any) -> dict[str, float]:
+def evaluated(trainer: Any, model: Any, dataloader: Any, predictions: Predictions | None = None) -> dict[str, float]:
     """Means over all labels and pairs of all processes by the names of the log, ``loss`` first; and the means of the scores.
 
     Args:
         trainer: a `JEPATrainer`.
         model: its model, as it is wrapped for evaluation.
+        predictions: takes the predicted ids; None predicts none.
     """
     args = trainer.args
     model.eval()
@@ -26,8 +28,10 @@ def evaluated(trainer: Any, model: Any, dataloader: Any) -> dict[str, float]:
     for batch in dataloader:
         inputs = trainer._prepare_inputs(batch)
         with torch.no_grad(), trainer.compute_loss_context_manager():
-            parts, output, targets = trainer._forward(model, inputs, 0)
+            parts, output, targets = trainer._forward(model, inputs, 0, predict_ids=predictions is not None)
             meter.add(parts, output, inputs, targets)
+            if predictions is not None:
+                predictions.add(inputs, output.predicted_ids, args.eval_batch_size, trainer.accelerator)
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
     metrics = meter.metrics(args, trainer.accelerator)
     jepa = metrics.get("jepa_loss", 0.0) + metrics.get("regularizer", 0.0)

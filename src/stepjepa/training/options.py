@@ -187,7 +187,11 @@ class LossOptions(Topic):
     )
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """See `Topic.check`.
+
+        Raises:
+            ConfigError: see there.
+        """
         if self.control == "random" and self.jepa_loss == "infonce" and self.lbd:
             raise ConfigError(
                 "control=random gives every source the same target, so infonce has nothing to distinguish; use "
@@ -236,7 +240,11 @@ class StepJEPAOptions(Topic):
         return tuple(self.multi_horizon) if self.multi_horizon else (self.horizon,)
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """See `Topic.check`.
+
+        Raises:
+            ConfigError: see there.
+        """
         if self.horizon != 1 and self.multi_horizon:
             raise ConfigError("horizon and multi_horizon are both set; give one of them")
         if len(set(self.horizons)) < len(self.horizons):
@@ -257,7 +265,11 @@ class LLMJEPAOptions(Topic):
     reverse_pred: bool = option(False, "standalone: the answer predicts the question.", _VIEWS)
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """See `Topic.check`.
+
+        Raises:
+            ConfigError: see there.
+        """
         for name, given in (("front_pred", self.front_pred), ("reverse_pred", self.reverse_pred)):
             if given and self.views == "in_context":
                 raise ConfigError(f"{name} needs views=standalone: on the chat itself the answer follows the question")
@@ -327,7 +339,11 @@ class DataOptions(Topic):
     )
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """See `Topic.check`.
+
+        Raises:
+            ConfigError: see there.
+        """
         if (self.source_column is None) != (self.target_column is None):
             raise ConfigError("source_column and target_column go together; give both")
         if self.choice_column is not None and self.target_column is None:

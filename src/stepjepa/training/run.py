@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import transformers
 
-import stepjepa
 from stepjepa.config.option import options_of
 from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource
@@ -33,6 +32,7 @@ from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import is_main_process, print_text, say
+from stepjepa.version import __version__
 
 # What to do after something could not be written.
 AGAIN = "start the same command again with --resume_from_checkpoint true"
@@ -241,7 +241,7 @@ def run_record(run: RunOptions, trainer: JEPATrainer) -> dict[str, Any]:
     own = [*options_of(JEPAOptions), *options_of(TrainerOptions)]
     settings = {name: getattr(trainer.args, name) for name in own if options_of(JEPAConfig)[name].dumped}
     return {
-        "stepjepa": stepjepa.__version__,
+        "stepjepa": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),

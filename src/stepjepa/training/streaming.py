@@ -133,8 +133,10 @@ class StreamedBatches(torch.utils.data.IterableDataset):
             yield None if examples is None else self.collator(examples)
 
 
-def stream_loader(dataset: StreamedExamples, collator: Callable[[list[Example]], Any], args: Any) -> Any:
-    """The loader of a run's micro-batches."""
-    settings = {"size": args.train_batch_size, "step": args.gradient_accumulation_steps}
+def stream_loader(
+    dataset: StreamedExamples, collator: Callable[[list[Example]], Any], args: Any, batch_size: int
+) -> Any:
+    """The loader of a run's micro-batches of `batch_size` examples."""
+    settings = {"size": batch_size, "step": args.gradient_accumulation_steps}
     batches = StreamedBatches(dataset, collator, strategy=args.train_sampling_strategy, **settings)
     return torch.utils.data.DataLoader(batches, batch_size=None)

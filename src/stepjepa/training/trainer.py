@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import PrinterCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import add_target_encoder
@@ -34,8 +35,10 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.evaluating import ScoreAnswers, evaluated
 from stepjepa.training.finite import FiniteWatch
+from stepjepa.training.interface import check_arguments, check_optimizer, full_config
 from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
 from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
+from stepjepa.training.predicting import Predictions
 from stepjepa.training.progress import display_callback
 from stepjepa.training.reading import ExampleReader, tokenizer_for
 from stepjepa.training.resuming import ResumingTrainer
@@ -84,7 +87,7 @@ class JEPATrainer(ResumingTrainer):
     def __init__(
         self,
         model: Any,
-        args: JEPAConfig | None = None,
+        args: transformers.TrainingArguments | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
@@ -92,7 +95,8 @@ class JEPATrainer(ResumingTrainer):
         score_answers: ScoreAnswers | None = None,
         **kwargs: Any,
     ):
-        args = copy.copy(args or JEPAConfig())  # some options are settled below
+        check_arguments(kwargs)
+        args = copy.copy(full_config(args))  # some options are resolved below
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
         args.learning_rate = args.settled_learning_rate(isinstance(model, (str, os.PathLike)) and is_preset(str(model)))
@@ -115,8 +119,11 @@ class JEPATrainer(ResumingTrainer):
         model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
         if args.keep_predictors:
             check_keeps_predictors(model, processing_class)
-        collator = make_collator(self.setup, args, reader.pad_id, model.config._attn_implementation, args.device.type)
+        # What torch.compile compiles keeps its shapes: dense rows, not attention by segments.
+        attention = "sdpa" if args.torch_compile else model.config._attn_implementation
+        collator = make_collator(self.setup, args, reader.pad_id, attention, args.device.type)
         use_cache = getattr(model.config, "use_cache", None)
+        check_optimizer(args, model)
         try:
             super().__init__(
                 model=model,
@@ -161,7 +168,7 @@ class JEPATrainer(ResumingTrainer):
         if not isinstance(self.train_dataset, StreamedExamples):
             return super().get_train_dataloader()
         collator: Any = self.data_collator
-        return stream_loader(self.train_dataset, collator, self.args)
+        return stream_loader(self.train_dataset, collator, self.args, self._train_batch_size)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
@@ -171,7 +178,7 @@ class JEPATrainer(ResumingTrainer):
 
     def _order(self, dataset: Any) -> EpochSampler:
         drop_last = self.args.dataloader_drop_last
-        examples = self.args.train_batch_size * self.accelerator.num_processes
+        examples = self._train_batch_size * self.accelerator.num_processes
         multiple = 1 if drop_last else examples
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         strategy = self.args.train_sampling_strategy
@@ -196,13 +203,17 @@ class JEPATrainer(ResumingTrainer):
         return sums[:2]
 
     def _forward(
-        self, model: Any, inputs: dict[str, torch.Tensor], step: int
+        self, model: Any, inputs: dict[str, torch.Tensor], step: int, predict_ids: bool = False
     ) -> tuple[LossParts, ForestOutput, torch.Tensor]:
         """The parts of the loss of one micro-batch, what the model returned, and the targets compared with, (P, D).
 
         `step` draws what is random in the loss.
         """
-        output = model(**inputs)
+        if self.args.torch_compile:  # and every position goes through all layers
+            fed = {name: value for name, value in inputs.items() if not name.endswith("read_positions")}
+        else:
+            fed = inputs
+        output = model(**fed, **({"predict_ids": True} if predict_ids else {}))
         targets = used_targets(self.args, output, self.args.seed)
         return loss_parts(self.args, output, inputs, targets, step), output, targets
 
@@ -350,13 +361,27 @@ class JEPATrainer(ResumingTrainer):
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
         self.callback_handler.eval_dataloader = dataloader
         try:
-            values = evaluated(self, model, dataloader)
+            loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+            predictions = None if loss_only else Predictions()
+            values = evaluated(self, model, dataloader, predictions)
         finally:
             self._view.end_evaluation()
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
-        return EvalLoopOutput(
-            predictions=np.zeros(0), label_ids=None, metrics=metrics, num_samples=self.num_examples(dataloader)
-        )
+        size, predicted, labels = self.num_examples(dataloader), np.zeros(0), None
+        if predictions is not None:
+            predicted, labels = predictions.rectangles(size)
+        if self.compute_metrics is not None and labels is not None:
+            values |= self.compute_metrics(EvalPrediction(predicted, labels))
+        prefix = f"{metric_key_prefix}_"
+        metrics = {f"{prefix}{name.removeprefix(prefix)}": value for name, value in values.items()}
+        return EvalLoopOutput(predictions=predicted, label_ids=labels, metrics=metrics, num_samples=size)
+
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> PredictionOutput:
+        """As `Trainer.predict`, of anything that the constructor takes as data: the most likely ids and the true ones at the
+        labelled positions, (rows, most labels of a row) int64 each, filled with -100; and the losses."""
+        try:
+            return super().predict(self._reader.read_evaluation(test_dataset), *args, **kwargs)
+        finally:
+            self._view.close()
 
     # What is read and written
 

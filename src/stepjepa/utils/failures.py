@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stepjepa.errors import RunError
+from stepjepa.errors import ConfigError, RunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # safetensors and tokenizers raise errors of their own with the system's number in the text; torch.save says only that its
@@ -18,7 +18,13 @@ _FULL_TEXTS = (
     "unexpected pos ",
     "iostream error",
 )
-_MEMORY_TEXTS = ("can't allocate memory", "out of memory", "Cannot allocate memory")
+_MEMORY_TEXTS = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "out of memory",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def why_not_written(error: BaseException) -> str | None:
@@ -76,6 +82,21 @@ def explaining(lower: str, then: str) -> Iterator[None]:
             raise
         words = next(iter(str(error).strip().splitlines()), "") or "an allocation failed"
         raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
+
+
+@contextmanager
+def saying_out_of_memory(message: str) -> Iterator[None]:
+    """Within this context, a lack of memory is a `ConfigError` with this message.
+
+    Raises:
+        ConfigError: see above.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(message) from None
 
 
 def _not_written(what: str | os.PathLike[str], reason: str, then: str) -> RunError:

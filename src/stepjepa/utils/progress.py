@@ -70,6 +70,17 @@ class Bar:
             self._told, self._when = self._done, time.monotonic()
             self.say(f"{self._name}: {self._done} of {self._total}")
 
+    def begin(self, name: str, total: int, done: int = 0, note: str = "") -> None:
+        """A bar for a task; elsewhere than in a terminal, a line that says what begins."""
+        self.start(name, total, done, note)
+        if not self.is_terminal:
+            self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
+
+    def step(self, count: int, note: str = "") -> None:
+        """Move it on, and tell now and then how far it is."""
+        self.advance(count, note)
+        self.tell()
+
     def say(self, line: str) -> None:
         """Print a line above the bar."""
         self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
@@ -90,7 +101,7 @@ def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print_error(f"stepjepa {command}: interrupted; {kept()}; the same command goes on from there")
+        print_error(f"stepjepa {command}: interrupted; {kept()}; the same command resumes from there")
         raise
     finally:
         if in_main:

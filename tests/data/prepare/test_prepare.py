@@ -7,12 +7,12 @@ import tracemalloc
 import datasets
 import pytest
 
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
 from stepjepa.data.prepare import run as prepare_run
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.prepare.rows import question_key
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.answers import answers_match, final_answer
 from stepjepa.utils.parallel import mapped
 
 RULES = AnswerRules(final_answer, answers_match)

@@ -26,7 +26,7 @@ _FORMAT, _STEPS, _ROWS, _OUTPUT = "input", "steps", "rows", "output"
 
 
 class AnswerRules(NamedTuple):
-    """How final answers are found and compared; `stepjepa.evaluation.answers` holds such functions.
+    """How final answers are found and compared; `stepjepa.data.answers` holds such functions.
 
     Attributes:
         find: the final answer of a text, or None.

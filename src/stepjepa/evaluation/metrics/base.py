@@ -9,17 +9,18 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from stepjepa.errors import ConfigError, DataError
 
-__all__ = ["Metric", "Verdict", "reference_text"]
+# How a note begins where the metric could not decide, and where the answer is no expression or query at all.
+UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the query fails")
 
 
 class Verdict(NamedTuple):
-    """What a metric says about one generated text.
+    """What a metric finds in one generated text.
 
     Attributes:
         score: 0 to 1; of an accuracy 0 or 1.
         gold: the reference answer as it was read from the row, None where there is none.
         answer: the answer as it was read from the generated text, None where there is none.
-        note: why the score is not 1, or what could not be decided; empty where there is nothing to say.
+        note: why the score is not 1, or what could not be decided; empty where there is nothing to add.
     """
 
     score: float
@@ -38,7 +39,7 @@ class Metric(ABC):
         reference_column: the column with the reference, instead of those where the metric looks by itself.
         name: as `make_metric` takes it.
         kind: an accuracy is 0 or 1 for each row, a score anything between.
-        needs: the extra of the package that it imports, if any.
+        is_custom: whether it is a function of the user's.
         columns: where the reference is looked for, in this order; messages is the last answer of the chat.
     """
 
@@ -46,7 +47,7 @@ class Metric(ABC):
 
     name: ClassVar[str] = ""
     kind: ClassVar[Literal["accuracy", "score"]] = "accuracy"
-    needs: ClassVar[str | None] = None
+    is_custom: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "answer", "ground_truth")
 
     @abstractmethod
@@ -75,31 +76,23 @@ class Metric(ABC):
         self.close()
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """The reference in a row.
+        """The text of the first of the reference's columns that holds one; numbers are written out.
 
         Raises:
-            DataError: there is none.
+            DataError: none does.
         """
-        return reference_text(row, (self.reference_column,) if self.reference_column else self.columns)
-
-
-def reference_text(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """The text of the first of `columns` that holds one; numbers are written out.
-
-    Raises:
-        DataError: none does.
-    """
-    for column in columns:
-        value = row.get(column)
-        if column == "messages" and isinstance(value, (list, tuple)):
-            turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
-            value = turns[-1].get("content") if turns else None
-        if isinstance(value, str) and value.strip():
-            return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
-            return str(value)
-    found = ", ".join(map(str, row)) or "none"
-    raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {found})")
+        columns = (self.reference_column,) if self.reference_column else self.columns
+        for column in columns:
+            value = row.get(column)
+            if column == "messages" and isinstance(value, (list, tuple)):
+                turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
+                value = turns[-1].get("content") if turns else None
+            if isinstance(value, str) and value.strip():
+                return value
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+                return str(value)
+        known = ", ".join(map(str, row)) or "none"
+        raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {known})")
 
 
 def check_positive(name: str, value: float) -> None:

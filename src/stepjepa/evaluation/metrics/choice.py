@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from stepjepa.data.answers import last_boxed
+from stepjepa.data.numbers import fold, plain_text
 from stepjepa.errors import DataError
-from stepjepa.evaluation.answers import last_boxed
 from stepjepa.evaluation.metrics.base import Metric, Verdict
-from stepjepa.evaluation.plain import fold, plain_text
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LABEL = (

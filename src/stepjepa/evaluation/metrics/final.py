@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stepjepa.evaluation.answers import answers_match, final_answer
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.evaluation.metrics.base import Metric, Verdict
 
 _LONGEST_BARE_ANSWER = 80
@@ -14,7 +14,7 @@ _LONGEST_BARE_ANSWER = 80
 
 @dataclass(kw_only=True)
 class FinalAnswer(Metric):
-    r"""Compares final answers by the rules of `stepjepa.evaluation.answers`.
+    r"""Compares final answers by the rules of `stepjepa.data.answers`.
 
     The generated text's answer is its last `\boxed{}`, else what follows `####`, else the number behind "the answer is",
     else its last number. The row's is its column `ground_truth`, else the final answer of `answer` or of the chat's last

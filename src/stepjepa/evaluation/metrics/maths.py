@@ -6,17 +6,15 @@ for ever (`9^{9^{9^9}}`), and reads LaTeX only: its reader of plain expressions 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from stepjepa.data.answers import final_answer, last_boxed
+from stepjepa.data.numbers import number_of, plain_text
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.answers import final_answer, last_boxed
 from stepjepa.evaluation.metrics.base import Metric, Verdict, check_positive
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
-from stepjepa.evaluation.numbers import number_of
-from stepjepa.evaluation.plain import plain_text
 
 _LONGEST_BARE_ANSWER = 200
 _TAIL = 2_000  # characters at the end of a text without a box in which formulas are looked for
@@ -39,7 +37,6 @@ class MathAnswer(Metric):
     _worker: Worker = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "math"
-    needs: ClassVar[str | None] = "math"
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "solution", "completion", "messages")
 
     def __post_init__(self) -> None:
@@ -48,7 +45,7 @@ class MathAnswer(Metric):
         check_positive("time_limit", self.time_limit)
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
-        self._worker = Worker(f"{__name__}:same_value")
+        self._worker = Worker("stepjepa.evaluation.metrics.maths_worker:same_value")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the answers are equal."""
@@ -77,17 +74,6 @@ class MathAnswer(Metric):
     def close(self) -> None:
         """End math-verify's process."""
         self._worker.close()
-
-
-def same_value(gold: str, answer: str) -> tuple[bool, str]:
-    """Whether math-verify finds two LaTeX texts equal, and what it reads in the second. Runs in the other process."""
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    logging.disable(logging.CRITICAL)  # it warns that its own time limit is off
-    read = [
-        parse(text, [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None) for text in (gold, answer)
-    ]
-    return bool(verify(*read, timeout_seconds=None)), next((one for one in read[1] if isinstance(one, str)), "")
 
 
 def _known(reference: str) -> str | None:

@@ -58,7 +58,6 @@ class Rouge(Metric):
 
     name: ClassVar[str] = "rouge"
     kind: ClassVar[Literal["accuracy", "score"]] = "score"
-    needs: ClassVar[str | None] = "eval"
 
     def __post_init__(self) -> None:
         check_one_of("variant", self.variant, _VARIANTS)
@@ -92,7 +91,6 @@ class Bleu(Metric):
 
     name: ClassVar[str] = "bleu"
     kind: ClassVar[Literal["accuracy", "score"]] = "score"
-    needs: ClassVar[str | None] = "eval"
 
     def __post_init__(self) -> None:
         try:

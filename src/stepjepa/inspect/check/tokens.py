@@ -165,7 +165,7 @@ class TokenStatistics:
         share = 100 * data.labelled_tokens / max(data.tokens, 1)
         yield f"  Labelled (the LM loss predicts them): {data.labelled_tokens:,} ({share:.1f} %)"
         if cut is None:
-            yield "  Texts are cut into blocks of max_length; no token is lost but a last one that stands alone"
+            yield "  Texts are cut into blocks of max_length; only a single last token is lost"
             return
         holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"
         if not cut.tokens_lost:
@@ -381,9 +381,9 @@ def _lay_out(
     form, vocabulary, pad = form_of(method), len(tokenizer), tokenizer.pad_token_id or 0
     draw = DrawnExamples(examples, method, seed, method.jepa_ratio)
     order = list(EpochSampler(len(examples), 1, seed))
-    drawn = [draw[index] for index in order]
+    sampled = [draw[index] for index in order]
     found.segments = dict.fromkeys(_KINDS, 0)
-    for index, example in zip(order, drawn, strict=True):
+    for index, example in zip(order, sampled, strict=True):
         (record,) = row_records(
             [example], form, lambda _: "", vocabulary=vocabulary, tube_mode=method.tube_mode, spans=[spans[index.row]]
         )
@@ -393,7 +393,7 @@ def _lay_out(
         form, vocabulary, pad, separate_targets=method.separate_targets, max_row_length=method.max_row_length
     )
     standalone = row_collator(form._replace(forward="two_pass"), vocabulary)
-    found.padding = measure_padding(drawn, collator, standalone, batch_size, method.max_length)
+    found.padding = measure_padding(sampled, collator, standalone, batch_size, method.max_length)
 
 
 def _kind_of(name: str, kind: str) -> str:

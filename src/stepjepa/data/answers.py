@@ -1,0 +1,211 @@
+r"""Finding the final answer in a text and comparing two of them.
+
+What `\boxed{}` problems and GSM8K need: rules on strings, in time linear in the text. Nothing is evaluated: `1/2` and
+`0.5` are the same number (see `stepjepa.data.numbers`), `\sqrt{4}` and `2` are not. Symbolic equality is what the
+metric `math` is for.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stepjepa.data.numbers import NUMBER, fold, normalise_number, number_of, plain_text
+
+__all__ = ["answers_match", "final_answer", "last_boxed", "normalise_number"]
+
+# An opened box, an escaped sign (an escaped brace is no brace; "\\boxed", as doubly escaped JSON has it, is a box), a brace.
+_BRACES = re.compile(r"\\f?boxed\s*\{|\\(?!\\?f?boxed).|[{}]", re.DOTALL)
+_BARE_BOX = re.compile(r"\\boxed\s*(-?\d[\d.,/]*)")
+_SHORT = 80  # characters of an answer between <answer> marks
+
+# "The answer is", "Final answer:", with what may stand before the number itself.
+_SAYS = re.compile(
+    r"\banswer\b[^.\n\d]{0,40}?(\b(?:is|are|equals)\b|:|=)"
+    r"(?:[\s*_$\\(\[{:=\u2248]|\\text|\b(?:therefore|thus|hence|then|so|simply|exactly|approximately|about|equal|to|a|total|of|the)\b){0,12}",
+    re.IGNORECASE,
+)
+_CALCULATION = re.compile(r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(]|\\times|\\cdot|\\div|x[ ]?\d)")
+_LIST_ITEM = re.compile(r"[.)][ \t]+\S")
+_HEADED = re.compile(r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d", re.IGNORECASE)
+
+_CLOCK = re.compile(r"(?:at )?(\d{1,2})(?::(\d\d))?(?::00)? ?(?:([ap])\.? ?m\.?|o'clock)?", re.IGNORECASE)
+_UNITS = {
+    unit: name
+    for name, units in {
+        "dollar": "dollar dollars usd bucks",
+        "cent": "cent cents",
+        "euro": "euro euros eur",
+        "kilometre": "km kms kilometer kilometers kilometre kilometres",
+        "metre": "m meter meters metre metres",
+        "centimetre": "cm cms centimeter centimeters centimetre centimetres",
+        "millimetre": "mm millimeter millimeters millimetre millimetres",
+        "mile": "mile miles",
+        "foot": "foot feet ft",
+        "inch": "inch inches",
+        "yard": "yard yards",
+        "kilogram": "kg kgs kilogram kilograms",
+        "gram": "g gram grams",
+        "litre": "l liter liters litre litres",
+        "millilitre": "ml milliliter milliliters millilitre millilitres",
+        "second": "s sec secs second seconds",
+        "minute": "min mins minute minutes",
+        "hour": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "year years",
+        "percent": "percent",
+    }.items()
+    for unit in units.split()
+}
+_UNIT_SIGNS = {"%": "percent", "$": "dollar", "\u20ac": "euro"}
+_UNIT = re.compile(r"(?<![\d.,])\d[\d.,]*[ -]?([A-Za-z]+)")
+_SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # not the one between two numbers
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last complete `\boxed{...}` that holds something, stripped; None without one.
+
+    Braces may nest and escaped braces do not count. A box that never closes, as a truncated answer leaves it, and an empty
+    one are passed over. Of a box in a box the inner one is taken. `\boxed 18` counts where no braces do.
+    """
+    first = text.find("boxed")
+    if first < 0:
+        return None
+    opened: list[tuple[bool, int]] = []  # is it a box, where does its content begin
+    begin = end = -1
+    for mark in _BRACES.finditer(text, max(first - 3, 0)):
+        sign = mark[0]
+        if sign == "}":
+            box, start = opened.pop() if opened else (False, 0)
+            if box and start > begin and text[start : mark.start()].strip():
+                begin, end = start, mark.start()
+        elif sign[-1] == "{" and (len(sign) == 1 or len(sign) > 2):
+            opened.append((len(sign) > 1, mark.end()))
+    if begin >= 0:
+        return text[begin:end].strip()
+    bare = _BARE_BOX.findall(text)
+    return bare[-1].rstrip(".,/") if bare else None
+
+
+def final_answer(text: str) -> str | None:
+    r"""The answer of a text, as written (see `normalise_number`).
+
+    The first of these that the text has: the last `\boxed{}` that holds something; what follows the last `####`, where it
+    is the text's end or a number, not another heading; what stands between the last `<answer>` marks; the number behind the
+    last "answer is" or "answer:"; the last number. None without any.
+    """
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed
+    found = _after_hashes(text) if "####" in text else None
+    if found is None and "</answer>" in text:
+        end = text.rfind("</answer>")
+        inner = text[text.rfind("<answer>", 0, end) + 8 : end].strip() if "<answer>" in text[:end] else ""
+        found = inner if 0 < len(inner) <= _SHORT and "\n" not in inner else None
+    return found or _said(text) or _last_number(text)
+
+
+def answers_match(a: str | None, b: str | None) -> bool:
+    """Whether two answers are the same.
+
+    Numbers are compared by `normalise_number`, clock times by the time (`17:00` and `5 pm`), other texts without regard to
+    letter case, spaces, and LaTeX or Markdown around them. Two numbers with different units that are known (`18 dollars`,
+    `18 cents`) differ; a number without a unit matches one with any. A missing or empty answer matches nothing.
+    """
+    if a is None or b is None:
+        return False
+    if a == b:
+        return bool(a.strip())
+    one, other = normalise_number(a), normalise_number(b)
+    if one == other:
+        return bool(one) and not _units_differ(a, b)
+    return _same_words(one, other) or _same_time(a, b)
+
+
+def _after_hashes(text: str) -> str | None:
+    """What follows the last `####` on its line. Where more text follows, such a line may be a heading: then it must begin
+    with a number, or with "answer" and a number."""
+    place, rest = text.rfind("####"), len(text)
+    while place >= 0:
+        end = text.find("\n", place, rest)
+        line = text[place + 4 : rest if end < 0 else end].strip()
+        if line:
+            last = rest == len(text) and (end < 0 or not text[end:].strip())
+            if last or (_HEADED.match(fold(line)) and not _LIST_ITEM.search(line[:6]) and number_of(line) is not None):
+                return line
+        rest = place
+        place = text.rfind("####", 0, place)
+    return None
+
+
+def _said(text: str) -> str | None:
+    """The number behind the last "answer is", "answer:" that is followed by one."""
+    if "answer" not in text.lower():
+        return None
+    for says in reversed(list(_SAYS.finditer(text))):
+        end = text.find("\n", says.end())
+        line = text[says.end() : len(text) if end < 0 else end]
+        folded = fold(line)
+        number = NUMBER.match(folded)
+        if number is None:
+            continue
+        rest = folded[number.end() :]
+        if _CALCULATION.match(rest):
+            return _last_number(line)
+        # "Answer:" may also head a whole solution; then it is no answer that a sentence goes on behind.
+        headed = says[1] in ":=" and (any(map(str.isdecimal, rest)) or ("\n" in says[0] and _LIST_ITEM.match(rest)))
+        if not headed:
+            return line[: number.end()].strip()
+    return None
+
+
+def _last_number(text: str) -> str | None:
+    end = len(text)
+    while end >= 0:
+        begin = text.rfind("\n", 0, end) + 1
+        line = text[begin:end]
+        numbers = list(NUMBER.finditer(fold(line)))
+        if numbers:
+            return line[numbers[-1].start() : numbers[-1].end()].strip()
+        end = begin - 1
+    return None
+
+
+def _same_words(a: str, b: str) -> bool:
+    """Whether two texts that are no equal numbers are the same words."""
+    one, other = (_SPACES.sub("", text).casefold().strip(".") for text in (a, b))
+    return bool(one) and one == other
+
+
+def _same_time(a: str, b: str) -> bool:
+    """Whether both are times of a day, one of them written as such, and the same; without am or pm either will do."""
+    first, second = (_CLOCK.fullmatch(plain_text(text)) for text in (a, b))
+    if first is None or second is None or (first[0].isdecimal() and second[0].isdecimal()):
+        return False
+    if (first[2] or "00") != (second[2] or "00"):
+        return False
+    hours, halves = [int(first[1]), int(second[1])], [first[3], second[3]]
+    if all(halves):
+        return hours[0] % 12 == hours[1] % 12 and str(halves[0]).lower() == str(halves[1]).lower()
+    for number, half in enumerate(halves):
+        if half and hours[1 - number] > 12:
+            return hours[number] % 12 + 12 * (half in "pP") == hours[1 - number]
+    return hours[0] == hours[1]
+
+
+def _units_differ(a: str, b: str) -> bool:
+    one, other = _unit(a), _unit(b)
+    return one is not None and other is not None and one != other
+
+
+def _unit(text: str) -> str | None:
+    """The unit of a number, if it is a known one."""
+    if text.isascii() and text.replace(".", "").replace(",", "").isdigit():
+        return None
+    text = plain_text(text)
+    for sign, name in _UNIT_SIGNS.items():
+        if sign in text:
+            return name
+    word = _UNIT.search(text)
+    return _UNITS.get(word[1].lower()) if word else None

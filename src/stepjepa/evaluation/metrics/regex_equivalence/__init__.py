@@ -1,0 +1,1 @@
+"""Whether two regular expressions match the same texts: parsing, the alphabet they tell apart, and the comparison."""

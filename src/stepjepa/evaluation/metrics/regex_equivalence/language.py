@@ -1,0 +1,305 @@
+r"""Whether two regular expressions match the same texts.
+
+States of the automata are expressions, made on demand: the derivative of an expression by a character is what must match
+the rest (Brzozowski 1964; Owens, Reppy and Turon 2009). So `&` and `~` cost no more than `|`, no part of an automaton is
+built that the comparison does not visit, and the work is counted, which bounds it on every machine alike. Two states are
+compared by merging what must be equal (Hopcroft and Karp 1971) until a text tells them apart or nothing is left.
+
+The libraries for automata have no word boundaries, which a fifth of NL-RX's expressions hold, and no bound on their work. A
+`\b` says something about its two neighbours, so an expression is read at a place between characters (Moseley et al., PLDI
+2023, "Derivative Based Nonbacktracking Real-World Regex Matching with Backtracking Semantics"), in one of nine contexts:
+
+                      next: end   word  other        word: a letter of ASCII, a digit or _
+    previous: begin          0     1     2           nulls: the contexts, as bits, in which an expression
+              word           3     4     5                  matches the empty text
+              other          6     7     8
+
+The alphabet is printable ASCII and whatever else the two patterns write out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from stepjepa.evaluation.metrics.regex_equivalence.alphabet import BEGIN, Alphabet, TooMuchWork
+from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
+    Boundary,
+    Chars,
+    Complement,
+    Either,
+    Intersection,
+    Joined,
+    Part,
+    Pattern,
+)
+
+_PAIR, _DERIVATIVE = 8, 6  # steps; one takes about a microsecond
+_ALWAYS = 0b111_111_111
+_BOUNDARY_NULLS = {
+    "word": 0b010_101_010,
+    "no word": 0b101_010_101,
+    "begin": 0b000_000_111,
+    "end": 0b001_001_001,
+}
+
+
+class Difference(NamedTuple):
+    """A text that only one of two patterns matches.
+
+    Attributes:
+        text: the shortest there is.
+        in_first: whether the first pattern is the one.
+    """
+
+    text: str
+    in_first: bool
+
+
+def difference(first: Pattern, second: Pattern, budget: int) -> Difference | None:
+    """A text that tells two patterns apart; None where they match the same texts.
+
+    Args:
+        budget: steps that may be made, of about a microsecond.
+
+    Raises:
+        TooMuchWork: that was not enough to decide.
+    """
+    try:
+        space = Expressions(Alphabet([first, second]), budget)
+        one, other = space.of(first.part), space.of(second.part)
+        return _search(space, one, other)
+    except RecursionError:
+        raise TooMuchWork from None
+
+
+def _search(space: Expressions, first: Expression, second: Expression) -> Difference | None:
+    leaders: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def leader(state: tuple[int, int]) -> tuple[int, int]:
+        path = []
+        while state in leaders:
+            path.append(state)
+            state = leaders[state]
+        for passed in path:
+            leaders[passed] = state
+        return state
+
+    Step = tuple[Expression, Expression, int, Any]  # two states, the kind of the last character, how they were reached
+    queue: deque[Step] = deque([(first, second, BEGIN, None)])
+    while queue:
+        one, other, previous, way = queue.popleft()
+        if one is other:
+            continue
+        # What does not look at the character before is the same state behind any.
+        a = leader((one.number, previous if one.looks_back else -1))
+        b = leader((other.number, previous if other.looks_back else -1))
+        if a == b:
+            continue
+        leaders[a] = b
+        space.spend(_PAIR)
+        at_end = 1 << 3 * previous
+        if bool(one.nulls & at_end) != bool(other.nulls & at_end):
+            return Difference("".join(_letters(way))[::-1], bool(one.nulls & at_end))
+        for letter in range(space.alphabet.size):
+            kind = space.alphabet.kinds[letter]
+            after = space.derivative(one, previous, letter), space.derivative(other, previous, letter)
+            if after[0] is not after[1]:
+                queue.append((*after, kind, (way, space.alphabet.examples[letter])))
+    return None
+
+
+def _letters(way: Any) -> Iterator[str]:
+    while way is not None:
+        way, letter = way
+        yield letter
+
+
+class Expression:
+    """A regular expression over letters; equal ones are one object.
+
+    Attributes:
+        number: in the order of making.
+        kind, data: what it is made of.
+        nulls: see above.
+        looks_back: whether it holds a boundary.
+    """
+
+    __slots__ = ("number", "kind", "data", "nulls", "looks_back")
+
+    def __init__(self, number: int, kind: str, data: Any, nulls: int, looks_back: bool):
+        self.number, self.kind, self.data, self.nulls, self.looks_back = number, kind, data, nulls, looks_back
+
+
+class Expressions:
+    """Makes expressions in a normal form: `|` and `&` sorted and flat, so that a pattern has few derivatives."""
+
+    def __init__(self, alphabet: Alphabet, budget: int):
+        self.alphabet, self._left = alphabet, budget
+        self._made: dict[Any, Expression] = {}
+        self._derivatives: dict[tuple[int, int, int], Expression] = {}
+        self._whole = (1 << alphabet.size) - 1
+        self.nothing = self._make("set", 0, 0)
+        self.empty = self._make("join", (), _ALWAYS)
+        self.all = self._make("all", None, _ALWAYS)
+
+    def of(self, part: Part) -> Expression:
+        """The expression of a parsed pattern."""
+        if isinstance(part, Chars):
+            return self._set(self.alphabet.mask(part.ranges))
+        if isinstance(part, Boundary):
+            return self._make("place", part.kind, _BOUNDARY_NULLS[part.kind], True)
+        if isinstance(part, Joined):
+            return self._join([self.of(one) for one in part.parts])
+        if isinstance(part, Either):
+            return self._any([self.of(one) for one in part.parts])
+        if isinstance(part, Intersection):
+            return self._not(self._any([self._not(self.of(one)) for one in part.parts]))
+        if isinstance(part, Complement):
+            return self._not(self.of(part.part))
+        return self._repeat(self.of(part.part), part.low, part.high)
+
+    def derivative(self, one: Expression, previous: int, letter: int) -> Expression:
+        """What must follow a letter so that the whole matches, at a place behind a character of the kind `previous`."""
+        if not one.looks_back:
+            previous = BEGIN
+        key = one.number, previous, letter
+        found = self._derivatives.get(key)
+        if found is None:
+            self.spend(_DERIVATIVE)
+            found = self._derivatives[key] = self._derive(one, previous, letter)
+        return found
+
+    def _derive(self, one: Expression, previous: int, letter: int) -> Expression:
+        here = 1 << 3 * previous + self.alphabet.kinds[letter]
+        if one.kind == "set":
+            return self.empty if one.data >> letter & 1 else self.nothing
+        if one.kind == "all":
+            return one
+        if one.kind == "join":
+            found = []
+            for place, part in enumerate(one.data):
+                found.append(self._join([self.derivative(part, previous, letter), *one.data[place + 1 :]]))
+                if not part.nulls & here:
+                    break
+            return self._any(found)
+        if one.kind == "any":
+            return self._any([self.derivative(part, previous, letter) for part in one.data])
+        if one.kind == "not":
+            return self._not(self.derivative(one.data, previous, letter))
+        if one.kind == "repeat":
+            part, low, high = one.data
+            # Where the part may match nothing here, any number of the turns may have passed already.
+            low = 0 if part.nulls & here else max(low - 1, 0)
+            rest = self._repeat(part, low, None if high is None else high - 1)
+            return self._join([self.derivative(part, previous, letter), rest])
+        return self.nothing  # a place
+
+    def spend(self, work: int) -> None:
+        """Count steps.
+
+        Raises:
+            TooMuchWork: there are none left.
+        """
+        self._left -= work
+        if self._left < 0:
+            raise TooMuchWork
+
+    def _make(self, kind: str, data: Any, nulls: int, looks_back: bool = False) -> Expression:
+        found = self._made.get((kind, data))
+        if found is None:
+            found = self._made[kind, data] = Expression(len(self._made), kind, data, nulls, looks_back)
+        return found
+
+    def _set(self, mask: int) -> Expression:
+        return self._make("set", mask, 0)
+
+    def _join(self, parts: Iterable[Expression]) -> Expression:
+        flat: list[Expression] = []
+        for part in parts:
+            for one in part.data if part.kind == "join" else (part,):
+                if one is self.nothing:
+                    return one
+                endless = one is self.all or (one.kind == "repeat" and one.data[1:] == (0, None))
+                if not (endless and flat and flat[-1] is one):  # x*x*
+                    flat.append(one)
+        if len(flat) == 1:
+            return flat[0]
+        self.spend(2 + len(flat) // 4)
+        nulls, looks_back = _ALWAYS, False
+        for one in flat:
+            nulls, looks_back = nulls & one.nulls, looks_back or one.looks_back
+        return self._make("join", tuple(flat), nulls, looks_back)
+
+    def _any(self, parts: Iterable[Expression]) -> Expression:
+        mask, found = 0, {}
+        for part in parts:
+            for one in part.data if part.kind == "any" else (part,):
+                if one is self.all:
+                    return one
+                if one.kind == "set":
+                    mask |= one.data
+                else:
+                    found[one.number] = one
+        if mask:
+            letters = self._set(mask)
+            found[letters.number] = letters
+        self.spend(2 + len(found))
+        if len(found) > 1:
+            self._absorb(found)
+        if not found:
+            return self.nothing
+        flat = tuple(found[number] for number in sorted(found))
+        if len(flat) == 1:
+            return flat[0]
+        # `x|~x` is everything; `x&~x`, which is its complement, nothing.
+        if any(one.kind == "not" and one.data.number in found for one in flat):
+            return self.all
+        nulls, looks_back = 0, False
+        for one in flat:
+            nulls, looks_back = nulls | one.nulls, looks_back or one.looks_back
+        return self._make("any", flat, nulls, looks_back)
+
+    def _absorb(self, found: dict[int, Expression]) -> None:
+        """Leave out of a union what another of its parts matches anyway; without this, counted repeats of `.*` explode.
+
+        `x.*s` lies in `.*s`, and `xr{5,}` in `xr{4,}`.
+        """
+        tails = {one.data[1:] for one in found.values() if one.kind == "join" and one.data and one.data[0] is self.all}
+        fewest: dict[Any, Expression] = {}
+        for number, one in list(found.items()):
+            parts = one.data if one.kind == "join" else (one,)
+            self.spend(1 + len(tails) // 2)
+            if any(parts[-len(tail) :] == tail and parts[: -len(tail)] != (self.all,) for tail in tails):
+                del found[number]
+            elif parts and parts[-1].kind == "repeat" and parts[-1].data[2] is None:
+                key = (parts[:-1], parts[-1].data[0])
+                other = fewest.setdefault(key, one)
+                if other is not one:
+                    low, other_low = parts[-1].data[1], (other.data[-1] if other.kind == "join" else other).data[1]
+                    fewest[key], lost = (one, other) if low < other_low else (other, one)
+                    del found[lost.number]
+
+    def _not(self, part: Expression) -> Expression:
+        if part.kind == "not":
+            return part.data
+        if part is self.nothing:
+            return self.all
+        if part is self.all:
+            return self.nothing
+        return self._make("not", part, _ALWAYS & ~part.nulls, part.looks_back)
+
+    def _repeat(self, part: Expression, low: int, high: int | None) -> Expression:
+        if part.nulls == _ALWAYS:
+            low = 0
+        if high == 0 or part is self.empty or (part is self.nothing and low == 0):
+            return self.empty
+        if (low, high) == (1, 1) or part is self.nothing or part is self.all:
+            return part
+        if low == 0 and high is None:
+            if self._whole in [one.data for one in (part.data if part.kind == "any" else (part,)) if one.kind == "set"]:
+                return self.all
+            if part.kind == "repeat" and part.data[1:] == (0, None):
+                return part
+        return self._make("repeat", (part, low, high), _ALWAYS if low == 0 else part.nulls, part.looks_back)

@@ -1,0 +1,332 @@
+r"""From the text of a regular expression to its parts.
+
+Two dialects. `nl_rx` is what NL-RX and KB13 are written in, the syntax of the automaton package `dk.brics` as far as those
+data sets use it: the operators of a usual regular expression, `&` (and), `~` (not), and `\b`. From weakest to strongest they
+bind `|`, `&`, joining, repetition, `~`: `~a*` is `(~a)*`, `\bA&B\b` is `(\bA)&(B\b)`. A repetition may follow another
+(`a{2,}*`). `python` is the syntax of `re` without what no automaton can do: there `&` and `~` are plain characters, and
+`*?` is lazy. In both `.` is any character at all, `^` and `$` are the ends of the text.
+
+    Either("|") of Intersection("&") of Joined of Repeat of Complement("~") of Chars, Boundary or a group
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, Union
+
+Ranges = tuple[tuple[int, int], ...]  # code points, both ends included, sorted, never touching
+
+LAST = 0x10FFFF
+EVERY: Ranges = ((0, LAST),)
+WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
+
+
+@dataclass(frozen=True)
+class Chars:
+    """One character out of a set; an empty set matches nothing."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A place between characters: of a word, inside or outside of one, at the begin or the end of the text."""
+
+    kind: Literal["word", "no word", "begin", "end"]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One part after the other; none is the empty text."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Either:
+    """Any of the parts."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Intersection:
+    """All parts at once."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Complement:
+    """Whatever the part does not match."""
+
+    part: Part
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """`low` to `high` times, without upper bound where `high` is None."""
+
+    part: Part
+    low: int
+    high: int | None
+
+
+Part = Union[Chars, Boundary, Joined, Either, Intersection, Complement, Repeat]  # noqa: UP007
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A parsed pattern.
+
+    Attributes:
+        part: the whole of it.
+        named: characters that are written out in it, alone or as a range.
+    """
+
+    part: Part
+    named: Ranges
+
+
+def merged(ranges: list[tuple[int, int]]) -> Ranges:
+    """Ranges sorted, and those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        else:
+            found.append((low, high))
+    return tuple(found)
+
+
+def others(ranges: Ranges) -> Ranges:
+    """The characters that are not in a set."""
+    starts = [0, *(high + 1 for _, high in ranges)]
+    ends = [*(low - 1 for low, _ in ranges), LAST]
+    return tuple((low, high) for low, high in zip(starts, ends, strict=True) if low <= high)
+
+
+Dialect = Literal["nl_rx", "python"]
+
+LONGEST_PATTERN = 2_000  # characters
+DEEPEST = 80  # groups inside each other
+MOST_REPEATS = 1_000_000
+
+_SHORT: dict[str, Ranges] = {"d": ((48, 57),), "w": WORD, "s": ((9, 13), (32, 32))}
+_CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "a": 7}
+_BOUNDARIES = {"b": "word", "B": "no word", "A": "begin", "Z": "end"}
+_BRACES = re.compile(r"\{(\d*)(?:(,)(\d*))?\}", re.ASCII)
+_CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})")
+_GROUP = re.compile(r"\?(?::|P<\w+>)")
+
+
+class PatternError(ValueError):
+    """A text that is no regular expression. The message says what is wrong."""
+
+
+class NotSupportedError(PatternError):
+    """A pattern that may be one, but is too long, too deep, or more than a regular language."""
+
+
+def parse(
+    text: str, dialect: Dialect = "nl_rx", word_boundary: Literal["zero_width", "letter"] = "zero_width"
+) -> Pattern:
+    r"""Read a pattern.
+
+    Args:
+        text: the pattern, which must match a whole text.
+        dialect: see above.
+        word_boundary: what `\b` is: the place where a word begins or ends, or the letter b, as `dk.brics` reads it.
+
+    Raises:
+        PatternError: syntax errors.
+        NotSupportedError: backreferences, lookaround and flags; patterns that are too long or too deep.
+    """
+    if len(text) > LONGEST_PATTERN:
+        raise NotSupportedError(f"longer than {LONGEST_PATTERN} characters")
+    return _Reader(text, dialect == "nl_rx", word_boundary == "letter").read()
+
+
+class _Reader:
+    """Recursive descent; `place` is the next character to read."""
+
+    def __init__(self, text: str, operators: bool, b_is_a_letter: bool):
+        self.text, self.place, self.depth = text, 0, 0
+        self.operators, self.b_is_a_letter = operators, b_is_a_letter
+        self.named: list[tuple[int, int]] = []
+
+    def read(self) -> Pattern:
+        part = self.union()
+        if self.place < len(self.text):
+            raise PatternError(f"unmatched ) at {self.place}")
+        return Pattern(part, merged(self.named))
+
+    def next_is(self, signs: str) -> bool:
+        return self.place < len(self.text) and self.text[self.place] in signs
+
+    def take(self) -> str:
+        if self.place == len(self.text):
+            raise PatternError("ends in the middle")
+        self.place += 1
+        return self.text[self.place - 1]
+
+    def union(self) -> Part:
+        parts = [self.intersection()]
+        while self.next_is("|"):
+            self.place += 1
+            parts.append(self.intersection())
+        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+
+    def intersection(self) -> Part:
+        parts = [self.joined()]
+        while self.operators and self.next_is("&"):
+            self.place += 1
+            parts.append(self.joined())
+        return parts[0] if len(parts) == 1 else Intersection(tuple(parts))
+
+    def joined(self) -> Part:
+        parts: list[Part] = []
+        while self.place < len(self.text) and not self.next_is("|)&" if self.operators else "|)"):
+            parts.append(self.repeated())
+        return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+
+    def repeated(self) -> Part:
+        part = self.complement()
+        counts = 0
+        while (bounds := self.bounds()) is not None:
+            counts += 1
+            if counts > 1 and not self.operators:
+                raise PatternError(f"multiple repeat at {self.place}")
+            part = Repeat(part, *bounds)
+            if not self.operators and self.next_is("?"):
+                self.place += 1  # lazy: the same texts
+            elif not self.operators and self.next_is("+"):
+                raise NotSupportedError("possessive repeats are not supported")
+            if counts > DEEPEST:
+                raise NotSupportedError("too many repeats of repeats")
+        return part
+
+    def bounds(self) -> tuple[int, int | None] | None:
+        """The repetition that follows, if one does."""
+        if self.next_is("*+?"):
+            return {"*": (0, None), "+": (1, None), "?": (0, 1)}[self.take()]
+        braces = _BRACES.match(self.text, self.place)
+        if braces is None or not (braces[1] or braces[3]):
+            return None
+        self.place = braces.end()
+        if max(len(braces[1]), len(braces[3] or "")) > 7:
+            raise NotSupportedError(f"more than {MOST_REPEATS} repeats")
+        low = int(braces[1] or 0)
+        high = low if braces[2] is None else int(braces[3]) if braces[3] else None
+        if max(low, high or 0) > MOST_REPEATS:
+            raise NotSupportedError(f"more than {MOST_REPEATS} repeats")
+        if high is not None and high < low:
+            raise PatternError(f"{braces[0]} asks for fewer repeats at most than at least")
+        return low, high
+
+    def complement(self) -> Part:
+        signs = 0
+        while self.operators and self.next_is("~"):
+            self.place += 1
+            signs += 1
+        part = self.atom()
+        return Complement(part) if signs % 2 else part
+
+    def atom(self) -> Part:
+        if self.next_is("*+?") or (self.place == len(self.text) or self.next_is("|)&" if self.operators else "|)")):
+            raise PatternError(f"nothing to repeat or to negate at {self.place}")
+        sign = self.take()
+        if sign == "(":
+            return self.group()
+        if sign == "[":
+            return Chars(self.bracket())
+        if sign == "\\":
+            return self.escaped()
+        if sign == ".":
+            return Chars(EVERY)
+        if sign in "^$":
+            return Boundary("begin" if sign == "^" else "end")
+        return Chars(self.name(ord(sign)))
+
+    def group(self) -> Part:
+        if self.next_is("?"):
+            kind = _GROUP.match(self.text, self.place)
+            if kind is None:
+                sign = self.text[self.place + 1 : self.place + 2]
+                raise NotSupportedError(f"(?{sign} is not supported: no lookaround, no flags")
+            self.place = kind.end()
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise NotSupportedError(f"more than {DEEPEST} groups inside each other")
+        part = self.union()
+        if not self.next_is(")"):
+            raise PatternError("a ( is not closed")
+        self.place += 1
+        self.depth -= 1
+        return part
+
+    def name(self, low: int, high: int | None = None) -> Ranges:
+        one = (low, low if high is None else high)
+        self.named.append(one)
+        return (one,)
+
+    def escaped(self) -> Part:
+        sign = self.text[self.place : self.place + 1]
+        if sign == "b" and self.b_is_a_letter:
+            self.place += 1
+            return Chars(self.name(ord("b")))
+        if sign in _BOUNDARIES and sign:
+            self.place += 1
+            return Boundary(_BOUNDARIES[sign])  # type: ignore[arg-type]
+        return Chars(self.escape())
+
+    def escape(self) -> Ranges:
+        r"""The characters that a `\` stands for, inside brackets or outside."""
+        code = _CODE.match(self.text, self.place)
+        if code is not None:
+            self.place = code.end()
+            value = int(code[1] or code[2] or code[3], 16)
+            if value > LAST:
+                raise PatternError(f"\\{code[0]} is no character")
+            return self.name(value)
+        sign = self.take()
+        if sign.lower() in _SHORT:
+            found = _SHORT[sign.lower()]
+            return found if sign.islower() else others(found)
+        if sign in _CONTROL:
+            return self.name(_CONTROL[sign])
+        if sign.isdecimal():
+            raise NotSupportedError(f"\\{sign} is not supported: no backreferences")
+        if sign.isalpha() and sign.isascii() and not self.operators:
+            raise PatternError(f"\\{sign} is no escape")
+        return self.name(ord(sign))
+
+    def bracket(self) -> Ranges:
+        """What stands between [ and ]."""
+        negated = self.next_is("^")
+        self.place += negated
+        found: list[tuple[int, int]] = []
+        first = True
+        while first or not self.next_is("]"):
+            first = False
+            low = self.member()
+            if self.next_is("-") and self.text[self.place + 1 : self.place + 2] not in ("]", ""):
+                self.place += 1
+                high = self.member()
+                if not (len(low) == len(high) == 1 and low[0][0] == low[0][1] <= high[0][0] == high[0][1]):
+                    raise PatternError(f"a range in brackets goes backwards or has no ends, at {self.place}")
+                low = self.name(low[0][0], high[0][0])
+            found += low
+        self.place += 1
+        ranges = merged(found)
+        return others(ranges) if negated else ranges
+
+    def member(self) -> Ranges:
+        sign = self.take()
+        if sign != "\\":
+            return self.name(ord(sign))
+        if self.next_is("b"):
+            self.place += 1
+            return self.name(ord("b") if self.b_is_a_letter else 8)
+        return self.escape()

@@ -1,0 +1,220 @@
+"""From the rows of a test file to questions: the chat up to where the model answers, and what the answer should be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from stepjepa.data.chat import RowError
+from stepjepa.data.prompts import Prompter
+from stepjepa.data.report import REASONS
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation.models import TrainingRecord
+from stepjepa.evaluation.options import AS_TRAINED
+
+_REASONS = {
+    **REASONS,
+    "no_user_message": "no question before the answer",
+    "empty_prompt": "the prompt is empty",
+    "no_reference": "nothing that a metric could compare with",
+}
+_SHOWN = 60  # characters of a system prompt in messages
+
+
+class SystemPrompt(NamedTuple):
+    """Which system message a question gets.
+
+    Attributes:
+        text: the message, None for none.
+        keep: whether a row's own goes before it.
+        origin: where it comes from, to be printed.
+    """
+
+    text: str | None
+    keep: bool
+    origin: str
+
+    def apply(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """The chat with this system message."""
+        own = messages[0]["role"] == "system"
+        if own and self.keep:
+            return messages
+        rest = messages[1:] if own else messages
+        return rest if self.text is None else [{"role": "system", "content": self.text}, *rest]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row that is evaluated.
+
+    Attributes:
+        index: number of the row, from 0.
+        place: its file and line, or row, as messages name it.
+        prompt: the chat that the model is to answer; ends with the user's message.
+        chat: the whole chat, for the reference answer's likelihood.
+        row: what metrics see: the row's columns, with the chat as ``messages``.
+    """
+
+    index: int
+    place: str
+    prompt: list[dict[str, str]]
+    chat: list[dict[str, str]]
+    row: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The user's last message."""
+        return self.prompt[-1]["content"]
+
+    @property
+    def ground_truth(self) -> str:
+        """The column `ground_truth` where there is one, else the reference answer."""
+        value = self.row.get("ground_truth")
+        usable = isinstance(value, (str, int, float)) and not isinstance(value, bool) and value == value
+        return str(value) if usable and str(value).strip() else self.chat[-1]["content"]
+
+
+@dataclass(kw_only=True)
+class Skipped:
+    """Rows that cannot be used: how many for each reason, and the first of them."""
+
+    skipped: Counter[str] = field(default_factory=Counter)
+    first_skipped: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, reason: str, place: str, message: str) -> None:
+        """Count a row."""
+        self.skipped[reason] += 1
+        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
+
+    def skipped_lines(self) -> list[str]:
+        """What was skipped, a line for each reason."""
+        return [
+            f"skipped {count}: {_REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})"
+            for reason, count in self.skipped.most_common()
+        ]
+
+
+@dataclass
+class QuestionSet(Skipped):
+    """The questions of a file; every row that was read is in `questions` or counted in `skipped`.
+
+    Attributes:
+        own_system_prompts: rows that come with a system message.
+    """
+
+    source: str
+    questions: list[Question] = field(default_factory=list)
+    rows_read: int = 0
+    own_system_prompts: int = 0
+
+    def check(self) -> None:
+        """Make sure that something can be asked.
+
+        Raises:
+            DataError: nothing was read, or nothing is left.
+        """
+        if not self.rows_read:
+            raise DataError(f"{self.source}: the file or data set is empty; it needs at least one row")
+        if not self.questions:
+            first = next(iter(self.first_skipped.values()))
+            raise DataError(f"none of {self.rows_read} rows can be evaluated on; first: {first}")
+
+    def fingerprint(self) -> str:
+        """Changes with any prompt, any column of a row, or the rows' order."""
+        digest = hashlib.sha256()
+        for one in self.questions:
+            digest.update(json.dumps([one.index, one.prompt, one.row], default=str).encode())
+        return digest.hexdigest()[:16]
+
+
+def read_questions(
+    source: RowSource, system: SystemPrompt, columns: PairColumns | None = None, limit: int | None = None
+) -> QuestionSet:
+    """Read the questions of the first `limit` rows; what cannot be asked is counted.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    found = QuestionSet(source.name)
+    for index, (number, row) in enumerate(source):
+        if index == limit:
+            break
+        found.rows_read += 1
+        place = source.place(number)
+        try:
+            messages = row_to_messages(row, None, columns)
+            found.own_system_prompts += messages[0]["role"] == "system"
+            found.questions.append(_question(index, place, row, messages, system, columns is not None))
+        except RowError as error:
+            found.skip(error.reason, place, str(error))
+    return found
+
+
+def _question(
+    index: int, place: str, row: dict[str, Any], messages: list[dict[str, str]], system: SystemPrompt, named: bool
+) -> Question:
+    last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
+    asked = [number for number, message in enumerate(messages[:last]) if message["role"] == "user"]
+    if not asked:
+        raise RowError("no_user_message", "no message of the user before the last answer")
+    chat = system.apply(messages[: last + 1])
+    shift = len(chat) - (last + 1)
+    seen = {**row, "messages": messages[: last + 1]}
+    if named:  # what metrics look for by its usual name
+        seen["answer"] = messages[last]["content"]
+    return Question(index, place, chat[: asked[-1] + 1 + shift], chat, seen)
+
+
+def drop_unaskable(questions: QuestionSet, prompter: Prompter) -> None:
+    """Take out and count the rows that the chat template refuses, or of which it makes no token."""
+    kept = []
+    for one in questions.questions:
+        try:
+            if prompter.ids(one.prompt):
+                kept.append(one)
+            else:
+                questions.skip("empty_prompt", one.place, "the prompt is empty")
+        except ConfigError as error:
+            questions.skip("template_refused", one.place, str(error))
+    questions.questions = kept
+
+
+def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:
+    """Which system message the questions get, by the options and by what is known of the training of the model `name`.
+
+    A model that was trained with one system message (or with none) gets it. One that was trained with several gets each
+    row's own; rows without one get the most common one.
+    """
+    if use_test_prompts:
+        return SystemPrompt(None, True, "the file's own (--use_test_prompts)")
+    if asked != AS_TRAINED:
+        return SystemPrompt(asked, False, f"{_quoted(asked)} (--system_prompt)")
+    if not record.found:
+        return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
+    (common, _), *further = record.system_prompts.most_common()
+    if not further and not record.others:
+        return SystemPrompt(common, False, f"{_quoted(common)}, as in training")
+    count = f"{len(record.system_prompts)}{' and more' if record.others else ''}"
+    own = f"the file's own, as in training with {count} different ones"
+    return SystemPrompt(common, True, f"{own}; for rows without one {_quoted(common)}")
+
+
+def _quoted(text: str | None) -> str:
+    if text is None:
+        return "none"
+    line = " ".join(text.split())
+    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
+
+
+def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
+    """Which system message is used, and what becomes of the file's own."""
+    line, rows = f"system   {system.origin}", questions.rows_read
+    if system.keep:
+        return f"{line}: {questions.own_system_prompts} of {rows} rows have one"
+    own = [(one.row["messages"][0], one.chat) for one in questions.questions]
+    others = sum(message["role"] == "system" and message not in chat for message, chat in own)
+    return line + (f"; the file's own differs in {others} of {rows} rows" if others else "")

@@ -1,0 +1,417 @@
+"""One evaluation: of a model in memory (`evaluate_model`), or from options to files (`evaluate`).
+
+The files of an evaluation, in its folder (see `stepjepa.generation.store`):
+
+    predictions.jsonl     the answers
+    answer_nll.jsonl      instead of them where nothing is generated
+    metrics.json          the result
+    predictions.partial   while it runs: what is done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from stepjepa.data.chat_template import template_of
+from stepjepa.data.prompts import Prompter
+from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation import nll
+from stepjepa.evaluation.metrics.base import Metric
+from stepjepa.evaluation.metrics.registry import NLL, make_metrics
+from stepjepa.evaluation.models import (
+    Place,
+    TrainingRecord,
+    find_model,
+    fingerprint,
+    load_place,
+    load_place_tokenizer,
+    read_record,
+    softmax_size,
+)
+from stepjepa.evaluation.options import EvaluateOptions
+from stepjepa.evaluation.predictions import record_lines
+from stepjepa.evaluation.questions import (
+    QuestionSet,
+    SystemPrompt,
+    choose_system_prompt,
+    drop_unaskable,
+    read_questions,
+    system_prompt_line,
+)
+from stepjepa.evaluation.scoring import (
+    EvaluationResult,
+    drop_unscorable,
+    generation_summary,
+    predictions_of,
+    summarise,
+)
+from stepjepa.generation.base import Generator, Reply, Request, seed_of
+from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
+from stepjepa.generation.options import deciding
+from stepjepa.generation.store import Output, Paths
+from stepjepa.generation.vllm import BATCH_SIZE as VLLM_BATCH_SIZE
+from stepjepa.generation.vllm import VllmGenerator, require_vllm
+from stepjepa.utils.manifest import weights_digest
+from stepjepa.utils.progress import Bar
+from stepjepa.version import __version__
+
+
+@dataclass
+class Answers:
+    """What the model has answered so far.
+
+    Attributes:
+        output: keeps every batch, None for a model in memory.
+        replies, losses: by the index of the question.
+        seconds: spent on generating.
+    """
+
+    output: Output | None = None
+    replies: dict[int, Reply] = field(default_factory=dict)
+    losses: dict[int, nll.AnswerLoss] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add_replies(self, replies: Sequence[Reply], seconds: float) -> None:
+        """Take and store a batch of answers."""
+        rows = [[r.row, r.text, r.stopped, r.prompt_tokens, r.new_tokens, r.refused] for r in replies]
+        self._add({"replies": rows, "seconds": round(seconds, 3)})
+
+    def add_losses(self, losses: Sequence[nll.AnswerLoss]) -> None:
+        """Take and store a batch of likelihoods."""
+        self._add({"losses": losses})
+
+    def _add(self, line: dict[str, Any]) -> None:
+        if self.output is not None:
+            self.output.append(line)
+        self.take(line)
+
+    def take(self, line: dict[str, Any]) -> None:
+        """Take a stored line.
+
+        Raises:
+            KeyError, TypeError, ValueError: it holds no batch.
+        """
+        if "losses" in line:
+            losses = (nll.AnswerLoss(row, math.nan if total is None else total, n) for row, total, n in line["losses"])
+            self.losses.update((loss.row, loss) for loss in losses)
+        else:
+            self.replies.update((values[0], Reply(*values)) for values in line["replies"])
+            self.seconds += float(line["seconds"])
+
+
+@dataclass
+class Task:
+    """What the model is asked for, and with what.
+
+    Attributes:
+        generator: answers the questions; None where no metric reads an answer.
+        likelihood: the reference answers whose likelihood is computed, None for none.
+        model, vocabulary: for the likelihood.
+    """
+
+    questions: QuestionSet
+    metrics: list[Metric]
+    generator: Generator | None = None
+    likelihood: nll.AnswerLikelihood | None = None
+    model: Any = None
+    batch_size: int = BATCH_SIZE
+    vocabulary: int | None = None
+    temperature: float = 0.0
+    seed: int = 42
+    bar: Bar | None = None
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Show that a part begins."""
+        if self.bar is not None:
+            self.bar.begin(what, total, done)
+
+    def step(self, count: int) -> None:
+        """Show how far it is."""
+        if self.bar is not None:
+            self.bar.step(count)
+
+
+def evaluate_model(
+    model: Any,
+    tokenizer: Any,
+    rows: Any,
+    metrics: Sequence[str],
+    *,
+    metric_options: Mapping[str, Any] | None = None,
+    max_new_tokens: int = 512,
+    batch_size: int = BATCH_SIZE,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 42,
+    system_prompt: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    columns: PairColumns | None = None,
+    split: str = "test",
+    max_examples: int | None = None,
+    max_length: int | None = None,
+    vocabulary: int | None = None,
+) -> EvaluationResult:
+    """Evaluate a model in memory; no file is written.
+
+    Args:
+        model: any Hugging Face causal LM on its device, also one that a `JEPATrainer` is training. Its train/eval mode and
+            its generation config are restored afterwards.
+        tokenizer: its tokenizer, with a chat template.
+        rows: a path, a Hub data set, a `datasets.Dataset` or a list of dicts, as training takes them.
+        metrics: names of metrics, see `stepjepa.evaluation.metrics`, or ``answer_nll``.
+        metric_options: of the metrics; each takes those that it has.
+        max_new_tokens, batch_size, temperature, top_p, seed: of the generation, see `generate_batch`.
+        system_prompt: put in front of chats that have none, as in training.
+        chat_template_kwargs: what the chat template takes in addition to the messages.
+        columns: the two columns of a data set of pairs.
+        split: of a Hub data set.
+        max_examples: evaluate on the first so many rows only.
+        max_length: ``answer_nll``: longest chat in tokens, None for any.
+        vocabulary: ``answer_nll``: V of the softmax, where predictor tokens follow it (`trainer.setup.vocabulary`).
+
+    Returns:
+        The metrics and the predictions.
+
+    Raises:
+        ConfigError, DataError: what cannot be used.
+
+    Examples:
+        >>> result = evaluate_model(model, tokenizer, "test.jsonl", ["gsm8k"])
+        >>> result.value("gsm8k"), result.metrics["gsm8k"]["low"]
+    """
+    if not metrics:
+        raise ConfigError("metrics is empty; name one, see stepjepa.evaluation.metrics")
+    with contextlib.ExitStack() as stack:
+        chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
+        prompter = Prompter(tokenizer, template_kwargs=chat_template_kwargs)
+        source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
+        questions = read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
+        _drop_useless(questions, chosen, prompter)
+        task = Task(questions, chosen, None, None, model, batch_size, vocabulary, temperature, seed)
+        if chosen:
+            task.generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
+        if NLL in metrics:
+            task.likelihood = nll.AnswerLikelihood.of(questions, prompter, max_length, nll.positions_of(model))
+        answers = Answers()
+        answer(task, answers)
+        return score(task, answers)
+
+
+def evaluate(options: EvaluateOptions) -> EvaluationResult:
+    """Evaluate as the options say, into files. Interrupted, the same call resumes.
+
+    Raises:
+        ConfigError, DataError: what cannot be used; what is done by then is kept.
+    """
+    options.check()
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Bar())
+        for line in options.without_effect():
+            bar.say(line)
+        metrics = [stack.enter_context(metric) for metric in make_metrics(options.metric or (), options.metric_options)]
+        place = find_model(str(options.model_name))
+        if options.backend == "vllm":
+            require_vllm()
+            if place.base is not None and not options.no_lora:
+                raise ConfigError(
+                    f"--backend vllm takes no adapter, and {place.name} is one; train with --merge_lora true, or use "
+                    "--backend transformers"
+                )
+        record = read_record(place)
+        options = _resolved(options, record)
+        columns = None
+        if options.source_column and options.target_column:
+            columns = PairColumns(options.source_column, options.target_column, options.choice_column)
+        system = choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
+        source = RowSource(options.test_file, options.dataset_split)
+        questions = read_questions(source, system, columns, options.max_examples)
+        tokenizer = load_place_tokenizer(place, options.trust_remote_code)
+        prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
+        _drop_useless(questions, metrics, prompter)
+        output = _open_output(options, place, questions, prompter.tokenizer)
+        target = output.paths.results[0 if metrics else 1]
+        files = [target, output.paths.record]
+        if output.complete is not None:
+            done = output.complete
+            parts = done["metrics"], done["generation"], done["rows"]
+            return EvaluationResult(*parts, record=done, files=files, already=True)
+        task, description = _load(options, place, record, prompter, Task(questions, metrics, bar=bar))
+        answers = Answers(output)
+        with output.opened(answers.take):
+            for line in _start_up_summary(options, place, description, questions, system):
+                bar.say(line)
+            answer(task, answers)
+            result = score(task, answers)
+            result.record, result.files = _record(result, options, output, system, place), files
+            records = [one.record() for one in result.predictions] or result.answer_nll
+            output.finish({target: record_lines(target, records)}, result.record)
+        return result
+
+
+def answer(task: Task, answers: Answers) -> None:
+    """Let the model answer whatever is not answered yet."""
+    questions = task.questions.questions
+    if task.likelihood is not None:
+        task.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
+        for losses in task.likelihood.compute(task.model, task.batch_size, answers.losses, task.vocabulary):
+            answers.add_losses(losses)
+            task.step(len(losses))
+    if task.generator is None:
+        return
+    task.begin("answers", len(questions), len(answers.replies))
+    if len(answers.replies) == len(questions):
+        return
+    requests = [Request(one.index, one.prompt, task.temperature, seed_of(task.seed, one.index)) for one in questions]
+    begin = time.perf_counter()
+    for replies in task.generator.answer(requests, frozenset(answers.replies)):
+        answers.add_replies(replies, time.perf_counter() - begin)
+        task.step(len(replies))
+        begin = time.perf_counter()
+
+
+def score(task: Task, answers: Answers) -> EvaluationResult:
+    """What the answers come to.
+
+    Raises:
+        DataError: a metric of the user's failed.
+    """
+    asked = task.questions
+    metrics, predictions, losses = {}, [], []
+    if task.metrics:
+        task.begin("scores", len(asked.questions))
+        predictions = predictions_of(asked.questions, answers.replies, answers.losses, task.metrics, task.step)
+        metrics = summarise(task.metrics, predictions, asked.questions)
+    if task.likelihood is not None:
+        values = [answers.losses[index] for index in sorted(answers.losses)]
+        metrics[NLL] = nll.summarise(values, task.likelihood.report)
+        texts = {question.index: question.text for question in asked.questions}
+        losses = [
+            {"index": one.row, "question": texts[one.row], NLL: one.total / one.tokens, "answer_tokens": one.tokens}
+            for one in values
+        ]
+    rows = {
+        "read": asked.rows_read,
+        "evaluated": len(asked.questions),
+        "skipped": dict(asked.skipped),
+        "first_skipped": asked.first_skipped,
+    }
+    return EvaluationResult(metrics, generation_summary(predictions, answers.seconds), rows, predictions, losses)
+
+
+def default_folder(options: EvaluateOptions, place: Place) -> Path:
+    """``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` here for a Hub id."""
+    path = Path(str(options.test_file))
+    data = re.sub(r"[^\w.-]+", "-", path.stem if path.exists() else str(options.test_file)).strip("-.") or "data"
+    if place.folder is not None:
+        return place.folder / f"evaluation-{data}"
+    return Path(f"evaluation-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.name)}-{data}")
+
+
+def _drop_useless(questions: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
+    """Take out what cannot be asked or scored, and make sure that something is left."""
+    if metrics:
+        drop_unaskable(questions, prompter)
+        drop_unscorable(metrics, questions)
+    questions.check()
+
+
+def _resolved(options: EvaluateOptions, record: TrainingRecord) -> EvaluateOptions:
+    """The options with what they leave open."""
+    default = VLLM_BATCH_SIZE if options.backend == "vllm" else BATCH_SIZE
+    resolved = replace(options, batch_size=options.batch_size or default)
+    if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
+        resolved.chat_template_kwargs = record.settings.get("chat_template_kwargs")
+    if options.max_length is None and NLL in (options.metric or ()):
+        resolved.max_length = record.settings.get("max_length")
+    return resolved
+
+
+def _open_output(options: EvaluateOptions, place: Place, questions: QuestionSet, tokenizer: Any) -> Output:
+    if options.output_file is not None:
+        file = Path(options.output_file)
+        results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
+        record, partial = (file.with_name(f"{file.stem}.{kind}") for kind in ("metrics.json", "partial"))
+    else:
+        folder = Path(options.output_dir) if options.output_dir else default_folder(options, place)
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+        results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
+        record, partial = folder / "metrics.json", folder / "predictions.partial"
+    identity = {
+        **deciding(options),
+        "chat_template": hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16],
+        "model": fingerprint(place, options.no_lora),
+        "data": questions.fingerprint(),
+    }
+    scoring = {"metric": options.metric, "metric_options": options.metric_options}
+    inputs = [Path(str(options.test_file))]
+    paths, overwrite = Paths(results, record, partial), options.overwrite_output_dir
+    return Output(paths, identity, scoring, overwrite, inputs, reader=_identity_and_scoring)
+
+
+def _identity_and_scoring(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a result; version 0.1 recorded fewer options, as they were by default."""
+    return {**deciding(EvaluateOptions()), **record["identity"]}, record["scoring"]
+
+
+def _load(
+    options: EvaluateOptions, place: Place, record: TrainingRecord, prompter: Prompter, task: Task
+) -> tuple[Task, str]:
+    """The task with what answers it, and a phrase that describes that."""
+    size, tokenizer = options.batch_size or BATCH_SIZE, prompter.tokenizer
+    task = replace(task, batch_size=size, temperature=options.temperature, seed=options.seed)
+    transformers.utils.logging.disable_progress_bar()  # of loading
+    if options.backend == "vllm":
+        return replace(task, generator=VllmGenerator(place.base or place.name, prompter, options)), "vLLM"
+    model, description = load_place(place, tokenizer, options)
+    task = replace(task, model=model, vocabulary=softmax_size(model, tokenizer, place, record))
+    if task.metrics:
+        limits = options.max_new_tokens, options.top_p, size
+        task.generator = LocalGenerator(model, prompter, *limits, overwrite="--overwrite_output_dir")
+    if NLL in (options.metric or ()):
+        limit = options.max_length
+        task.likelihood = nll.AnswerLikelihood.of(task.questions, prompter, limit, nll.positions_of(model))
+    return task, f"{description}, batches of {size}"
+
+
+def _start_up_summary(
+    options: EvaluateOptions, place: Place, description: str, questions: QuestionSet, system: SystemPrompt
+) -> Iterator[str]:
+    yield f"model    {place.name} ({description})"
+    yield f"data     {questions.source}: {len(questions.questions)} of {questions.rows_read} rows"
+    for line in questions.skipped_lines():
+        yield f"         {line}"
+    yield system_prompt_line(system, questions)
+    if options.no_lora and place.base is None:
+        yield f"note     --no_lora changes nothing: {place.name} is no adapter"
+
+
+def _record(
+    result: EvaluationResult, options: EvaluateOptions, output: Output, system: SystemPrompt, place: Place
+) -> dict[str, Any]:
+    """What ``metrics.json`` holds."""
+    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {
+        "metrics": result.metrics,
+        "generation": result.generation,
+        "rows": result.rows,
+        "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
+        "settings": asdict(options),
+        "versions": {**versions, "python": platform.python_version()},
+        "identity": output.identity,
+        "scoring": output.scoring,
+        "weights": None if place.folder is None else weights_digest(place.folder),
+    }

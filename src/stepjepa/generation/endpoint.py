@@ -1,0 +1,252 @@
+"""A server with OpenAI's chat completions as a generator: a few requests at a time through `huggingface_hub`'s client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import random
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from huggingface_hub import AsyncInferenceClient
+from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
+
+from stepjepa.errors import ConfigError
+from stepjepa.generation.base import Reply, Request, mended
+from stepjepa.utils.text import one_line
+
+FIRST_DELAY = 1.0  # seconds before the first retry; doubled with each further one
+_LONGEST_BACKOFF = 60.0
+_LONGEST_WAIT = 600.0  # a server that asks for more is out of quota, not busy
+_LONGEST_MESSAGE = 300
+_PATH = "/chat/completions"
+_TRANSIENT, _BUSY, _REFUSALS = {408, 409, 425, 429}, 429, {400, 413, 422}
+_ADVICE = {
+    401: "; check the key that --api_key_env names",
+    402: "; the account has no credit",
+    403: "; the key may not use this model; check --api_key_env and --model_name",
+    404: "; check --model_name, and that --base_url ends where /chat/completions begins (often in /v1)",
+}
+_RESUME = "what is done is kept, and the same command resumes from it"
+
+
+class _Client(AsyncInferenceClient):
+    async def _get_async_client(self) -> Any:
+        client: Any = await super()._get_async_client()
+        # What is right for the Hub is not for any server: HF_HUB_OFFLINE must not cut off one on this machine, and no
+        # redirect may carry the key to another address.
+        client.event_hooks, client.follow_redirects = {"response": [_refuse_redirect]}, False
+        return client
+
+
+async def _refuse_redirect(response: Any) -> None:
+    if 300 <= response.status_code < 400:
+        where = one_line(str(response.headers.get("Location")), _LONGEST_MESSAGE)
+        what = f"{response.request.url} answers {response.status_code}; it moved to {where}, so --base_url must change"
+        raise ConfigError(f"{what}; {_RESUME}")
+
+
+class _Refused(Exception):
+    """The server does not answer this one request (too long a prompt, a content filter)."""
+
+
+class _Stopped(Exception):
+    """Nothing more is to be sent."""
+
+
+class _Trouble(Exception):
+    """What may pass by itself; `wait` is how many seconds the server asks to wait, `busy` whether it has too much to do."""
+
+    def __init__(self, message: str, wait: float | None = None, busy: bool = False):
+        super().__init__(message)
+        self.wait, self.busy = wait, busy
+
+
+class EndpointGenerator:
+    """Asks a server.
+
+    Args:
+        base_url: what `/chat/completions` is appended to.
+        model: the name that the server knows.
+        max_new_tokens, top_p: of the sampling.
+        api_key: sent as a bearer token; in no message. Without one no token of the Hub is sent either.
+        concurrency: requests at a time.
+        timeout: seconds without a byte from the server.
+        max_retries: how often a request is sent again.
+        extra_body: further fields of the request; None takes one out.
+        say: takes lines about longer waits.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        max_new_tokens: int,
+        top_p: float = 1.0,
+        *,
+        api_key: str | None = None,
+        concurrency: int = 8,
+        timeout: float = 600.0,
+        max_retries: int = 6,
+        extra_body: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ):
+        base = base_url.rstrip("/")
+        self.url = base if base.endswith(_PATH) else base + _PATH
+        self._key, self._concurrency, self._max_retries, self._say = api_key, concurrency, max_retries, say
+        self._timeout, self._model = timeout, model
+        self._fields = {"max_tokens": max_new_tokens, "top_p": top_p}
+        self._extra = dict(extra_body or {})
+        self._answers, self._reached = 0, False
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """Replies as they come in.
+
+        After an error no further request is sent; the answers under way are given out before it is raised.
+
+        Raises:
+            ConfigError: the server cannot be asked.
+        """
+        todo = iter([request for request in requests if request.row not in done])
+        found: queue.SimpleQueue[Reply | Exception | None] = queue.SimpleQueue()
+        # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, args=(loop, todo, found), daemon=True).start()
+        error: Exception | None = None
+        try:
+            while (item := found.get()) is not None:
+                if isinstance(item, Reply):
+                    yield [item]
+                else:
+                    error = error or item
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._stop.set)
+        if error is not None:
+            raise error
+
+    def _run(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        todo: Iterator[Request],
+        found: queue.SimpleQueue[Reply | Exception | None],
+    ) -> None:
+        self._stop = asyncio.Event()
+
+        async def worker(client: _Client) -> None:
+            for request in todo:
+                if self._stop.is_set():
+                    return
+                try:
+                    found.put(await self._ask(client, request))
+                except _Stopped:
+                    return
+                except Exception as error:
+                    found.put(error)
+                    self._stop.set()
+
+        async def work() -> None:
+            # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
+            async with _Client(base_url=self.url, api_key=self._key or "none", timeout=self._timeout) as client:
+                await asyncio.gather(*(worker(client) for _ in range(self._concurrency)))
+
+        try:
+            loop.run_until_complete(work())
+        finally:
+            loop.close()
+            found.put(None)
+
+    async def _ask(self, client: _Client, request: Request) -> Reply:
+        """Send a request until it is answered, at most `max_retries` times again."""
+        answers, tries = self._answers, 0
+        while True:
+            tries += 1
+            try:
+                return await self._once(client, request)
+            except _Refused as refusal:
+                return Reply(request.row, "", stopped=False, refused=self._clean(str(refusal)))
+            except _Trouble as trouble:
+                if tries > self._max_retries:
+                    times = f"tried {tries} times" if tries > 1 else "tried once"
+                    if (
+                        self._answers > answers and not trouble.busy
+                    ):  # others were answered meanwhile: it is this one's fault
+                        return Reply(request.row, "", stopped=False, refused=self._clean(f"{trouble}, {times}"))
+                    raise ConfigError(f"{self.url} {self._clean(str(trouble))} ({times}); {_RESUME}") from None
+                answers = self._answers
+                await self._pause(trouble, tries)
+
+    async def _pause(self, trouble: _Trouble, tries: int) -> None:
+        wait = trouble.wait
+        if wait is None:
+            wait = min(_LONGEST_BACKOFF, FIRST_DELAY * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
+        elif wait > _LONGEST_WAIT:
+            what = f"{self.url} {self._clean(str(trouble))}"
+            raise ConfigError(f"{what}; the server asks to wait {wait:.0f} s; {_RESUME}") from None
+        elif wait > 1:
+            self._say(f"{self.url} {self._clean(str(trouble))}; waiting {wait:.0f} s as it asks")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), wait)
+            raise _Stopped
+
+    async def _once(self, client: _Client, request: Request) -> Reply:
+        fields = {**self._fields, "temperature": request.temperature, "seed": request.seed, **self._extra}
+        body = {name: value for name, value in fields.items() if value is not None}
+        try:
+            answer: Any = await client.chat_completion(
+                [dict(one) for one in request.messages], model=self._model, extra_body=body
+            )
+            choice, usage = answer.choices[0], answer.usage
+            text, thoughts = choice.message.content or "", choice.message.get("reasoning_content")
+            sizes = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
+            reply = Reply(request.row, mended(text).strip(), choice.finish_reason != "length", *sizes)
+        except ConfigError:
+            raise
+        except HfHubHTTPError as error:
+            self._reached = True
+            raise self._meaning(error.response) from None
+        except InferenceTimeoutError:
+            raise _Trouble(f"gave no answer in {self._timeout:g} s") from None
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise _Trouble("sends no chat completion") from None
+        except Exception as error:  # the HTTP library's own, and which one that is depends on huggingface_hub
+            why = self._clean(str(error) or type(error).__name__)
+            if not self._reached:
+                advice = "check --base_url, and that the server runs"
+                raise ConfigError(f"{self.url} cannot be reached ({why}); {advice}") from None
+            raise _Trouble(f"lost the connection ({why})") from None
+        if choice.finish_reason == "content_filter":
+            raise _Refused("its content filter cut the response")
+        self._reached, self._answers = True, self._answers + 1
+        return Reply(**{**vars(reply), "reasoning": mended(thoughts).strip()}) if thoughts else reply
+
+    def _meaning(self, response: Any) -> Exception:
+        """What an error status is to the run."""
+        status = response.status_code
+        message, code = _message_in(response)
+        what = f"answers {status}{f' ({message})' if message else ''}"
+        if status in _REFUSALS:
+            return _Refused(what)
+        if (status in _TRANSIENT or status >= 500) and code != "insufficient_quota":
+            wait = response.headers.get("Retry-After", "")
+            return _Trouble(what, float(wait) if wait.replace(".", "", 1).isdecimal() else None, status == _BUSY)
+        return ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}")
+
+    def _clean(self, text: str) -> str:
+        """A text of others in one line that a terminal can show, without the key."""
+        return one_line(text.replace(self._key, "***") if self._key else text, _LONGEST_MESSAGE)
+
+
+def _message_in(response: Any) -> tuple[str, str]:
+    """Message and code of an error: OpenAI sends {"error": {"message", "code"}}, others {"message"} or {"detail"}."""
+    try:
+        data = response.json()
+    except ValueError:
+        text = response.text[:1000].strip()
+        return "" if text.startswith("<") else text, ""  # a page for a browser says nothing here
+    inner = data.get("error", data) if isinstance(data, dict) else data
+    if isinstance(inner, dict):
+        return str(inner.get("message") or inner.get("detail") or ""), str(inner.get("code") or "")
+    return inner if isinstance(inner, str) else "", ""

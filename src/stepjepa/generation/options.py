@@ -1,0 +1,216 @@
+"""Options of ``stepjepa generate`` and of every command that lets a model answer; no torch, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
+from stepjepa.errors import ConfigError
+
+QUESTION = "{question}"
+_DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
+# Columns of an output row that are ours, so that --response_field cannot take their names.
+ROW_FIELDS = (
+    "question answer ground_truth attempt model correct final_answer row stopped new_tokens refused reasoning".split()
+)
+_DAY = 86400
+
+
+def deciding(options: GeneratorOptions) -> dict[str, Any]:
+    """The options on which the answers depend: work is resumed only with the same ones."""
+    return {one.name: getattr(options, one.name) for one in options_of(type(options)).values() if not one.resume}
+
+
+@dataclass
+class GeneratorOptions:
+    """How a model generates, for every command that lets one answer."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Dtype of the weights; auto is what they were saved in.", _LOCAL
+    )
+    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _LOCAL)
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _LOCAL, resume=True)
+    vllm_options: dict[str, Any] | None = option(
+        None,
+        "Further arguments of vllm.LLM, as in '{\"tensor_parallel_size\": 4}'.",
+        _LOCAL,
+        needs={"backend": ("vllm",)},
+        resume=True,
+    )
+    chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's.", _LOCAL)
+    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", _LOCAL)
+    batch_size: int | None = option(
+        None,
+        "Questions per batch. Default: 16 with transformers; 256 handed over at once with vllm.",
+        _LOCAL,
+        at_least=1,
+    )
+    max_new_tokens: int = option(512, "Longest response in tokens.", SAMPLING, at_least=1)
+    temperature: float = option(
+        0.0, "0 takes the likeliest token; above 0 samples at this temperature.", SAMPLING, at_least=0
+    )
+    top_p: float = option(
+        1.0, "Share of the probability mass to sample from.", SAMPLING, above=0, at_most=1, needs={"temperature": True}
+    )
+    seed: int = option(42, "Seed of the sampling, mixed with the row.", SAMPLING, needs={"temperature": True})
+
+    def check(self) -> None:
+        """Check the values and what they are together.
+
+        Raises:
+            ConfigError: a value that cannot be used; the message names the option.
+        """
+        check_fields(self)
+        if self.plain and self.chat_template:
+            raise ConfigError("--plain and --chat_template are two templates; keep one of them")
+
+
+@dataclass
+class GenerateOptions(GeneratorOptions):
+    """What is asked, which model, how often, and where the answers go."""
+
+    file: str | None = option(
+        None,
+        "The questions: JSONL, Parquet, CSV or a Hub data set; usually written without --file.",
+        _DATA,
+        resume=True,
+    )
+    dataset_split: str = option("train", "Split of a Hub data set.", _DATA, resume=True)
+    question_column: str | None = option(
+        None, "Column with the question. Default: question, prompt or text, or the user's message.", _DATA
+    )
+    answer_column: str | None = option(
+        None, "Column with the known answer. Default: answer, completion or code, or the assistant's message.", _DATA
+    )
+    ground_truth_column: str | None = option(
+        None,
+        r"Column with the bare final answer. Default: ground_truth where there is one, else what follows #### or is in "
+        r"\boxed{} in the answer, else a short answer as it is.",
+        _DATA,
+    )
+    max_examples: int | None = option(None, "Ask the first so many questions only.", _DATA, at_least=1)
+
+    backend: Literal["transformers", "vllm", "openai"] = option(
+        "transformers",
+        "What runs the model: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
+        _MODEL,
+    )
+    model_name: str | None = option(
+        None,
+        "The model that answers: a Hub id or a local folder; with --backend openai the name that the server knows.",
+        _MODEL,
+    )
+    system_prompt: str | None = option(SYSTEM_PROMPT, "System message; none leaves it out.", _MODEL)
+    prompt_template: str = option(QUESTION, "The user's message; {question} is replaced by the question.", _MODEL)
+
+    attempts: int = option(4, "Tries for each question; the first right one is kept.", SAMPLING, at_least=1)
+    greedy_first: bool = option(False, "Take the likeliest tokens in the first try and sample in the others.", SAMPLING)
+    temperature: float = option(0.7, "Sampling temperature; 0 is greedy.", SAMPLING, at_least=0)
+    top_p: float = option(0.95, "Share of the probability mass to sample from.", SAMPLING, above=0, at_most=1)
+    max_new_tokens: int = option(1024, "Longest response in tokens.", SAMPLING, at_least=1)
+    accept_truncated: bool = option(
+        False, "Keep responses that were cut at max_new_tokens too, where their final answer is right.", SAMPLING
+    )
+
+    base_url: str | None = option(None, "The server's address, as in http://localhost:8000/v1.", _ENDPOINT, resume=True)
+    api_key_env: str | None = option(
+        None, "NAME of the environment variable that holds the key.", _ENDPOINT, resume=True
+    )
+    concurrency: int = option(8, "Requests at a time.", _ENDPOINT, at_least=1, resume=True)
+    timeout: float = option(
+        600.0,
+        "Seconds without an answer until a request is given up and sent again.",
+        _ENDPOINT,
+        above=0,
+        at_most=_DAY,
+        resume=True,
+    )
+    max_retries: int = option(
+        6,
+        "How often a request is sent again after 429, 5xx, a lost connection or a broken answer.",
+        _ENDPOINT,
+        at_least=0,
+        resume=True,
+    )
+    extra_body: dict[str, Any] | None = option(
+        None,
+        'Further fields of the request; null takes one out, as in \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
+        _ENDPOINT,
+    )
+
+    output_file: str | None = option(None, "JSONL file for the solved questions.", _OUTPUT, resume=True)
+    response_field: str = option("response", "Name of the column that holds the response.", _OUTPUT)
+    resume: bool = option(True, "Resume an unfinished output of the same settings.", _OUTPUT, resume=True)
+    overwrite: bool = option(
+        False, "Replace an existing output.", _OUTPUT, aliases=("overwrite_output_dir",), resume=True
+    )
+    keep_attempts: bool = option(False, "Keep a file with every attempt, wrong ones included.", _OUTPUT, resume=True)
+
+    def check(self) -> None:
+        """As `GeneratorOptions.check`.
+
+        Raises:
+            ConfigError: a value that cannot be used; the message names the option.
+        """
+        if not self.file:
+            raise ConfigError("no data file given; write: stepjepa generate FILE")
+        if not self.model_name:
+            raise ConfigError("--model_name must be given")
+        if not self.output_file:
+            raise ConfigError("--output_file must be given")
+        super().check()
+        if self.temperature == 0 and self.attempts > 1:
+            raise ConfigError(
+                f"attempts is {self.attempts} and temperature 0: every attempt would say the same; set --attempts 1, or a "
+                "--temperature above 0 (--greedy_first keeps the first attempt greedy)"
+            )
+        if QUESTION not in self.prompt_template:
+            raise ConfigError(f"prompt_template is {self.prompt_template!r}; it must hold {QUESTION}")
+        if not self.response_field or self.response_field in ROW_FIELDS:
+            raise ConfigError(
+                f"response_field is {self.response_field!r}; choose a name other than {', '.join(ROW_FIELDS)}"
+            )
+        if Path(str(self.output_file)).suffix != ".jsonl":
+            raise ConfigError(f"--output_file {self.output_file}: the name must end in .jsonl")
+        if self.backend == "openai":
+            self._check_endpoint()
+        elif self.base_url is not None:
+            raise ConfigError(f"--base_url is for --backend openai, and backend is {self.backend}")
+
+    def _check_endpoint(self) -> None:
+        if not self.base_url:
+            raise ConfigError("--backend openai needs --base_url, as in http://localhost:8000/v1")
+        try:
+            url = urlsplit(self.base_url)
+            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ConfigError(f"--base_url {self.base_url}: no address; expected one such as http://localhost:8000/v1")
+        if url.username or url.password or url.query or url.fragment:
+            raise ConfigError("--base_url: give the address alone; a key goes into --api_key_env")
+        self.api_key()
+
+    def api_key(self) -> str | None:
+        """The key of the endpoint, from the environment.
+
+        Raises:
+            ConfigError: the variable is not set, or no variable's name.
+        """
+        if self.api_key_env is None:
+            return None
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise ConfigError("--api_key_env takes the NAME of an environment variable, not the key itself")
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            # A key without punctuation looks like a name too, so what was written is not repeated.
+            raise ConfigError("--api_key_env: no environment variable of that name is set; export it first")
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("--api_key_env: the variable holds characters that no key can have")
+        return key

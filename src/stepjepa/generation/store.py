@@ -1,0 +1,285 @@
+"""The files of a command that can be killed at any moment, and resumes where it was when it is repeated.
+
+    results     written at the end, each in one step
+    record      what came of it; written last: with it the work is complete
+    partial     a line for each batch as it is done; removed at the end
+
+A line of the partial file counts only when it is complete. Its first line says what the answers depend on: the work is
+resumed only with the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.files import json_bytes, no_links, parse_json, read_json, write_whole
+from stepjepa.version import __version__
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs on one output are then the user's to avoid
+    fcntl = None  # type: ignore[assignment]
+
+Record = dict[str, Any]
+_SHOWN = 40  # characters of a setting in messages
+
+
+class Paths(NamedTuple):
+    """The files of an output."""
+
+    results: tuple[Path, ...]
+    record: Path
+    partial: Path
+
+
+def json_line(record: Any) -> bytes:
+    """One line of JSONL; NaN and infinity become null."""
+    return json_bytes(record) + b"\n"
+
+
+@contextlib.contextmanager
+def saying_where(path: Path) -> Iterator[None]:
+    """Turn an error of the system (a full disk, a missing right) into one line.
+
+    Raises:
+        DataError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise DataError(
+            f"{path}: cannot be written ({why}); what was written before is kept, and the same command resumes from it"
+        ) from None
+
+
+def replace(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file so that a reader finds the old one or the complete new one, also after a crash.
+
+    Raises:
+        DataError: it could not be written; the old one is still there.
+    """
+    with saying_where(path):
+        write_whole(path, parts)
+
+
+def open_locked(path: Path) -> BinaryIO:
+    """Open a file for reading and appending without a buffer, making it if need be, for this process alone.
+
+    Raises:
+        ConfigError: another process holds it.
+        DataError: it cannot be opened.
+    """
+    with saying_where(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+b", buffering=0, opener=no_links)  # noqa: SIM115 (closed by the caller)
+    if fcntl is not None:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigError(f"{path}: another process is writing it; wait for it, or choose another file") from None
+        except OSError:  # a file system without locks
+            pass
+    return file
+
+
+def identity_and_scoring(record: Record) -> tuple[Record, Record]:
+    """What a record says that its results depend on: on which answers depend, and what else."""
+    return record["identity"], record["scoring"]
+
+
+class Output:
+    """Keeps batches of answers in files.
+
+    Args:
+        paths: the files.
+        identity: what the answers depend on, plain JSON values.
+        scoring: what else the results depend on.
+        overwrite: replace what is there.
+        inputs: files that are read and must not be written.
+        flag: the option that `overwrite` is.
+        reader: identity and scoring of a record, as `identity_and_scoring`; a KeyError or TypeError for another file.
+
+    Attributes:
+        complete: the record of work that was completed before, None otherwise.
+        begun: whether a part of the same work is stored.
+
+    Raises:
+        ConfigError: files are there that may not be touched.
+        DataError: files are there that cannot be read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        identity: Record,
+        scoring: Record,
+        overwrite: bool = False,
+        inputs: Iterable[Path] = (),
+        flag: str = "--overwrite_output_dir",
+        reader: Callable[[Record], tuple[Record, Record]] = identity_and_scoring,
+    ):
+        self.paths, self._overwrite, self._flag = paths, overwrite, flag
+        self.identity, self.scoring = json.loads(json.dumps([identity, scoring]))
+        self.complete: Record | None = None
+        self._file: BinaryIO | None = None
+        for source in inputs:
+            for path in (*paths.results, paths.record, paths.partial):
+                if source.exists() and path.exists() and path.samefile(source):
+                    raise ConfigError(f"{path}: the command would write over its input; name another output")
+        self.begun = self._look(reader)
+
+    def _look(self, reader: Callable[[Record], tuple[Record, Record]]) -> bool:
+        """See what is there; whether a part of the same work is."""
+        paths, advice = self.paths, f"choose another output, or {self._flag} to replace it"
+        parts: tuple[Record, Record] | None = None
+        if paths.record.exists():
+            try:
+                record = read_json(paths.record)
+                parts = reader(record)
+            except (OSError, ValueError, KeyError, TypeError):
+                raise ConfigError(f"{paths.record} exists and is no record of this; choose another output") from None
+        header = self._header()
+        same = header == self.identity
+        if self._overwrite:
+            return same
+        if parts is not None:
+            _refuse_other(paths.record, parts[1], self.scoring, advice)
+            _refuse_other(paths.record, parts[0], self.identity, advice)
+            self.complete = record
+        elif header is not None:
+            _refuse_other(paths.partial, header, self.identity, advice)
+        for path in paths.results:
+            if self.complete is None and not same and path.exists():
+                raise ConfigError(f"{path} exists and is not from unfinished work; {advice}")
+        return same
+
+    def _header(self) -> Record | None:
+        """The identity in the first line of the partial file; None where there is no complete one, or it may go."""
+        path = self.paths.partial
+        try:
+            with open(path, "rb") as file:
+                line = file.readline()
+            return dict(parse_json(line)["identity"]) if line.endswith(b"\n") else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            if self._overwrite:
+                return None
+            raise DataError(f"{path}: cannot be read as unfinished work; remove it, or choose another output") from None
+
+    @contextlib.contextmanager
+    def opened(self, take: Callable[[Record], None]) -> Iterator[None]:
+        """Lock the files, and give `take` each line that is stored. Nothing changes before the first new line is stored.
+
+        `take` raises a KeyError, TypeError or ValueError for a line that it cannot use.
+
+        Raises:
+            ConfigError: another process is writing them.
+            DataError: they cannot be read or written.
+        """
+        partial = self.paths.partial
+        made, made_folder = not partial.exists(), not partial.parent.exists()
+        self._file = open_locked(partial)
+        try:
+            if self.begun:
+                self._resume(take)
+            yield
+        finally:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+                if made and not self.begun:
+                    partial.unlink(missing_ok=True)
+                if made_folder and not self.begun:
+                    with contextlib.suppress(OSError):
+                        partial.parent.rmdir()
+
+    def _resume(self, take: Callable[[Record], None]) -> None:
+        """Read what is done; an incomplete last line is dropped."""
+        assert self._file is not None
+        self._file.seek(0)
+        complete = 0
+        with open(self._file.fileno(), "rb", closefd=False) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n") or not line.strip(b"\0\n"):  # space that a crash has left unwritten
+                    break
+                try:
+                    if number > 1:
+                        take(parse_json(line))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    raise DataError(
+                        f"{self.paths.partial} line {number}: broken, so the work cannot be resumed; remove the file to "
+                        "start again"
+                    ) from None
+                complete += len(line)
+        with saying_where(self.paths.partial):
+            self._file.truncate(complete)
+
+    def append(self, line: Record) -> None:
+        """Store a batch, all or nothing.
+
+        Raises:
+            DataError: it could not be written.
+        """
+        assert self._file is not None
+        if not self.begun:  # in an order that never leaves old results next to new answers
+            with saying_where(self.paths.partial):
+                self._file.truncate(0)
+                for path in (self.paths.record, *self.paths.results) if self._overwrite else ():
+                    path.unlink(missing_ok=True)
+            self._write({"stepjepa": __version__, "identity": self.identity})
+            self.begun = True
+        self._write(line)
+
+    def _write(self, line: Record) -> None:
+        """Append a line and wait until the disk has it; what fits in part is taken out again."""
+        assert self._file is not None
+        size = self._file.seek(0, os.SEEK_END)
+        with saying_where(self.paths.partial):
+            try:
+                view = memoryview(json_line(line))
+                while view:
+                    view = view[self._file.write(view) :]
+                os.fsync(self._file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(size)
+                raise
+
+    def finish(self, results: Mapping[Path, Iterable[bytes]], record: Record) -> None:
+        """Write the results, then the record, and remove the partial file.
+
+        Raises:
+            DataError: they could not be written; the same command tries again.
+        """
+        for path, parts in results.items():
+            replace(path, parts)
+        replace(self.paths.record, [json_bytes(record, indent=2), b"\n"])
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self.paths.partial.unlink(missing_ok=True)
+
+
+def _refuse_other(path: Path, other: Record, mine: Record, advice: str) -> None:
+    for name in {**mine, **other}:
+        if other.get(name) == mine.get(name):
+            continue
+        if name in ("model", "data"):
+            what = "another model" if name == "model" else "other questions"
+            raise ConfigError(f"{path} was made with {what}, or they have changed since; {advice}")
+        theirs, ours = (_brief(one.get(name)) for one in (other, mine))
+        raise ConfigError(f"{path} was made with {name} {theirs}, not {ours}; use the same options, {advice}")
+
+
+def _brief(value: Any) -> str:
+    text = "none" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -1,0 +1,224 @@
+"""Final answers: where they are found and when two of them are the same."""
+
+import json
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from stepjepa.data.answers import answers_match, final_answer, last_boxed, normalise_number
+from stepjepa.data.numbers import number_of
+
+# Pairs of a known answer and a response, each marked by hand: is the response's final answer the known one?
+VERDICTS = [
+    json.loads(line) for line in (Path(__file__).parent / "verdicts.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"so \boxed{17}.", "17"),
+        (r"first \boxed{1}, then \boxed{ 2 }", "2"),
+        (r"\boxed{\frac{1}{2}} is the answer", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{a} and then \boxed{\frac{1}{2", "a"),
+        (r"\boxed {5}", "5"),
+        (r"\boxed{}", None),
+        (r"\boxed{5} or \boxed{ }", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{1 \boxed{2} 3", "2"),
+        (r"} \boxed{5} }", "5"),
+        (r"\\boxed{5}", "5"),
+        (r"\{\boxed{5}\}", "5"),
+        (r"\\{\boxed{5}}", "5"),
+        (r"\boxed 5.", "5"),
+        (r"\boxed{12", None),
+        ("no box here: 12", None),
+        ("", None),
+    ],
+)
+def test_last_boxed(text, expected):
+    assert last_boxed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5 + 5 = 10\n#### 10\nbut \\boxed{11} 12", "11"),
+        ("48 + 24 = 72\n#### 72", "72"),
+        ("#### 1\nno:\n#### 1,234 apples\n", "1,234 apples"),
+        ("She has 3 and then 1,234.50 dollars.", "1,234.50"),
+        ("It costs $5.", "$5"),
+        ("It fell to -7 degrees", "-7"),
+        ("What is 9-4", "4"),
+        ("a share of 3/4", "3/4"),
+        ("one of 10,20 and 305,1000", "1000"),
+        ("It is 1 234 567", "1 234 567"),
+        ("It takes 1 1/2 hours", "1 1/2"),
+        (r"It is \(\frac{1}{2}\).", r"\frac{1}{2}"),
+        (r"It is 1.5 \times 10^6.", r"1.5 \times 10^6"),
+        ("It is .5", ".5"),
+        ("They meet at 5:30 pm.", "5:30 pm"),
+        ("It was on 12/25/2024.", "12/25/2024"),
+        ("\u0661\u0668 in all", "\u0661\u0668"),
+        ("The answer is 18. Of 9 eggs.", "18"),
+        ("The answer is 9 * 2 = 18.", "18"),
+        ("Answer:\n1. She has 16 eggs\nShe makes 18", "18"),
+        ("Answer: 3 are eaten and 4 baked. She makes 18", "18"),
+        ("<answer>18</answer> 19", "18"),
+        ("#### Step 2\nShe makes 18", "18"),
+        ("#### 18\n#### Remark\nIn 7 days", "18"),
+        ("\\boxed{} is 18", "18"),
+        ("none at all", None),
+    ],
+)
+def test_final_answer(text, expected):
+    assert final_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("17", "17"),
+        (" 17. ", "17"),
+        ("1,234,567", "1234567"),
+        ("$1,234.50", "1234.5"),
+        (r"\$12", "12"),
+        ("$12$", "12"),
+        ("\u20ac3.10", "3.1"),
+        ("50%", "50"),
+        (r"1{,}000", "1000"),
+        (r"10\,000", "10000"),
+        ("5.00", "5"),
+        (".5", "0.5"),
+        ("007", "7"),
+        ("+3", "3"),
+        ("- 3", "-3"),
+        ("\u22123", "-3"),
+        ("-0.0", "0"),
+        ("100", "100"),
+        ("1/2", "0.5"),
+        (r"\frac{1}{2}", "0.5"),
+        (r"-\dfrac{2}{6}", "-1/3"),
+        (r"\frac34", "0.75"),
+        ("1 1/2", "1.5"),
+        (r"1\frac{1}{2}", "1.5"),
+        ("\u00bd", "0.5"),
+        ("1/0", "1/0"),
+        ("1.5e6", "1500000"),
+        (r"2.5 \times 10^{-4}", "0.00025"),
+        ("5 million", "5000000"),
+        ("1e999", "1e999"),
+        ("1 234,5", "1234.5"),
+        ("1.234.567", "1234567"),
+        ("12,34,567", "1234567"),
+        ("1'234", "1234"),
+        ("\u0661\u066c\u0662\u0663\u0664\u066b\u0665", "1234.5"),
+        (r"18\text{ dollars}", "18"),
+        ("She makes 18 dollars per day.", "18"),
+        ("**18**", "18"),
+        ("x = 5", "5"),
+        ("9 * 2 = 18", "18"),
+        ("2x = 18", "2x = 18"),
+        ("18x", "18x"),
+        ("18!", "18!"),
+        ("18 - 20", "18 - 20"),
+        ("18 or more", "18 or more"),
+        ("at least 18", "at least 18"),
+        ("3:30", "3:30"),
+        ("2024-12-25", "2024-12-25"),
+        ("January 5", "January 5"),
+        ("3,5", "3,5"),
+        ("x + 1", "x + 1"),
+        ("", ""),
+        (".", ""),
+    ],
+)
+def test_normalise_number(text, expected):
+    assert normalise_number(text) == expected
+    assert normalise_number(normalise_number(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("1,000", "1000.0", True),
+        ("$5.", "5", True),
+        ("5", "-5", False),
+        ("1/2", "0.5", True),
+        ("1/3", "0.33", False),
+        ("10", "100", False),
+        ("5 PM", "17:00", True),
+        ("5 PM", "5 AM", False),
+        ("5:00", "5", True),
+        ("5:30", "5", False),
+        ("18 dollars", "18 cents", False),
+        ("18 dollars", "$18", True),
+        ("Monday", r"\text{monday}.", True),
+        ("3 5", "35", False),
+        ("", "", False),
+        (None, "1", False),
+        (None, None, False),
+    ],
+)
+def test_answers_match(a, b, expected):
+    assert answers_match(a, b) is expected
+    assert answers_match(b, a) is expected
+
+
+def test_hand_marked_verdicts():
+    assert len(VERDICTS) > 500
+    assert {one["verdict"] for one in VERDICTS} == {True, False}
+    wrong = []
+    for one in VERDICTS:
+        gold = last_boxed(one["gold"]) or one["gold"]
+        found = final_answer(one["response"])
+        if answers_match(found, gold) is not one["verdict"] or answers_match(gold, found) is not one["verdict"]:
+            wrong.append((one, found))
+    assert wrong == []
+
+
+def test_numbers_written_in_many_ways_are_the_same_number():
+    generator = random.Random(0)
+    for _ in range(2000):
+        value = Fraction(generator.randint(-(10**9), 10**9), generator.choice((1, 2, 3, 7, 40, 10**6)))
+        sign, top, bottom = "-" * (value < 0), abs(value.numerator), value.denominator
+        whole, rest = divmod(top, bottom)
+        forms = [f"{sign}{top}/{bottom}", f"{sign}\\frac{{{top}}}{{{bottom}}}", f"${sign}{top:,}/{bottom}$"]
+        forms += (
+            [f"{sign}{whole} {rest}/{bottom}", f"{sign}{whole}\\tfrac{{{rest}}}{{{bottom}}} apples"] if rest else []
+        )
+        forms += [f"{sign}{whole:,}.00", f"{sign}{whole:_}", f"x = {sign}{whole}"] if not rest else []
+        spelled = {normalise_number(form) for form in forms}
+        assert len(spelled) == 1, forms
+        assert Fraction(spelled.pop()) == value
+
+
+def test_a_spelling_is_its_own():
+    for one in VERDICTS:
+        number = number_of(final_answer(one["response"]) or "")
+        assert number is None or (normalise_number(number) == number and number_of(number) == number)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\\boxed{", "\\boxed", "{", "}", "\\", "#### ", "#", "11,", "1 ", "1 1/", "1.", "1:", "\\frac{1}{", "\\text{", "a_",
+        "answer is ", "answer: 1 * ", "<answer>", "</answer>", " ", "\n", "#### Step 1\n", "\u00e9", "\u00bd", "x=", "(",
+    ],
+)  # fmt: skip
+def test_long_texts_take_no_longer_than_reading_them(piece):
+    # With steps quadratic in the length, each of these would take minutes.
+    text = piece * (100_000 // len(piece))
+    for one in (text, f"\\boxed{{{text}}}", text + "+"):
+        answers_match(final_answer(one), one)
+
+
+def test_digits_without_end():
+    long = "1234567890" * 10_000
+    assert normalise_number(f"000{long}.50") == f"{long}.5"
+    assert answers_match(f"{long}.0", long)
+    assert not answers_match(long[:-1] + "1", long)
+    assert normalise_number(f"{long}/2") == f"{long}/2"

@@ -1,0 +1,188 @@
+"""Kinds of errors, and the analysis of one file and of two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stepjepa.errors import DataError
+from stepjepa.evaluation.compare import analyze_predictions, compare
+from stepjepa.evaluation.error_kinds import KINDS, error_kind, repeats
+from stepjepa.evaluation.predictions import Prediction, read_predictions, record_lines
+
+
+def wrong(text, gold, found, stop="stop", **more):
+    values = {"correct": False, "tokens": len(text.split()), "scores": {"gsm8k": 0.0}, **more}
+    index = values.pop("index", 0)
+    return Prediction(index, "Q?", gold, text, gold, found, stop_reason=stop, **values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one"),
+    [
+        ("refused", wrong("", "18", None, "refused")),
+        ("empty", wrong(" \n", "18", None)),
+        ("repetition", wrong("We add. " + "and then 18 " * 9, "18", "18", "length")),
+        ("cut_off", wrong("First we add 3 and", "18", "3", "length")),
+        ("no_answer", wrong("I do not know.", "18", None)),
+        ("same_number", wrong("18.0", "18", "18.0")),
+        ("sign", wrong("It is -18", "18", "-18")),
+        ("factor_10", wrong("It is 1,800", "18", "1,800")),
+        ("factor_10", wrong("It is 0.018", "18", "0.018")),
+        ("rounding", wrong("It is 17.6, so 18 is near: 17.6", "18", "17.6")),
+        ("rounding", wrong("It is 0.33", "1/3", "0.33")),
+        ("elsewhere", wrong("Of 18 eggs 3 are left", "18", "3")),
+        ("elsewhere", wrong("Red, I mean: blue", "red", "blue")),
+        ("wrong_number", wrong("Of 16 eggs 3 are left, minus 180", "18", "3")),
+        ("wrong_number", wrong("It is 17", "18", "17")),
+        ("undecided", wrong("x", "x^2", "x^{9^9}", note="not decided within 5 s")),
+        ("undecided", wrong("a", "b", "a", note="unknown: the queries took too long")),
+        ("invalid", wrong("(a", "a", "(a", note="the answer is no regular expression: a ( is not closed")),
+        ("more_around", wrong("The regex is [a-z].", "[a-z]", "The regex is [a-z].")),
+        ("wrong_text", wrong("[a-y]", "[a-z]", "[a-y]")),
+        ("wrong_text", wrong("It is red", "18", "red")),
+    ],
+)
+def test_kinds(kind, one):
+    assert error_kind(one) == kind
+
+
+def test_repetitions():
+    assert repeats("a " * 40) and repeats("Step: go on. " * 5) and repeats("x" * 70)
+    assert repeats("So: " + "\n\nThe answer is 3." * 6 + "\n\nThe ans"), "the last turn may be cut"
+    assert not repeats("a " * 20), "shorter than a line"
+    assert not repeats("We add 3 and 4, then 4 and 5, then 5 and 6, then 6 and 7, then 7 and 8, and so on. " * 2)
+    assert not repeats("ab" * 60 + " and then a sentence of quite another kind."), "it goes on"
+    assert repeats("ab" * 100_000)
+
+
+def predictions(right, *, first=0, scores=None):
+    rows = []
+    for index, correct in enumerate(right, first):
+        score = {"gsm8k": float(correct)} if scores is None else scores(index, correct)
+        row = wrong(
+            f"It is {index}" if correct else "It is -7", str(index), str(index) if correct else "-7", index=index
+        )
+        row.question, row.correct, row.scores = f"Question {index}?", correct, score
+        rows.append(row.record())
+    return rows
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(rows, name="a.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(b"".join(record_lines(path, rows)))
+        return path
+
+    return write
+
+
+def test_one_file(file):
+    found = analyze_predictions(file(predictions([True, False, True, False, True])), show=1)
+    assert (found.n, found.correct, found.undecided, found.metric, found.unit) == (5, 3, 0, "gsm8k", "tokens")
+    assert found.kinds == {"wrong_number": 2} and [one.index for one in found.examples["wrong_number"]] == [1]
+    assert found.accuracy.value == 0.6 and found.lengths["right"].n == 3 and found.lengths["wrong"].mean == 3
+    text = str(found)
+    assert (
+        "5 answers, 3 right, 2 wrong" in text
+        and "60.0 % (23.1 to 88.2)" in text
+        and "2  100.0 %  another number" in text
+    )
+    record = json.loads(json.dumps(found.record()))
+    assert record["accuracy"]["value"] == 0.6 and record["examples"]["wrong_number"][0]["question"] == "Question 1?"
+
+
+def test_lengths_and_cuts_of_right_and_wrong(file):
+    rows = predictions([True, True, False, False])
+    for row, tokens, stop in zip(rows, (10, 20, 50, 60), ("stop", "length", "length", "stop"), strict=True):
+        row["tokens"], row["stop_reason"] = tokens, stop
+    found = analyze_predictions(file(rows))
+    assert (found.lengths["right"].mean, found.lengths["wrong"].median, found.lengths["wrong"].longest) == (15, 55, 60)
+    assert found.cut_off == {"right": 1, "wrong": 1} and found.kinds == {"cut_off": 1, "wrong_number": 1}
+
+
+def test_two_files(file):
+    a = file(predictions([True] * 4 + [True] * 9 + [False] + [False] * 6))
+    b = file(predictions([True] * 4 + [False] * 9 + [True] + [False] * 6), "b.json")
+    found = compare(a, b, show=2)
+    assert (found.both, found.only_a, found.only_b, found.neither) == (4, 9, 1, 6)
+    assert found.difference.value == pytest.approx(-0.4) and found.p == pytest.approx(22 / 1024)
+    assert [pair[0].index for pair in found.examples["only_a"]] == [4, 5]
+    text = str(found)
+    assert "B - A  -40.0 points (" in text and "p = 0.0215" in text
+    assert "A right         4        9" in text and "A wrong         1        6" in text
+    record = json.loads(json.dumps(found.record()))
+    assert record["only_b"] == 1 and record["examples"]["only_b"][0]["b"]["index"] == 13
+    assert record["difference"]["low"] < -0.4 < record["difference"]["high"]
+
+
+def test_the_metric_to_go_by(file):
+    both = lambda index, correct: {"exact": float(correct), "prefix": 1.0, "rouge": 0.5}  # noqa: E731
+    other = lambda index, correct: {"prefix": float(correct), "exact": 0.0}  # noqa: E731
+    a = file(predictions([True, False], scores=both))
+    b = file(predictions([True, False], scores=other), "b.jsonl")
+    with pytest.raises(DataError, match="goes by exact, .* by prefix; --metric exact goes by one that both have"):
+        compare(a, b)
+    found = compare(a, b, metric="prefix")
+    assert (found.both, found.only_a, found.a.metric) == (1, 1, "prefix")
+    assert analyze_predictions(a, metric="prefix").correct == 2
+    with pytest.raises(DataError, match="neither 0 nor 1 of rouge"):
+        analyze_predictions(a, metric="rouge")
+    with pytest.raises(DataError, match=r"no score of bleu \(metrics found: exact, prefix, rouge\)"):
+        analyze_predictions(a, metric="bleu")
+
+
+def test_files_that_do_not_match(file):
+    a = file(predictions([True, False, True]))
+    shorter, later = file(predictions([True, False]), "b.jsonl"), file(predictions([True] * 3, first=1), "c.jsonl")
+    for other in (shorter, later):
+        with pytest.raises(DataError, match="evaluate both on the same rows"):
+            compare(a, other)
+    rows = predictions([True, False, True])
+    rows[2]["question"] = "Another?"
+    with pytest.raises(DataError, match="different questions at index 2"):
+        compare(a, file(rows, "d.jsonl"))
+    with pytest.raises(DataError, match="index 0 occurs twice"):
+        compare(file(predictions([True]) * 2, "e.jsonl"), a)
+
+
+def test_predictions_of_other_programs(tmp_path):
+    """The published evaluate_step_jepa wrote one array, without stop_reason and tokens."""
+    first = {"index": 0, "question": "Q", "ground_truth": "3", "generated_response": "It is 4", "else": 1}
+    first |= {"gt_answer": 3, "gen_answer": 4.0, "correct": False}
+    rows = [first, {"question": "R", "generated_response": "So 5", "correct": True}]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(rows, indent=2))
+    found = read_predictions(path)
+    assert [one.index for one in found] == [0, 1] and found[0].gt_answer == "3" and found[1].tokens is None
+    analysis = analyze_predictions(path)
+    assert analysis.unit == "characters" and analysis.kinds == {"wrong_number": 1} and analysis.metric == ""
+    assert "characters per response" in str(analysis)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no predictions"),
+        ("[]", "holds no predictions"),
+        ('{"question": "a"}\n', "line 1: is no prediction: it has no text 'generated_response'"),
+        ('{"question": "a", "generated_response": "b", "tokens": "3"}\n', "tokens is '3'"),
+        ('[{"question": "a", "generated_response": "b", "correct": 1}]', "entry 0: is no prediction: correct is 1"),
+        ('[{"question": "a", "generated_response": "b", "scores": null}]', "entry 0: is no prediction: scores is None"),
+        ('[{"question": "a", "generated_response": "b", "scores": {"exact": "1"}}]', "scores is {'exact': '1'}"),
+        ("[1]", "entry 0: is no prediction"),
+        ("[{", "broken JSON"),
+        ('{"question": "a", "generated_response": "b"}\n', "is called right or wrong"),
+    ],
+)
+def test_broken_files(tmp_path, text, words):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words):
+        analyze_predictions(path)
+
+
+def test_every_kind_is_described():
+    assert all(KINDS.values()) and len(set(KINDS.values())) == len(KINDS)

@@ -1,0 +1,192 @@
+"""From test rows to questions, and which system message they get."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.options import EncodeOptions
+from stepjepa.data.prompts import Prompter
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.steps import make_splitter
+from stepjepa.errors import DataError
+from stepjepa.evaluation.models import TrainingRecord
+from stepjepa.evaluation.questions import (
+    SystemPrompt,
+    choose_system_prompt,
+    drop_unaskable,
+    read_questions,
+    system_prompt_line,
+)
+from support.tokenizers import byte_bpe_tokenizer, fresh
+
+OWN = SystemPrompt(None, True, "")
+
+
+def chat(*turns):
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def read(rows, system=OWN, **more):
+    return read_questions(RowSource(rows), system, **more)
+
+
+def test_the_prompt_ends_with_the_last_question():
+    """Of a chat of several turns the last answer is evaluated; what stands behind it is left out."""
+    turns = [("system", "S"), ("user", "1"), ("assistant", "one"), ("user", "2"), ("assistant", "two")]
+    (first,) = read([chat(*turns)]).questions
+    assert [m["content"] for m in first.prompt] == ["S", "1", "one", "2"] and first.text == "2"
+    assert first.ground_truth == "two" and first.chat[-1]["content"] == "two"
+    (second,) = read([chat(*turns, ("user", "3"))]).questions
+    assert second.prompt == first.prompt and second.chat == first.chat
+    (third,) = read([chat(("user", "1"), ("assistant", "draft"), ("assistant", "final"))]).questions
+    assert [m["content"] for m in third.prompt] == ["1"] and third.ground_truth == "final"
+
+
+def test_all_kinds_of_rows():
+    rows = [
+        {"question": "q0", "answer": "a0 #### 3"},
+        {"prompt": "q1", "completion": "a1", "ground_truth": 7},
+        {"text": "q2", "code": "a2", "ground_truth": None},
+        {"messages": json.dumps(chat(("user", "q3"), ("assistant", "a3"))["messages"])},
+    ]
+    found = read(rows).questions
+    assert [one.text for one in found] == ["q0", "q1", "q2", "q3"]
+    assert [one.ground_truth for one in found] == ["a0 #### 3", "7", "a2", "a3"]
+    assert found[3].row["messages"][-1] == {"role": "assistant", "content": "a3"}, "metrics read it as a list"
+
+
+def test_named_columns():
+    rows = [{"ctx": "The sky is", "ends": ["red", "blue"], "label": 1, "answer": "no"}]
+    (one,) = read(rows, columns=PairColumns("ctx", "ends", "label")).questions
+    assert (one.text, one.ground_truth, one.row["answer"], one.row["label"]) == ("The sky is", "blue", "blue", 1)
+
+
+def test_every_row_is_counted():
+    rows = [
+        chat(("user", "a"), ("assistant", "b")),
+        chat(("user", "a")),
+        chat(("assistant", "b")),
+        {"other": 1},
+        chat(("system", "S"), ("user", "c"), ("assistant", "d")),
+    ]
+    found = read(rows)
+    assert (found.rows_read, found.own_system_prompts, [one.index for one in found.questions]) == (5, 1, [0, 4])
+    assert found.skipped == {"no_assistant_message": 1, "no_user_message": 1, "no_known_columns": 1}
+    lines = found.skipped_lines()
+    assert "skipped 1: no question before the answer (first: list row 2: no message of the user" in "\n".join(lines)
+    assert len(read(rows, limit=1).questions) == 1 and read(rows, limit=2).rows_read == 2
+    with pytest.raises(DataError, match="none of 2 rows can be evaluated on; first: list row 0"):
+        read(rows[2:4]).check()
+    with pytest.raises(DataError, match="is empty"):
+        read([]).check()
+
+
+def test_the_fingerprint_changes_with_the_data():
+    row = chat(("user", "a"), ("assistant", "b"))
+    prints = {read([row], system).fingerprint() for system in (OWN, SystemPrompt("S", False, ""))}
+    prints |= {read(rows).fingerprint() for rows in ([row] * 2, [{**row, "ground_truth": "b"}])}
+    assert len(prints) == 4 and read([dict(row)]).fingerprint() in prints
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        (OWN, ["own", None]),
+        (SystemPrompt("S", True, ""), ["own", "S"]),
+        (SystemPrompt("S", False, ""), ["S", "S"]),
+        (SystemPrompt("", False, ""), ["", ""]),
+        (SystemPrompt(None, False, ""), [None, None]),
+    ],
+)
+def test_system_messages(system, expected):
+    rows = [chat(("system", "own"), ("user", "a"), ("assistant", "b")), chat(("user", "a"), ("assistant", "b"))]
+    found = read(rows, system).questions
+    for one, text in zip(found, expected, strict=True):
+        first = [] if text is None else [{"role": "system", "content": text}]
+        assert one.prompt == [*first, {"role": "user", "content": "a"}]
+        assert one.chat == [*one.prompt, {"role": "assistant", "content": "b"}]
+
+
+def record(prompts, others=0):
+    return TrainingRecord(bool(prompts), Counter(prompts), others)
+
+
+@pytest.mark.parametrize(
+    ("asked", "use", "known", "expected"),
+    [
+        ("as_trained", False, {"Solve.": 9}, ("Solve.", False, "'Solve.', as in training")),
+        ("as_trained", False, {None: 9}, (None, False, "none, as in training")),
+        ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "with 2 different ones")),
+        ("as_trained", False, {}, (None, True, "run has no record of its training")),
+        ("as_trained", True, {"Solve.": 9}, (None, True, "--use_test_prompts")),
+        ("Other", False, {"Solve.": 9}, ("Other", False, "'Other' (--system_prompt)")),
+        (None, False, {"Solve.": 9}, (None, False, "none (--system_prompt)")),
+    ],
+)
+def test_the_choice_of_a_system_message(asked, use, known, expected):
+    text, keep, words = choose_system_prompt(asked, use, record(known), "run")
+    assert (text, keep) == expected[:2] and expected[2] in words
+
+
+def test_more_system_messages_than_the_record_holds():
+    text, keep, words = choose_system_prompt("as_trained", False, record({"S": 5}, others=100), "run")
+    assert (text, keep) == ("S", True) and "1 and more different ones" in words
+
+
+def test_what_is_said_of_the_files_own():
+    rows = [chat(("system", name), ("user", "a"), ("assistant", "b")) for name in ("A", "B", "B")]
+    rows.append(chat(("user", "a"), ("assistant", "b")))
+    chosen = SystemPrompt("A", False, "'A', as in training")
+    line = system_prompt_line(chosen, read(rows, chosen))
+    assert line.endswith("as in training; the file's own differs in 2 of 4 rows")
+    line = system_prompt_line(chosen, read(rows[:1], chosen))
+    assert line.endswith("as in training")
+    line = system_prompt_line(OWN._replace(origin="the file's own"), read(rows))
+    assert line.endswith("the file's own: 3 of 4 rows have one")
+
+
+def test_rows_that_the_template_refuses_are_counted():
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if 'bad' in m['content'] %}{{ raise_exception('no bad words') }}{% endif %}"
+        "{{ m['content'] }}{% endfor %}"
+    )
+    rows = [chat(("user", text), ("assistant", "b")) for text in ("good", "bad", "", "fine")]
+    found = read(rows)
+    drop_unaskable(found, Prompter(tokenizer))
+    assert [one.text for one in found.questions] == ["good", "fine"]
+    assert found.skipped == {"template_refused": 1, "empty_prompt": 1}
+    assert "no bad words" in found.first_skipped["template_refused"]
+
+
+def encoded(rows, processes=1):
+    options = EncodeOptions("regular", make_splitter("separator", "\n\n"), max_length=60)
+    tokenizer = fresh(byte_bpe_tokenizer())
+    return encode_dataset(rows, tokenizer, None, options, processes=processes)[1]
+
+
+def test_training_records_its_system_messages():
+    rows = [chat(("system", "S"), ("user", "a"), ("assistant", "b"))] * 3
+    rows += [chat(("user", "a"), ("assistant", "b")), chat(("system", ""), ("user", "a"), ("assistant", "b"))]
+    rows += [chat(("system", "skipped"), ("user", "a"))]
+    report = encoded(rows).to_dict()
+    assert report["system_prompts"] == {"S": 3, "": 1}
+    assert (report["without_system_prompt"], report["other_system_prompts"]) == (1, 0)
+
+
+def test_the_record_of_system_messages_is_bounded():
+    many = [chat(("system", f"S{n}"), ("user", "a"), ("assistant", "b")) for n in range(30)]
+    common = [chat(("system", "common"), ("user", "a"), ("assistant", "b"))] * 5
+    report = encoded(many + common)
+    assert len(report.system_prompts) == 8 and report.system_prompts["common"] == 5
+    assert report.other_system_prompts == 35 - sum(report.system_prompts.values()) == 23
+    whole, part = DataReport("x"), DataReport("x", system_prompts=Counter({"S0": 7}), without_system_prompt=2)
+    for one in (part, report):
+        whole.add(one)
+    assert whole.system_prompts["S0"] == 8 and whole.without_system_prompt == 2
+    assert sum(whole.system_prompts.values()) + whole.other_system_prompts == 42

@@ -1,0 +1,377 @@
+"""``stepjepa generate`` against a server in a thread that says what a test's script tells it to."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from stepjepa.cli.main import main
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
+from stepjepa.generation import endpoint, store
+from stepjepa.generation.base import seed_of
+
+QUESTIONS = 8
+
+
+def completion(text, finish="stop"):
+    return {
+        "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 7},
+    }
+
+
+def number_in(body):
+    return int(re.search(r"\d+", body["messages"][-1]["content"])[0])
+
+
+def solution(body, wrong=False):
+    """The right answer to "What is N + 1?", or one beside it."""
+    return completion(f"**Step 1:** Add.\n\n**Step 2:** \\boxed{{{number_in(body) + 1 + wrong}}}")
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """`script(body, count)` gives a completion, (status, headers, JSON or bytes), or None to hang up.
+
+    `count` is how often this question has been asked before. Every request's body is in `bodies`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script = lambda body, count: solution(body)
+        self.bodies, self.headers, self.lock = [], [], threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+    def asked(self, number):
+        return [body for body in self.bodies if number_in(body) == number]
+
+    def handle_error(self, request, client_address):
+        pass  # a client that was killed
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            count = len(self.server.asked(number_in(body)))
+            self.server.bodies.append(body)
+            self.server.headers.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        reply = self.server.script(body, count)
+        if reply is None:
+            return
+        status, headers, content = (200, {}, reply) if isinstance(reply, dict) else reply
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(endpoint, "FIRST_DELAY", 0.01)
+    with ScriptedServer() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "data.jsonl"
+    rows = [{"question": f"What is {n} + 1?", "answer": f"It is easy.\n#### {n + 1}"} for n in range(QUESTIONS)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def words(server, data, output, *flags):
+    fixed = ["--backend", "openai", "--base_url", server.url, "--model_name", "big", "--output_file", str(output)]
+    return ["generate", str(data), *fixed, *flags]
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def stored(partial):
+    """The attempts in a file of unfinished work, as far as its lines are complete."""
+    complete = partial.read_bytes().rpartition(b"\n")[0].splitlines()[1:]
+    return [attempt for line in complete for attempt in json.loads(line)["attempts"]]
+
+
+def error_line(capsys):
+    err = capsys.readouterr().err
+    message = [line for line in err.splitlines() if line.startswith("stepjepa generate: error: ")]
+    assert len(message) == 1 and "Traceback" not in err
+    return message[0]
+
+
+def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
+    """Even numbers are solved at once, odd ones at the second attempt, 7 never."""
+    server.script = lambda body, count: solution(body, wrong=number_in(body) == 7 or count < number_in(body) % 2)
+    with open(data, "a") as file:
+        file.write('{"answer": "#### 1"}\n{"question": "Why is 1 + 1 = 2?", "answer": "%s"}\n' % ("because " * 20))
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    out = tmp_path / "sub" / "out.jsonl"
+    flags = ["--attempts", "3", "--response_field", "deepseek_response", "--api_key_env", "MY_KEY", "--seed", "5"]
+    assert main(words(server, data, out, *flags)) == 0
+    rows = lines(out)
+    assert [row["question"] for row in rows] == [f"What is {n} + 1?" for n in range(7)]
+    assert [row["attempt"] for row in rows] == [1, 2, 1, 2, 1, 2, 1]
+    assert rows[1] == {
+        "question": "What is 1 + 1?",
+        "answer": "It is easy.\n#### 2",
+        "ground_truth": "2",
+        "deepseek_response": "**Step 1:** Add.\n\n**Step 2:** \\boxed{2}",
+        "attempt": 2,
+        "model": "big",
+        "correct": True,
+        "final_answer": "2",
+        "row": 2,
+        "stopped": True,
+        "new_tokens": 7,
+    }
+    (unsolved,) = lines(tmp_path / "sub" / "out.unsolved.jsonl")
+    assert (unsolved["row"], unsolved["attempt"], unsolved["correct"], unsolved["final_answer"]) == (8, 3, False, "9")
+    summary = capsys.readouterr().out.splitlines()
+    assert summary[0] == "10 rows read: 7 solved, 1 unsolved, 2 skipped"
+    assert "  attempt 1: 4 of 8 solved (50.0 %)" in summary
+    assert "  attempt 3: 0 of 1 solved (0.0 %)" in summary
+    assert "  unsolved 1, by the last attempt: wrong answer 1" in summary
+    assert any(line.startswith("  skipped 1: no question (first:") and "line 9" in line for line in summary)
+    assert any(line.startswith("  skipped 1: no final answer") and "line 10" in line for line in summary)
+    assert "  tokens: 65 read, 91 written" in summary
+    assert sorted(path.name for path in out.parent.iterdir()) == [
+        "out.jsonl",
+        "out.jsonl.meta.json",
+        "out.unsolved.jsonl",
+    ]
+    assert len(server.bodies) == 8 + 4 + 1
+    first, second, third = server.asked(7)
+    assert first["messages"][0] == {"role": "system", "content": SYSTEM_PROMPT}
+    assert [body["seed"] for body in (first, second, third)] == [seed_of(5, 8, attempt) for attempt in (1, 2, 3)]
+    assert first["max_tokens"] == 1024 and first["temperature"] == 0.7 and first["model"] == "big"
+    assert {path for path, _ in server.headers} == {"/v1/chat/completions"}
+    assert {headers["authorization"] for _, headers in server.headers} == {"Bearer sk-secret"}
+    assert all("sk-secret" not in path.read_text() for path in out.parent.iterdir())
+
+
+def test_request_fields(server, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # is about the Hub, not about this server
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")  # so is this
+    flags = [
+        "--greedy_first",
+        "--system_prompt",
+        "none",
+        "--prompt_template",
+        "Q: {question} {x}",
+        "--max_examples",
+        "2",
+    ]
+    extra = ["--extra_body", '{"max_tokens": null, "max_completion_tokens": 9, "seed": null}']
+    server.script = lambda body, count: solution(body, wrong=count == 0)
+    assert main(words(server, data, tmp_path / "out.jsonl", *flags, *extra)) == 0
+    assert len(server.bodies) == 4
+    greedy, sampled = server.asked(1)
+    assert greedy["messages"] == [{"role": "user", "content": "Q: What is 1 + 1? {x}"}]
+    assert (greedy["temperature"], sampled["temperature"]) == (0, 0.7)
+    assert not any("hf_secret" in str(headers) for _, headers in server.headers)
+    assert "max_tokens" not in greedy and "seed" not in greedy and greedy["max_completion_tokens"] == 9
+
+
+def test_cut_off_responses_and_broken_text(server, data, tmp_path, capsys):
+    server.script = lambda body, count: completion(f"\ud83d \u2028 {number_in(body) + 1}", "length")
+    assert main(words(server, data, tmp_path / "out.jsonl", "--attempts", "1")) == 0
+    assert "unsolved 8, by the last attempt: cut off at max_new_tokens 8" in capsys.readouterr().out
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+    flags = ["--attempts", "1", "--accept_truncated"]
+    assert main(words(server, data, tmp_path / "kept.jsonl", *flags)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    assert rows[0]["response"] == "\ufffd \u2028 1" and len(rows) == QUESTIONS
+
+
+TROUBLES = {
+    "busy": lambda: (429, {"Retry-After": "0.3"}, {"error": {"message": "slow down", "code": "rate_limit"}}),
+    "failing": lambda: (500, {}, b"<html>oops</html>"),
+    "malformed": lambda: (200, {}, b'{"choices": [{"mess'),
+    "no_choice": lambda: (200, {}, {"error": {"message": "upstream"}}),
+    "hangs_up": lambda: None,
+    "slow": lambda: time.sleep(1.5),
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_what_may_pass_is_tried_again(kind, server, data, tmp_path):
+    times = []
+
+    def script(body, count):
+        times.append(time.monotonic())
+        return TROUBLES[kind]() if number_in(body) == 3 and count < 2 else solution(body)
+
+    server.script = script
+    out = tmp_path / "out.jsonl"
+    timeout = "0.3" if kind == "slow" else "60"
+    assert main(words(server, data, out, "--timeout", timeout, "--concurrency", "1")) == 0
+    assert [row["attempt"] for row in lines(out)] == [1] * QUESTIONS
+    assert len(server.asked(3)) == 3 and len(server.bodies) == QUESTIONS + 2
+    if kind == "busy":
+        assert times[4] - times[3] >= 0.3 and times[5] - times[4] >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ((401, {}, {"error": {"message": "Incorrect key sk-secret"}}), ["401", "Incorrect key ***", "--api_key_env"]),
+        ((404, {}, {"error": {"message": "no model big"}}), ["404", "no model big", "--model_name"]),
+        ((402, {}, {"message": "Insufficient\x1b[2J\nBalance"}), ["402", r"Insufficient\x1b[2J Balance", "credit"]),
+        ((429, {}, {"error": {"message": "pay", "code": "insufficient_quota"}}), ["429", "pay"]),
+        ((429, {"Retry-After": "86400"}, {}), ["429", "wait 86400 s"]),
+        ((308, {"Location": "http://127.0.0.1:9/"}, {}), ["308", "http://127.0.0.1:9/", "--base_url"]),
+        ((500, {}, {"detail": "broken"}), ["500", "broken", "tried 3 times"]),
+        ((200, {}, b"hello"), ["no chat completion", "tried 3 times"]),
+        ((400, {}, {"error": {"message": "unknown field"}}), ["refuses every request", "400", "unknown field"]),
+    ],
+)
+def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    out = tmp_path / "out.jsonl"
+    flags = ["--api_key_env", "MY_KEY", "--max_retries", "2", "--concurrency", "2"]
+    server.script = lambda body, count: reply
+    assert main(words(server, data, out, *flags)) == 2
+    message = error_line(capsys)
+    for text in expected:
+        assert text in message
+    assert "sk-secret" not in message
+    assert list(tmp_path.iterdir()) == [data], "a run that came to nothing leaves nothing"
+    if reply[0] == 400:
+        return
+    server.script = lambda body, count: reply if number_in(body) >= 4 else solution(body)
+    assert main(words(server, data, out, *flags, "--seed", "1")) == 2
+    assert "what is done is kept" in error_line(capsys)
+    kept = stored(tmp_path / "out.partial")
+    assert {attempt["row"] for attempt in kept} >= {1, 2, 3} and len(kept) <= 4
+    server.script, server.bodies[:] = lambda body, count: solution(body), []
+    assert main(words(server, data, out, *flags, "--seed", "1")) == 0
+    assert [row["row"] for row in lines(out)] == list(range(1, QUESTIONS + 1))
+    assert len(server.bodies) <= 5
+
+
+def test_a_refused_question_is_counted(server, data, tmp_path, capsys):
+    refusal = (400, {}, {"error": {"message": "content filter"}})
+    server.script = lambda body, count: refusal if number_in(body) == 0 else solution(body)
+    assert main(words(server, data, tmp_path / "out.jsonl", "--attempts", "2", "--concurrency", "1")) == 0
+    assert "unsolved 1, by the last attempt: request refused 1" in capsys.readouterr().out
+    (row,) = lines(tmp_path / "out.unsolved.jsonl")
+    assert row["refused"] == "answers 400 (content filter)" and row["attempt"] == 2
+    assert len(lines(tmp_path / "out.jsonl")) == QUESTIONS - 1
+
+
+def test_nobody_there(server, data, tmp_path, capsys):
+    server.url = "http://127.0.0.1:9/v1"
+    begun = time.monotonic()
+    assert main(words(server, data, tmp_path / "out.jsonl")) == 2
+    assert "cannot be reached" in error_line(capsys)
+    assert time.monotonic() - begun < 10
+
+
+def start(command):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "stepjepa", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+
+
+def wait_for(condition, process, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1].decode()[-2000:]
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.01)
+
+
+def by_seed(body, count):
+    """Right or wrong by what is asked alone, so that two runs agree whatever the order."""
+    return solution(body, wrong=body["seed"] % 3 > 0)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("answered", [3, 11])
+def test_killed_and_resumed_equals_uninterrupted(kind, answered, server, data, tmp_path):
+    flags = ["--attempts", "4", "--concurrency", "3", "--max_retries", "0"]
+    server.script = by_seed
+    assert main(words(server, data, tmp_path / "whole.jsonl", *flags)) == 0
+    total = len(server.bodies)
+    server.bodies.clear()
+
+    go_on, out, log = threading.Event(), tmp_path / "out.jsonl", tmp_path / "out.partial"
+
+    def until_full(body, count):
+        with server.lock:
+            number = len(server.bodies)
+        return by_seed(body, count) if number <= answered or go_on.wait(60) else None
+
+    server.script = until_full
+    process = start(words(server, data, out, *flags))
+    try:
+        # By now all that is answered is stored, and the requests behind it wait.
+        wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") > answered - 2, process)
+        process.send_signal(kind)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        go_on.set()
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[kind]
+    if kind != signal.SIGKILL:
+        assert b"the same command resumes from there" in err and b"Traceback" not in err
+    kept = {(attempt["row"], attempt["attempt"]) for attempt in stored(log)}
+    assert 0 < len(kept) < total and not out.exists()
+
+    server.script = by_seed
+    server.bodies.clear()
+    assert main(words(server, data, out, *flags)) == 0
+    seeds = {body["seed"] for body in server.bodies}
+    assert not any(seed_of(42, row, attempt) in seeds for row, attempt in kept), "asked twice"
+    assert len(seeds) == total - len(kept)  # a request of the killed process may still have come in
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    whole, mine = (tmp_path / f"{stem}.unsolved.jsonl" for stem in ("whole", "out"))
+    assert not log.exists() and whole.exists() == mine.exists()
+    assert not whole.exists() or whole.read_bytes() == mine.read_bytes()
+
+
+@pytest.mark.parametrize("fails_at", [1, 3, 4, 7, 10, 13, 14])
+def test_a_full_disk(fails_at, server, data, tmp_path, capsys, monkeypatch):
+    flags = ["--attempts", "4", "--concurrency", "1"]
+    server.script = by_seed
+    assert main(words(server, data, tmp_path / "whole.jsonl", *flags)) == 0
+    out, calls, sync = tmp_path / "out.jsonl", [], os.fsync
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) >= fails_at:
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.os, "fsync", full)
+        assert main(words(server, data, out, *flags)) == 2
+    message = error_line(capsys)
+    assert "No space left on device" in message and "is kept" in message
+    assert main(words(server, data, out, *flags)) == 0
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

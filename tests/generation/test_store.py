@@ -1,0 +1,177 @@
+"""The files of work that can be killed: what a kill leaves, what is refused, what is replaced."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.generation.store import Output, Paths, json_line
+
+IDENTITY = {"max_new_tokens": 8, "kwargs": {"a": [1]}, "model": "m", "data": "d"}
+SCORING = {"metric": ["exact"], "metric_options": None}
+BATCHES = [{"replies": [["a\u2028b", 1]]}, {"replies": [["c", 2], ["d", 3]]}]
+
+
+def output(folder, identity=IDENTITY, scoring=SCORING, **more):
+    paths = Paths(
+        (folder / "predictions.jsonl", folder / "answer_nll.jsonl"), folder / "metrics.json", folder / "partial"
+    )
+    return Output(paths, identity, scoring, **more)
+
+
+def opened(one):
+    """The batches that are stored, and the context in which more can be."""
+    batches = []
+    return batches, one.opened(lambda line: batches.append(line["replies"]))
+
+
+def stored(folder, **more):
+    """Work that was killed after two batches."""
+    one = output(folder, **more)
+    with opened(one)[1]:
+        for batch in BATCHES:
+            one.append(batch)
+    return one
+
+
+def finished(folder):
+    with opened(one := stored(folder))[1]:
+        one.finish({one.paths.results[0]: [json_line({"index": 0})]}, result())
+    return one
+
+
+def result(**more):
+    return {"identity": IDENTITY, "scoring": SCORING, "metrics": {}, **more}
+
+
+def test_resuming(tmp_path):
+    stored(tmp_path / "out")
+    again = output(tmp_path / "out")
+    assert again.complete is None and again.begun
+    batches, context = opened(again)
+    with context:
+        assert batches == [batch["replies"] for batch in BATCHES]
+        again.finish({again.paths.results[0]: [b"{}\n"]}, result())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["metrics.json", "predictions.jsonl"]
+    assert output(tmp_path / "out").complete == result()
+
+
+def test_every_position_at_which_it_can_be_cut(tmp_path):
+    complete = stored(tmp_path).paths.partial.read_bytes()
+    ends = [position + 1 for position, byte in enumerate(complete) if byte == 10]
+    for cut in range(len(complete)):
+        (tmp_path / "partial").write_bytes(complete[:cut])
+        again = output(tmp_path)
+        batches, context = opened(again)
+        with context:
+            found = max(sum(end <= cut for end in ends) - 1, 0)
+            assert len(batches) == found
+            again.append(BATCHES[0])
+        lines = again.paths.partial.read_text(encoding="utf-8").split("\n")[:-1]
+        assert [bool(json.loads(line)) for line in lines] == [True] * (found + 2)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 50 + b"\n\0\0", b'{"replies": [[1, "a'])
+def test_what_a_crash_leaves_at_the_end(tmp_path, tail):
+    with open(stored(tmp_path).paths.partial, "ab") as file:
+        file.write(tail)
+    batches, context = opened(output(tmp_path))
+    with context:
+        assert len(batches) == 2
+
+
+def test_a_broken_line(tmp_path):
+    partial = stored(tmp_path).paths.partial
+    lines = partial.read_bytes().splitlines(keepends=True)
+    before = b"".join([lines[0], b'{"answers": 3}\n', *lines[2:]])
+    partial.write_bytes(before)
+    with pytest.raises(DataError, match="line 2: broken"), opened(output(tmp_path))[1]:
+        pass
+    assert partial.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_new_tokens": 9}, "max_new_tokens 8, not 9"),
+        ({"kwargs": None}, 'kwargs {"a": [1]}, not none'),
+        ({"model": "n"}, "another model, or they have changed"),
+        ({"data": "e"}, "other questions, or they have changed"),
+        ({"new": 1}, "new none, not 1"),
+    ],
+)
+@pytest.mark.parametrize("made", [stored, finished])
+def test_other_settings(tmp_path, change, words, made):
+    made(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match="--overwrite_output_dir") as error:
+        output(tmp_path, {**IDENTITY, **change})
+    assert words in str(error.value) and len(str(error.value).splitlines()) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_other_metrics(tmp_path):
+    """They resume with the same answers, and are refused where the work is finished."""
+    other = {**SCORING, "metric": ["prefix"]}
+    stored(tmp_path)
+    batches, context = opened(output(tmp_path, scoring=other))
+    with context:
+        assert len(batches) == 2
+    finished(tmp_path)
+    with pytest.raises(ConfigError, match=r'made with metric \["exact"\], not \["prefix"\]'):
+        output(tmp_path, scoring=other)
+
+
+def test_overwriting(tmp_path):
+    """What is there goes when the first new batch comes; answers under the same settings are resumed."""
+    one = finished(tmp_path)
+    old, other = one.paths.results[0].read_bytes(), {**IDENTITY, "max_new_tokens": 9}
+    first = output(tmp_path, other, overwrite=True)
+    with opened(first)[1]:
+        assert one.paths.results[0].read_bytes() == old and one.paths.record.exists()
+        first.append(BATCHES[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["partial"]
+    for identity, overwrite, kept in ((other, False, 1), (other, True, 1), (IDENTITY, True, 0)):
+        batches, context = opened(output(tmp_path, identity, overwrite=overwrite))
+        with context:
+            assert len(batches) == kept
+
+
+@pytest.mark.parametrize("name", ["predictions.jsonl", "answer_nll.jsonl", "metrics.json", "partial"])
+@pytest.mark.parametrize("content", ["something\n", "[1]\n"])
+def test_files_of_others(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises((ConfigError, DataError)), opened(output(tmp_path))[1]:
+        pass
+    assert (tmp_path / name).read_text() == content
+
+
+def test_a_training_runs_metrics_are_never_overwritten(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"metrics": {}, "log_history": []}')
+    with pytest.raises(ConfigError, match="is no record of this"):
+        output(tmp_path, overwrite=True)
+
+
+def test_the_input_is_never_overwritten(tmp_path):
+    data = tmp_path / "predictions.jsonl"
+    data.write_text("{}\n")
+    with pytest.raises(ConfigError, match="write over its input"):
+        output(tmp_path, overwrite=True, inputs=[data])
+
+
+def test_two_processes(tmp_path):
+    pytest.importorskip("fcntl")
+    first, second = output(tmp_path), output(tmp_path)
+    with opened(first)[1]:
+        with pytest.raises(ConfigError, match="another process is writing it"), opened(second)[1]:
+            pass
+        first.append(BATCHES[0])
+
+
+def test_nothing_is_left_where_nothing_was_done(tmp_path):
+    for folder in (tmp_path / "new", tmp_path):
+        with opened(output(folder))[1]:
+            pass
+    assert tmp_path.exists() and not list(tmp_path.iterdir())

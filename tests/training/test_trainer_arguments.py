@@ -1,0 +1,174 @@
+"""Every boolean and enumeration of `TrainingArguments` runs, or is refused in one line before anything is written."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import transformers
+
+from stepjepa.config.option import options_of
+from stepjepa.config.values import choices_of, union_members
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.load import load_model
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.trainer import JEPATrainer
+from support.rows import step_rows
+
+ROWS = step_rows(8)
+# What cannot run, and why; everything else must.
+REFUSED = {
+    ("bf16_full_eval", True): "this trainer does not do",  # evaluation is in the weights' own dtype
+    ("fp16_full_eval", True): "this trainer does not do",
+    ("use_liger_kernel", True): "replaces parts of the model after they were checked",
+    ("hub_strategy", "checkpoint"): "checkpoints are not uploaded",
+    ("hub_strategy", "all_checkpoints"): "checkpoints are not uploaded",
+    ("fsdp", True): "only works in distributed training",
+    ("tf32", True): "requires Ampere",
+    ("save_strategy", "best"): "metric_for_best_model",
+    ("dataloader_persistent_workers", True): "dataloader_num_workers",
+    ("lr_scheduler_type", "cosine_with_min_lr"): "min_lr",
+    ("lr_scheduler_type", "cosine_warmup_with_min_lr"): "min_lr",
+    ("lr_scheduler_type", "warmup_stable_decay"): "num_decay_steps",
+}
+ELSEWHERE = {
+    "torch_compile",
+    "push_to_hub",
+    "hub_always_push",
+}  # torch.compile is slow, and has a test; there is no network
+NEEDS = {  # libraries of optimizers, by what their names hold
+    "bnb|ademamix|8bit|lion|paged": "bitsandbytes",
+    "torch_4bit|torch_8bit": "torchao",
+    "galore": "galore_torch",
+    "lomo": "lomo_optim",
+    "grok": "grokadamw",
+    "schedule_free": "schedulefree",
+    "apollo": "apollo_torch",
+    "stable": "optimi",
+    "anyprecision": "torchdistx",
+    "xla": "torch_xla",
+    "npu": "torch_npu",
+}
+TOGETHER = {
+    "load_best_model_at_end": {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1},
+    "lr_scheduler_type": {"eval_strategy": "steps", "eval_steps": 1},
+    "save_strategy": {"save_steps": 1},
+}
+
+
+def cases():
+    for name, option in options_of(transformers.TrainingArguments).items():
+        for member in union_members(option.hint):
+            for value in choices_of(member) or ([True, False] if member is bool else []):
+                if value != getattr(option.default, "value", option.default) and name not in ELSEWHERE:
+                    yield name, value
+
+
+def missing(name, value):
+    """Whether an optimizer's library is not installed."""
+    libraries = [library for part, library in NEEDS.items() if name == "optim" and re.search(part, value)]
+    return bool(libraries) and not all(map(find_spec, libraries))
+
+
+@pytest.fixture
+def trainer(tokenizer, tmp_path):
+    def make(rows=ROWS, config=JEPAConfig, trained=None, **options):
+        given = {"max_steps": 1, "per_device_train_batch_size": 4, "disable_tqdm": True, "save_strategy": "no"}
+        extra = {
+            key: options.pop(key) for key in ("compute_metrics", "data_collator", "compute_loss_func") if key in options
+        }
+        given = {"output_dir": str(tmp_path / "out"), **given, **options}
+        return JEPATrainer(trained or load_model("tiny", tokenizer), config(**given), rows, ROWS, tokenizer, **extra)
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "value"), cases())
+def test_it_runs_or_is_refused(name, value, trainer, tmp_path):
+    options = {"objective": "step_jepa", **TOGETHER.get(name, {}), name: value}
+    reason = REFUSED.get((name, value), "cannot be made" if missing(name, value) else None)
+    if reason is None:
+        assert trainer(**options).train().global_step == 1
+        return
+    with pytest.raises(ConfigError, match=reason) as caught:
+        trainer(**options).train()
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_metrics_and_predictions_of_labelled_tokens(trainer):
+    seen = []
+
+    def accuracy(prediction):
+        seen.append(prediction)
+        known = prediction.label_ids != -100
+        return {"accuracy": float((prediction.predictions == prediction.label_ids)[known].mean())}
+
+    made = trainer(objective="step_jepa", compute_metrics=accuracy, per_device_eval_batch_size=3)
+    metrics = made.evaluate()
+    output = made.predict(ROWS[:5])
+    assert metrics["eval_accuracy"] >= 0 and metrics["eval_lm_loss"] > 0
+    assert output.metrics["test_lm_loss"] > 0 and "test_accuracy" in output.metrics
+    assert np.array_equal(output.label_ids, seen[0].label_ids[:5, : output.label_ids.shape[1]])
+    store = made.eval_dataset.store
+    for row, (predicted, labels) in enumerate(zip(seen[0].predictions, seen[0].label_ids, strict=True)):
+        ids = np.asarray(store[row].input_ids)
+        labelled = np.concatenate([np.arange(*span) for span in store[row].label_spans])
+        assert labels[: len(labelled)].tolist() == ids[labelled].tolist()
+        assert set(labels[len(labelled) :]) <= {-100} and set(predicted[len(labelled) :]) <= {-100}
+        import torch
+
+        with torch.no_grad():
+            logits = made.model(input_ids=torch.tensor(ids[None].astype(np.int64))).logits[0, labelled - 1]
+        assert predicted[: len(labelled)].tolist() == logits[:, : made.setup.vocabulary].argmax(-1).tolist()
+
+
+def test_two_pass_predicts_the_same(trainer):
+    packed = trainer(objective="step_jepa").predict(ROWS)
+    other = trainer(objective="step_jepa", forward="two_pass").predict(ROWS)
+    assert np.array_equal(packed.predictions, other.predictions)
+    assert np.array_equal(packed.label_ids, other.label_ids)
+
+
+def test_plain_training_arguments_are_converted(trainer):
+    made = trainer(config=transformers.TrainingArguments, learning_rate=3e-4, logging_steps=7)
+    assert isinstance(made.args, JEPAConfig) and made.args.objective == "llm_jepa"
+    assert (made.args.learning_rate, made.args.logging_steps, made.args.max_steps) == (3e-4, 7, 1)
+    assert made.train().global_step == 1
+
+
+@pytest.mark.parametrize("name", ["data_collator", "compute_loss_func"])
+def test_arguments_that_would_be_ignored_are_refused(name, trainer):
+    with pytest.raises(ConfigError, match=f"takes no {name}"):
+        trainer(**{name: lambda *args: None})
+
+
+def test_a_stream_finds_its_batch_size(trainer, tmp_path, monkeypatch):
+    import json
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    made = trainer(rows=str(file), streaming=True, auto_find_batch_size=True, max_steps=2, report_to="none")
+    sizes, step = [], made.training_step
+
+    def full(model, inputs, *args, **kwargs):
+        sizes.append(int(inputs["example"].max()) + 1)
+        if sizes[-1] > 2:
+            raise RuntimeError("CUDA out of memory.")
+        return step(model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(made, "training_step", full)
+    assert made.train().global_step == 2
+    assert sizes[0] == 4 and sizes[-2:] == [2, 2]
+
+
+@pytest.mark.slow
+def test_torch_compile_runs_to_the_same_numbers(trainer):
+    losses = []
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        made = trainer(objective="step_jepa", max_steps=2, logging_steps=1, **options)
+        made.train()
+        losses.append([entry["lm_loss"] for entry in made.state.log_history if "lm_loss" in entry])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
