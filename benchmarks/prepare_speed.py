@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 
 from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.prepare import prepare
-from stepjepa.data.prepare_options import AnswerRules, PrepareOptions
+from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -58,7 +57,7 @@ def timed(source: Path, folder: Path, processes: int) -> float:
     """Seconds of one run."""
     options = PrepareOptions(output_file=str(folder / "out.jsonl"), num_proc=processes, overwrite=True)
     start = time.perf_counter()
-    prepare(source, options, AnswerRules(final_answer, answers_match))
+    prepare(options, source, AnswerRules(final_answer, answers_match))
     return time.perf_counter() - start
 
 

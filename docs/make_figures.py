@@ -21,7 +21,7 @@ from stepjepa.analysis.style import save_figure
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.encoder import read_chat
-from stepjepa.data.steps import SeparatorSplitter
+from stepjepa.data.steps import make_splitter
 from stepjepa.data.synthetic import generate_rows
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
 from stepjepa.inspect.layout import row_records
@@ -65,7 +65,7 @@ def tokenizer() -> Any:
 
 def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[str] = (QUESTION, ANSWER)) -> RowRecord:
     """One chat as training lays it out, K = 2, first pair."""
-    renderer, splitter = ChatRenderer(tokenizer()), SeparatorSplitter()
+    renderer, splitter = ChatRenderer(tokenizer()), make_splitter("separator")
     options = EncodeOptions("step_jepa", splitter, labels=labels)
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     row = {"messages": messages}

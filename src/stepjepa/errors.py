@@ -17,6 +17,17 @@ class DataError(StepJepaError):
     """The data cannot be read or used as it is."""
 
 
+class RowError(DataError):
+    """A row that cannot be used. `reason` is a short key for counting; the message says what is wrong."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(reason, message)  # both, so that it can be sent to another process
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 class ConfigError(StepJepaError):
     """An option has a value that cannot be used, or does not exist."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare_options import SYSTEM_PROMPT
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.steps import make_splitter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +47,6 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "Next: stepjepa train --train_file out/train.jsonl --model_name mini --step_jepa --output_dir runs/train",
     ]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", "train.report.json"}
-    assert main(["prepare", "--output_file", "out/train.jsonl", "--resume", "raw.jsonl"]) == 0
-    assert "Nothing to do: an earlier run with these options wrote all of this" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -66,6 +64,14 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         (["raw.jsonl", "--output_file", "out.jsonl", "--step_splitter", "regex"], "needs a pattern"),
         (["raw.jsonl", "--output_file", "out.jsonl", "--format", "teacher"], "none of 2 rows can be kept; dropped"),
         (["a/b/c/d.jsonl", "--output_file", "out.jsonl"], "no such file"),
+        (
+            ["raw.jsonl", "--output_file", "out.jsonl", "--resume"],
+            "--resume: there is no more interrupted run to resume",
+        ),
+        (
+            ["raw.jsonl", "--output_file", "out.jsonl", "--shards=4"],
+            "--shards: the training rows are written to one file",
+        ),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, words, message):

@@ -7,11 +7,11 @@ import tracemalloc
 
 import pytest
 
-from stepjepa.data import lines as lines_module
-from stepjepa.data.chat import RowError
-from stepjepa.data.lines import check_unchanged, csv_rows, file_state, line_row, line_text, read_lines
+from stepjepa.data.files import csv_rows
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, RowError
+from stepjepa.utils import jsonl
+from stepjepa.utils.jsonl import line_text, line_value, read_lines, unchanged
 
 LINE = json.dumps({"question": "12+5?", "answer": "17"})
 
@@ -29,7 +29,7 @@ LINE = json.dumps({"question": "12+5?", "answer": "17"})
     ],
 )
 def test_lines_up_to_a_limit(data, expected, monkeypatch):
-    monkeypatch.setattr(lines_module, "_SKIPPED_AT_ONCE", 3)
+    monkeypatch.setattr(jsonl, "_SKIPPED_AT_ONCE", 3)
     assert list(read_lines(io.BytesIO(data), 4)) == expected
     for raw in expected:
         if len(raw) == 5 and raw[-1:] != b"\n":
@@ -55,13 +55,13 @@ def test_lines_up_to_a_limit(data, expected, monkeypatch):
 )
 def test_what_is_wrong_with_a_line(raw, reason):
     with pytest.raises(RowError) as caught:
-        line_row(line_text(raw), raw)
+        line_value(line_text(raw), raw)
     assert caught.value.reason == reason
 
 
 def test_a_byte_order_mark_at_any_line():
     raw = b'\xef\xbb\xbf {"a": 1}\r\n'
-    assert line_row(line_text(raw), raw) == {"a": 1}
+    assert line_value(line_text(raw), raw) == {"a": 1}
 
 
 def test_an_endless_line_is_refused_before_it_is_read(tmp_path):
@@ -122,9 +122,8 @@ def test_a_file_that_changes(tmp_path, change, suffix):
 def test_a_file_that_stays(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(LINE)
-    state = file_state(file)
-    os.utime(file, ns=(5, state.modified))  # reading it changes the time of access
-    check_unchanged(file, state)
+    with unchanged(file):
+        os.utime(file, ns=(5, file.stat().st_mtime_ns))  # reading it changes the time of access
 
 
 def test_a_file_that_may_not_be_read(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.data.steps import STYLES, AutoSplitter, make_splitter
+from stepjepa.data.steps import STYLES, make_splitter, style_and_spans
 
 FOLDER = Path(__file__).parent / "answers"
 HEAD = re.compile(r"(?P<title>.+) \| (?P<style>\w+)(?P<crlf> crlf)?")
@@ -38,7 +38,7 @@ def wrong(cases) -> list[str]:
         text = "".join(steps)
         spans = splitter.spans(text)
         if [text[start:end].strip() for start, end in spans] != [step.strip() for step in steps]:
-            style = f" as {splitter.style(text)}" if isinstance(splitter, AutoSplitter) else ""
+            style = f" as {style_and_spans(text)[0]}" if splitter.name == "auto" else ""
             names.append(f"{name} (found {len(spans)}{style}, marked {len(steps)})")
     return names
 
@@ -59,7 +59,7 @@ def test_steps_as_marked_when_the_style_is_named():
 
 def test_steps_as_marked_when_it_is_not():
     # Sentences are taken only when they are asked for.
-    cases = [(name, AutoSplitter(), steps) for name, style, steps in answers() if style != "sentence"]
+    cases = [(name, make_splitter("auto"), steps) for name, style, steps in answers() if style != "sentence"]
     failed = wrong(cases)
     assert len(failed) <= 0.05 * len(cases), "\n".join(failed)
 
@@ -67,8 +67,8 @@ def test_steps_as_marked_when_it_is_not():
 def test_auto_cuts_as_the_style_that_it_names():
     for _, _, steps in answers():
         text = "".join(steps)
-        auto = AutoSplitter()
-        assert auto.spans(text) == make_splitter(auto.style(text)).spans(text)
+        style, spans = style_and_spans(text)
+        assert make_splitter("auto").spans(text) == spans == make_splitter(style).spans(text)
 
 
 @pytest.mark.parametrize("style", ["numbered", "separator", "connectives", "headings"])

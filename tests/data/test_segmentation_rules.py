@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from stepjepa.data.splitters_base import Uncut
-from stepjepa.data.steps import STYLES, make_splitter
+from stepjepa.data.steps import STYLES, Uncut, make_splitter
 
 ALL = {name: make_splitter(name, r"^\W*\w" if name == "regex" else "\n\n") for name in STYLES}
 BLOCKS = {

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from stepjepa.data.steps import STYLES, SeparatorSplitter, make_splitter, spans_from_cuts
+from stepjepa.data.steps import STYLES, StepSplitter, make_splitter, spans_from_cuts
 from stepjepa.errors import ConfigError
 
 NAMES = [name for name in STYLES if name != "regex"]
@@ -76,7 +76,7 @@ def test_other_separators(separator, steps):
 
 def test_an_empty_separator_and_an_unknown_splitter_are_refused():
     with pytest.raises(ConfigError, match="step_separator is empty"):
-        SeparatorSplitter("")
+        StepSplitter("separator", "")
     with pytest.raises(ConfigError, match="known splitters: separator, numbered, lines"):
         make_splitter("paragraphs")
 

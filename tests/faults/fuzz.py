@@ -428,7 +428,7 @@ def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
     from stepjepa.cli.check import CheckOptions
     from stepjepa.cli.inspect import InspectOptions
     from stepjepa.cli.score import ScoreOptions
-    from stepjepa.data.prepare_options import PrepareOptions
+    from stepjepa.data.prepare import PrepareOptions
     from stepjepa.evaluation.options import EvaluateOptions
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.run_options import RunOptions
@@ -440,7 +440,7 @@ def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
     if kind < 2:
         return ["inspect", rows, "--model_name", "tiny", *flag_values(rng, InspectOptions, "file html png")]
     if kind < 3:
-        return ["prepare", rows, "--output_file", out, *flag_values(rng, PrepareOptions, "output_file num_proc shards")]
+        return ["prepare", rows, "--output_file", out, *flag_values(rng, PrepareOptions, "file output_file num_proc")]
     if kind < 4:
         words = ["--output_file", out, "--max_new_tokens", "2", "--max_examples", "1", "--metric", "exact"]
         return [

@@ -110,19 +110,17 @@ def test_a_cache_is_as_readable_as_the_folder_around_it(tmp_path, bpe_tokenizer)
         assert load_cached(tmp_path / "cache", "key") is None  # as if there were none
 
 
-@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")
-@pytest.mark.parametrize("name", [".out.jsonl.partial", ".out.jsonl.lock"])
-def test_files_that_are_written_in_place_follow_no_link(name, tmp_path, capsys):
+@pytest.mark.parametrize("name", [".out.jsonl.tmp", ".out.report.json.tmp"])
+def test_prepared_files_follow_no_link(name, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "a", "answer": "one.\\n\\ntwo.\\n#### 2"}\n')
     (tmp_path / "out").mkdir()
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "out" / name).symlink_to(victim)
-    assert main(["prepare", str(rows), "--output_file", str(tmp_path / "out" / "out.jsonl")]) == 2
-    error = capsys.readouterr().err
-    assert name in error and error.count("\n") == 1
+    assert main(["prepare", str(rows), "--output_file", str(tmp_path / "out" / "out.jsonl")]) == 0
     assert victim.read_text() == "precious"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["out.jsonl", "out.report.json"]
 
 
 @pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")

@@ -99,8 +99,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.data.encode import encode_dataset
     from stepjepa.data.encoder import read_chat
-    from stepjepa.data.prepare import prepare
-    from stepjepa.data.prepare_options import PrepareOptions
+    from stepjepa.data.prepare import PrepareOptions, prepare
     from stepjepa.data.sources import RowSource
     from stepjepa.training.encoding import settings_for
     from stepjepa.training.options import JEPAOptions
@@ -118,7 +117,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         raw = raw_rows(form)
         if form == "implicit_cot":
             raw = str((tmp_path / "lines.txt").write_text("\n".join(raw)) and tmp_path / "lines.txt")
-        report = prepare(raw, PrepareOptions(format=name, output_file=str(file), **columns, **options))
+        report = prepare(PrepareOptions(format=name, output_file=str(file), **columns, **options), raw)
         rows, source = read(file), RowSource(str(file))
         assert len(rows) == len(STYLES) == report.rows_kept, case
         assert [row["total_steps"] for row in rows] == [len(row["steps"]) for row in rows], case
@@ -182,12 +181,12 @@ def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path,
     assert json.loads((tmp_path / "typed" / "data_report.json").read_text())["train"] == report
 
 
-def test_the_next_command_names_shards_and_the_validation_file(tmp_path, capsys):
+def test_the_next_command_names_the_validation_file(tmp_path, capsys):
     rows = [{"question": f"What is {n}?", "answer": f"It is {n}.\nSo {n}.\n#### {n}"} for n in range(30)]
     raw = write(tmp_path / "raw.jsonl", rows)
-    out = run(capsys, "prepare", raw, "--output_file", tmp_path / "a.jsonl", "--shards", "2", "--valid_ratio", "0.3")
-    assert f"--train_file {tmp_path}/a-00000-of-00002.jsonl {tmp_path}/a-00001-of-00002.jsonl --eval_file " in out
-    assert f"--eval_file {tmp_path}/a.valid.jsonl --model_name mini --step_jepa --output_dir runs/a" in out
+    out = run(capsys, "prepare", raw, "--output_file", tmp_path / "a.jsonl", "--valid_ratio", "0.3")
+    assert f"--train_file {tmp_path}/a.jsonl --eval_file {tmp_path}/a.valid.jsonl --model_name mini" in out
+    assert "--step_jepa --output_dir runs/a" in out
     short = write(tmp_path / "short.jsonl", [{"question": "What?", "answer": "So.\n#### 5"}])
     out = run(capsys, "prepare", short, "--output_file", tmp_path / "b.jsonl", "--min_steps", "1")
     assert "--objective=llm_jepa --output_dir runs/b" in out  # no pair of steps to train on

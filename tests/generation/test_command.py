@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare_options import SYSTEM_PROMPT
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.generation import endpoint, store
 from stepjepa.generation.base import seed_of
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare_options import SYSTEM_PROMPT
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.prompts import Prompter
 from stepjepa.generation import local, solve
 from stepjepa.generation.base import Request

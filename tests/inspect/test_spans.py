@@ -7,7 +7,7 @@ from stepjepa.data.chat import ChatRenderer, plain_template
 from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.encoder import ReadChat, read_chat
 from stepjepa.data.examples import Example
-from stepjepa.data.steps import LineSplitter, SeparatorSplitter
+from stepjepa.data.steps import make_splitter
 from stepjepa.inspect.layout import trunk_names
 from stepjepa.inspect.record import Span
 from stepjepa.inspect.rows import token_text, trunk_spans
@@ -34,7 +34,7 @@ def encoded(tokenizer, messages, splitter):
     return store[0], trunk_spans(tokenizer, read)
 
 
-@pytest.mark.parametrize("splitter", [SeparatorSplitter(), LineSplitter()])
+@pytest.mark.parametrize("splitter", [make_splitter("separator"), make_splitter("lines")])
 def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer, splitter):
     messages = [
         {"role": "system", "content": "Add."},
@@ -61,7 +61,7 @@ def test_several_answers_have_their_own_steps(tokenizer):
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "e"},
     ]
-    _, spans = encoded(tokenizer, messages, SeparatorSplitter())
+    _, spans = encoded(tokenizer, messages, make_splitter("separator"))
     names = [span.name for span in spans]
     assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
     plain = trunk_spans(tokenizer, read_without_steps(ChatRenderer(tokenizer), messages))
@@ -79,7 +79,7 @@ CHAT = [
 def named(tokenizer, labels="assistant", **options):
     """Name -> text of the trunk's tokens of that name, the names, and the example."""
     renderer = ChatRenderer(tokenizer)
-    settings = EncodeOptions("llm_jepa", SeparatorSplitter(), labels=labels, **options)
+    settings = EncodeOptions("llm_jepa", make_splitter("separator"), labels=labels, **options)
     store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
     spans = trunk_spans(tokenizer, read_without_steps(renderer, CHAT), store[0].input_ids)
     names, text = trunk_names(store[0], spans), token_text(tokenizer)

@@ -15,18 +15,11 @@ from itertools import islice
 from typing import Any
 
 from stepjepa.data.chat_template import DEFAULT_DATE, check_template_kwargs, template_of, with_pinned_day
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError
+from stepjepa.errors import RowError as RowError  # for everyone who reads chats
 from stepjepa.utils.text import lone_surrogate
 
 ROLES = ("system", "user", "assistant")
-
-
-class RowError(DataError):
-    """A row that cannot be used. `reason` is a short key for counting; the message says what is wrong in words."""
-
-    def __init__(self, reason: str, message: str):
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True)

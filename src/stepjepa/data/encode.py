@@ -11,11 +11,11 @@ from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encoder import PlacedRow, RowEncoder
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.options import EncodeOptions
-from stepjepa.data.parallel import mapped
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, listed_columns
 from stepjepa.data.streams import is_stream
 from stepjepa.errors import DataError
+from stepjepa.utils.parallel import mapped
 
 CHUNK_ROWS = 1000
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepjepa.data.prepare_rows import question_key
+from stepjepa.data.prepare.rows import question_key
 from stepjepa.data.sources import RowSource
-from stepjepa.data.splitters_base import CharSpan, Uncut
+from stepjepa.data.steps import CharSpan, Uncut
 
 LONG_STEP = 2000  # characters of a step that is called very long
 
@@ -113,7 +113,7 @@ def question_of(messages: Sequence[dict[str, str]]) -> str:
 
 @dataclass
 class Repeats:
-    """Rows that ask what an earlier row asks (`prepare_rows.question_key`: letter case and white space aside).
+    """Rows that ask what an earlier row asks (`prepare.rows.question_key`: letter case and white space aside).
 
     Attributes:
         rows: such rows.

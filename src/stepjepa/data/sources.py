@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.data.chat import RowError, check_messages
+from stepjepa.data.chat import check_messages
 from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import escaped
 
@@ -66,8 +66,7 @@ def row_to_messages(
     Raises:
         RowError: none of the known columns, or a chat that `check_messages` refuses.
     """
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    row = _object(row)
     if columns is not None:
         messages = _from_named(row, columns)
     elif row.get("messages") is not None:
@@ -79,15 +78,19 @@ def row_to_messages(
     return messages
 
 
+def _object(row: Any) -> Row:
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    return row
+
+
 def listed_steps(row: Any, name: str) -> list[str]:
     """The steps that a column holds.
 
     Raises:
         RowError: it is missing, or no list of texts.
     """
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
-    value = row.get(name)
+    value = _object(row).get(name)
     if value is None:
         there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
         raise RowError("no_steps", f"column {name!r} {there}; step_splitter=list reads the steps there")
@@ -195,7 +198,7 @@ class RowSource:
             raise DataError(f"data of type {self.name} cannot be read; give a file, a data set or a list of rows")
 
     def place(self, index: int) -> str:
-        """Where row `index` (as `__iter__` numbers it) stands, in words."""
+        """The place of row `index` (as `__iter__` numbers it), for messages."""
         by_line = self._file is not None and self._file.suffix.lower() != ".parquet"
         return f"{self.name} line {index}" if by_line else f"{self.name} row {index}"
 
@@ -203,7 +206,7 @@ class RowSource:
     def files(self) -> list[str]:
         """The files of a folder that are read; empty for anything else.
 
-        Which file belongs to which split `datasets` tells by the names; who names a folder should see it.
+        `datasets` decides by their names which file belongs to which split.
         """
         if self._folder is None:
             return []
@@ -231,7 +234,7 @@ class RowSource:
         return self.rows()
 
     def rows(self, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
-        """As `__iter__`, of some of the rows; the others are passed over unread where the source allows it."""
+        """As `__iter__`, of some of the rows; the others are skipped unread where the source allows it."""
         if self._file is not None:
             return file_rows(self._file, part)
         if part == EVERY_ROW:
@@ -292,13 +295,6 @@ def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[An
 
 
 def _did_you_mean(path: Path) -> str:
-    near = _nearest_file(path)
-    return f"; did you mean {near}?" if near else ""
-
-
-def _nearest_file(path: Path) -> str | None:
-    folder = path.parent
-    if not folder.is_dir():
-        return None
-    near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
-    return str(folder / near[0]) if near else None
+    there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, there, n=1)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""

@@ -14,10 +14,10 @@ from stepjepa.data.encode import CHUNK_ROWS, nothing_kept
 from stepjepa.data.encoder import Encoded, PlacedRow
 from stepjepa.data.examples import Example
 from stepjepa.data.files import Part
-from stepjepa.data.parallel import mapped
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
+from stepjepa.utils.parallel import mapped
 
 
 class Cursor(NamedTuple):

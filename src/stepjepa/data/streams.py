@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from stepjepa.data.chat import RowError
 from stepjepa.data.sources import TEXT_COLUMNS
 from stepjepa.data.views import Pair
+from stepjepa.errors import RowError
 from stepjepa.utils.text import lone_surrogate
 
 # What makes a row a chat; text alone does not.

@@ -10,13 +10,9 @@ and a last sentence with the boxed result, separated by blank lines:
 
                The answer is \\boxed{14}.
 
-The generator is made for comparing training arms on small models, which sets three of its habits. Names and
-objects stay in the question, so no accuracy hangs on the moment at which a model learns to copy a rare noun.
-Number sizes are drawn log-uniformly and the number of operations uniformly, so one data set holds easy and
-hard problems and accuracy grows smoothly with skill. The solution is a function of the question, so no loss
-is spent on guessing a phrasing.
-
-Row ``i`` of seed ``s`` depends on ``(s, i, config)`` only: asking for more rows never changes the others.
+The generator is made for comparing training arms on small models. Names and objects stay in the question, number sizes are
+log-uniform and the number of operations uniform, so accuracy grows smoothly with skill; the solution is a function of the
+question. Row ``i`` of seed ``s`` depends on ``(s, i, config)`` only: asking for more rows never changes the others.
 """
 
 import math
@@ -25,8 +21,6 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-__all__ = ["ArithmeticConfig", "drop_overlap", "generate_problem", "generate_rows", "generate_split"]
 
 _WOMEN = "Mia Lena Ruth Aisha Nora Clara Mei Zoe".split()
 _MEN = "Ben Omar Tom Leo Ivan Hugo Sam Raj".split()

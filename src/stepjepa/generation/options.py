@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stepjepa.config.option import check_fields, option, options_of
-from stepjepa.data.prepare_options import SYSTEM_PROMPT
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
 
 QUESTION = "{question}"

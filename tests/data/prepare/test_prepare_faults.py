@@ -8,10 +8,8 @@ import tracemalloc
 import datasets
 import pytest
 
-from stepjepa.data import prepare_rows
-from stepjepa.data.prepare import prepare
-from stepjepa.data.prepare_options import PrepareOptions
-from stepjepa.data.prepare_rows import LINE_BYTES
+from stepjepa.data.prepare import PrepareOptions, prepare, rows
+from stepjepa.data.prepare.rows import LINE_BYTES
 from stepjepa.errors import DataError
 
 GOOD = {"question": "What is 4 and 1?", "answer": "He has 4 of them.\nOne more is 4+1=5.\n#### 5"}
@@ -21,7 +19,7 @@ LINE = json.dumps(GOOD).encode() + b"\n"
 def run(folder, content, suffix="jsonl", **changes):
     source = folder / f"raw.{suffix}"
     source.write_bytes(content)
-    return prepare(source, PrepareOptions(output_file=str(folder / "out" / "out.jsonl"), **changes))
+    return prepare(PrepareOptions(file=str(source), output_file=str(folder / "out" / "out.jsonl"), **changes))
 
 
 def left(folder):
@@ -72,7 +70,7 @@ def test_a_line_of_fifty_megabytes(tmp_path):
         file.write(b'{"question": "' + b"x" * 50 * 2**20 + b'", "answer": "a"}\n')
         file.write(LINE)
     tracemalloc.start()
-    report = prepare(tmp_path / "raw.jsonl", PrepareOptions(output_file=str(tmp_path / "out.jsonl")))
+    report = prepare(PrepareOptions(output_file=str(tmp_path / "out.jsonl")), tmp_path / "raw.jsonl")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert report.rows_kept == 2 and report.rows_dropped == {"line_too_long": 1}
@@ -122,22 +120,22 @@ def test_other_files_that_cannot_be_read(tmp_path):
         "raw.bin": "lines of text without '||'",
     }.items():
         with pytest.raises(DataError, match=re.escape(words)):
-            prepare(tmp_path / name, options)
+            prepare(options, tmp_path / name)
     datasets.Dataset.from_list([GOOD] * 5).to_parquet(tmp_path / "raw.parquet")
     whole = (tmp_path / "raw.parquet").read_bytes()
     for content in (b"", whole[:-30], whole[40:]):
         (tmp_path / "raw.parquet").write_bytes(content)
         with pytest.raises(DataError, match=r"raw\.parquet: cannot be read"):
-            prepare(tmp_path / "raw.parquet", options)
+            prepare(options, tmp_path / "raw.parquet")
     assert left(tmp_path) == []
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 @pytest.mark.parametrize("change", ["append", "cut", "remove", "touch"])
 def test_a_file_that_changes(tmp_path, monkeypatch, suffix, change):
-    rows = 2000
-    content = LINE * rows if suffix == "jsonl" else b"question,answer\n" + b'q,"a\nb\n#### 1"\n' * rows
-    original = prepare_rows.question_key
+    count = 2000
+    content = LINE * count if suffix == "jsonl" else b"question,answer\n" + b'q,"a\nb\n#### 1"\n' * count
+    original = rows.question_key
     source = tmp_path / f"raw.{suffix}"
 
     def key(question):
@@ -152,7 +150,7 @@ def test_a_file_that_changes(tmp_path, monkeypatch, suffix, change):
             os.utime(source, ns=(0, 0))
         return original(question)
 
-    monkeypatch.setattr(prepare_rows, "question_key", key)
+    monkeypatch.setattr(rows, "question_key", key)
     with pytest.raises(DataError) as caught:
         run(tmp_path, content, suffix)
     message = str(caught.value)

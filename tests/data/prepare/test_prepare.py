@@ -7,13 +7,13 @@ import tracemalloc
 import datasets
 import pytest
 
-from stepjepa.data import prepare_input
 from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.parallel import mapped
-from stepjepa.data.prepare import prepare
-from stepjepa.data.prepare_options import SYSTEM_PROMPT, AnswerRules, PrepareOptions
-from stepjepa.data.prepare_rows import question_key
+from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
+from stepjepa.data.prepare import run as prepare_run
+from stepjepa.data.prepare.options import SYSTEM_PROMPT
+from stepjepa.data.prepare.rows import question_key
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.parallel import mapped
 
 RULES = AnswerRules(final_answer, answers_match)
 
@@ -34,7 +34,7 @@ def read(path):
 
 def run(folder, rows, name="out.jsonl", **changes):
     source = write(folder / "raw.jsonl", rows) if isinstance(rows, list) else rows
-    return prepare(source, PrepareOptions(output_file=str(folder / name), **{"overwrite": True, **changes}), RULES)
+    return prepare(PrepareOptions(output_file=str(folder / name), **{"overwrite": True, **changes}), source, RULES)
 
 
 def test_a_row(tmp_path):
@@ -73,6 +73,7 @@ def test_every_row_is_counted_once(tmp_path):
     assert lines[4] == f"    dropped 1: too few steps (--min_steps) (first: {file} line 4: 1 step found; q)"
     assert lines[-3] == "  Steps a row: 2 in 2" and lines[-2].startswith("  System prompt: Please solve")
     assert lines[-1:] == [f"  {tmp_path}/sub/out.jsonl: 2 rows"]
+    assert str(report).split("\n") == [*lines, f"Next: {report.next_command}"]
     record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
     assert record["rows_dropped"] == report.rows_dropped and record["examples"] == report.examples
     assert record["job"]["options"]["min_steps"] == 2
@@ -146,24 +147,11 @@ def test_validation_rows(tmp_path):
     assert smaller and smaller < {row["question"] for row in valid}
 
 
-def test_shards(tmp_path):
-    rows = [gsm8k(n) for n in range(10)]
-    report = run(tmp_path, rows, shards=3, valid_ratio=0.2)
-    parts = [read(tmp_path / f"out-0000{n}-of-00003.jsonl") for n in range(3)]
-    assert list(report.files.values())[:3] == [len(part) for part in parts]
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    run(tmp_path, rows, valid_ratio=0.2)
-    together = [None] * sum(map(len, parts))
-    for n in range(3):
-        together[n::3] = parts[n]
-    assert together == read(tmp_path / "out.jsonl")
-
-
 @pytest.mark.parametrize(
-    "changes", [{}, {"dedup": True, "valid_ratio": 0.3, "shards": 2}, {"max_examples": 120}, {"strict_data": True}]
+    "changes", [{}, {"dedup": True, "valid_ratio": 0.3}, {"max_examples": 120}, {"strict_data": True}]
 )
 def test_processes_change_nothing(tmp_path, monkeypatch, changes):
-    monkeypatch.setattr(prepare_input, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(prepare_run, "_BLOCK_ROWS", 7)
     rows = [gsm8k(n, f"What is {n % 90} and 1?") for n in range(200)]
     if not changes.get("strict_data"):
         rows[5::11] = [{"question": "q", "answer": "no"}] * len(rows[5::11])
@@ -226,10 +214,10 @@ def test_other_sources(tmp_path):
         *(tmp_path / f"raw{end}" for end in (".parquet", ".csv", "")),
     ]
     for source in sources:
-        prepare(source, PrepareOptions(output_file=str(tmp_path / "out.jsonl"), overwrite=True))
+        prepare(PrepareOptions(output_file=str(tmp_path / "out.jsonl"), overwrite=True), source)
         assert (tmp_path / "out.jsonl").read_bytes() == expected
-    assert prepare(both, PrepareOptions(output_file=str(tmp_path / "a.jsonl"), dataset_split="test")).rows_kept == 5
-    report = prepare([*rows, {"question": 3}], PrepareOptions(output_file=str(tmp_path / "b.jsonl")))
+    assert prepare(PrepareOptions(output_file=str(tmp_path / "a.jsonl"), dataset_split="test"), both).rows_kept == 5
+    report = prepare(PrepareOptions(output_file=str(tmp_path / "b.jsonl")), [*rows, {"question": 3}])
     assert report.examples["not_text"][0]["place"] == "list row 5"
 
 
@@ -238,7 +226,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     def peak(count):
         source = write(tmp_path / "raw.jsonl", [gsm8k(n) for n in range(count)])
         tracemalloc.start()
-        prepare(source, PrepareOptions(output_file=str(tmp_path / "out.jsonl"), overwrite=True))
+        prepare(PrepareOptions(output_file=str(tmp_path / "out.jsonl"), overwrite=True), source)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
@@ -256,12 +244,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         ({"min_steps": 0}, "min_steps is 0; it must be at least 1"),
         ({"max_steps": 1}, "max_steps is 1; it must be at least 2"),
         ({"max_examples": 0}, "max_examples is 0"),
-        ({"shards": 0}, "shards is 0"),
         ({"num_proc": 0}, "num_proc is 0"),
         ({"min_step_length": -1}, "min_step_length is -1"),
         ({"valid_ratio": 1.0}, "valid_ratio is 1.0; give a share from 0 to below 1"),
         ({"valid_ratio": -0.1}, "valid_ratio is -0.1"),
-        ({"resume": True, "overwrite": True}, "give one of them"),
         ({"step_splitter": "line"}, "known splitters"),
         ({"step_splitter": "separator", "step_separator": ""}, "step_separator is empty"),
         ({"step_splitter": "lines", "format": "implicit_cot"}, "name their steps themselves; leave it out"),
@@ -269,7 +255,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 )
 def test_options_that_cannot_be_used(tmp_path, changes, words):
     with pytest.raises(ConfigError) as caught:
-        prepare([gsm8k(1)], PrepareOptions(**{"output_file": str(tmp_path / "out.jsonl"), **changes}))
+        prepare(PrepareOptions(**{"output_file": str(tmp_path / "out.jsonl"), **changes}), [gsm8k(1)])
     assert words in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
@@ -287,5 +273,3 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
     assert any("only 1 of 3 answers have one" in line for line in run(tmp_path, [*rows, boxed]).lines())
     quiet = run(tmp_path, rows, min_step_length=1, system_prompt=None).lines()
     assert not any("Too short" in line or "prompt" in line for line in quiet)
-    again = run(tmp_path, tmp_path / "raw.jsonl", resume=True, overwrite=False, min_step_length=1, system_prompt=None)
-    assert again.already_done and again.short_pieces == 0

@@ -1,12 +1,9 @@
 """The steps of a row: those that it holds itself, else those that a splitter finds in its answers.
 
-`steps_of` is the one place that answers what the steps of a row are; `rules_for` settles for a data set how it answers.
-Splitters turn a text into character spans (`data.splitters`); they are named here as well, for everyone's import.
-
-A row may hold its steps in a column (`STEPS_COLUMN`, as `stepjepa prepare` writes it): a list of texts that stand in its
-last answer one behind the other. What stands in front of the first one belongs to it, what stands behind a step to that
-step, so that spans cover the answer. `TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the
-row, and a number that is not the one found is counted.
+A row may hold its steps in a column (`STEPS_COLUMN`, as `stepjepa prepare` writes it): a list of texts that are in its last
+answer one after the other. What precedes the first one belongs to it, what follows a step to that step, so that spans cover
+the answer. `TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the row, and a number that is not
+the one found is counted.
 """
 
 from __future__ import annotations
@@ -15,43 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from stepjepa.data.chat import RowError
 from stepjepa.data.sources import PairColumns, listed_steps, row_to_messages
-from stepjepa.data.splitters import SPLITTERS, STYLES, choose_splitter, make_splitter
-from stepjepa.data.splitters_auto import AutoSplitter
-from stepjepa.data.splitters_base import CharSpan, StepSplitter, spans_from_cuts
-from stepjepa.data.splitters_marked import ConnectiveSplitter, HeadingSplitter, NumberedSplitter
-from stepjepa.data.splitters_plain import LineSplitter, SeparatorSplitter
-from stepjepa.data.splitters_prose import RegexSplitter, SentenceSplitter, join_steps, spans_of_steps
-from stepjepa.errors import DataError
-
-__all__ = [
-    "LISTED",
-    "SPLITTERS",
-    "STEPS_COLUMN",
-    "STYLES",
-    "TOTAL_COLUMN",
-    "AutoSplitter",
-    "CharSpan",
-    "ConnectiveSplitter",
-    "HeadingSplitter",
-    "LineSplitter",
-    "NumberedSplitter",
-    "RegexSplitter",
-    "RowSteps",
-    "SentenceSplitter",
-    "SeparatorSplitter",
-    "StepRules",
-    "StepSplitter",
-    "choose_splitter",
-    "join_steps",
-    "make_splitter",
-    "names_steps",
-    "rules_for",
-    "spans_from_cuts",
-    "spans_of_steps",
-    "steps_of",
-]
+from stepjepa.data.steps.auto import StepSplitter, choose_splitter, make_splitter
+from stepjepa.data.steps.plain import spans_of_steps
+from stepjepa.data.steps.uncut import CharSpan
+from stepjepa.errors import DataError, RowError
 
 STEPS_COLUMN, TOTAL_COLUMN = "steps", "total_steps"
 LISTED = "list"  # the step_splitter that takes a row's own steps and refuses a row without
@@ -188,7 +153,7 @@ def rules_for(
         DataError: the source cannot be read.
     """
     if name == LISTED:
-        return StepRules(SeparatorSplitter(), column, True)
+        return StepRules(make_splitter("separator"), column, True)
     if name != "auto":
         return StepRules(make_splitter(name, separator))
     rules = StepRules(splitter or make_splitter(name, separator), column)

@@ -1,4 +1,4 @@
-r"""Options of `stepjepa.data.prepare`, with what the command line says about them."""
+r"""Options of ``stepjepa prepare``, with their help texts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stepjepa.data.files import JSON_SUFFIXES
 from stepjepa.data.steps import LISTED, STYLES, make_splitter
 from stepjepa.errors import ConfigError
 
-# What the published data were prepared with; what a teacher is asked with, too.
+# The published data were prepared with it; a generator is asked with it, too.
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), but keep it short and put your final "
     "answer (do not include any other text or units) within \\boxed{}."
 )
 RESPONSE_COLUMN = "deepseek_response"
-# Formats whose rows name their steps themselves; no splitter is needed, and a short step is a step.
+# Formats whose rows name their steps; no splitter is needed, and a short step is a step.
 OWN_STEPS = ("gsm8k_socratic", "implicit_cot")
 PUBLISHED_LENGTH = 21  # the published preparation drops pieces of 20 characters or fewer
 
@@ -41,8 +41,11 @@ class AnswerRules(NamedTuple):
 class PrepareOptions:
     """What to read, how to find the steps, which rows to keep and where to write them."""
 
+    file: str | None = option(
+        None, "The raw rows: a file, or a Hub data set's name; usually written without --file.", _FORMAT
+    )
     format: Literal["auto", "gsm8k", "gsm8k_socratic", "teacher", "implicit_cot", "columns"] = option(
-        "auto", "Form of the raw rows; auto recognises it from the first ones and says so.", _FORMAT
+        "auto", "Format of the raw rows; auto recognises it from the first ones and prints it.", _FORMAT
     )
     question_column: str | None = option(None, "Column with the question. Default: question.", _FORMAT)
     answer_column: str | None = option(None, "Column with the data set's own answer. Default: answer.", _FORMAT)
@@ -57,7 +60,7 @@ class PrepareOptions:
     dataset_split: str = option("train", "Split of a Hub data set.", _FORMAT)
     step_splitter: str = option(
         "auto",
-        "How steps are found in a response; auto takes lines for gsm8k, and decides for each response by itself else. list: "
+        "How steps are found in a response; auto takes lines for gsm8k, and otherwise decides for each response. list: "
         "the response column holds a list of steps.",
         _STEPS,
         choices=(*STYLES, LISTED),
@@ -98,16 +101,12 @@ class PrepareOptions:
     valid_ratio: float = option(
         0.0, "Share of the questions that goes to OUT.valid.jsonl, by a hash of the question.", _OUTPUT
     )
-    shards: int = option(1, "Write the training rows to so many files, OUT-00000-of-00004.jsonl and so on.", _OUTPUT)
     num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT)
     overwrite: bool = option(
         False,
         "Replace output files that exist, once the new ones are complete.",
         _OUTPUT,
         aliases=("overwrite_output_dir",),
-    )
-    resume: bool = option(
-        False, "Go on where a killed run stopped; nothing is done where the output is complete.", _OUTPUT
     )
 
     def check(self) -> None:
@@ -120,12 +119,10 @@ class PrepareOptions:
             raise ConfigError("--output_file must be given: the JSONL file to write")
         if Path(self.output_file).suffix.lower() not in JSON_SUFFIXES:
             raise ConfigError(f"output_file is {self.output_file!r}; rows are written as JSONL, so end it in .jsonl")
-        least = {"min_steps": 1, "max_steps": self.min_steps, "max_examples": 1, "shards": 1, "num_proc": 1}
+        least = {"min_steps": 1, "max_steps": self.min_steps, "max_examples": 1, "num_proc": 1}
         check_at_least(self, {**least, "min_step_length": 0})
         if not 0 <= self.valid_ratio < 1:
             raise ConfigError(f"valid_ratio is {self.valid_ratio}; give a share from 0 to below 1, such as 0.05")
-        if self.resume and self.overwrite:
-            raise ConfigError("resume goes on with what is there and overwrite starts anew: give one of them")
         if self.step_splitter != "auto" and self.format in OWN_STEPS:
             raise ConfigError(f"step_splitter: rows of format {self.format} name their steps themselves; leave it out")
         if self.step_splitter != LISTED:

@@ -1,7 +1,7 @@
 """Numbered markers at the start of lines: ``Step 3:``, ``3.``, ``(c)``, ``IV.``, ``第三步``, and which of them count.
 
 `find_markers` reads the lines, `counted_lists` picks the markers that open the steps: those of one kind that count up,
-at the top level. Everything here works on `splitters_base.flat` text.
+at the top level. Everything here works on `uncut.flat` text.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stepjepa.data.splitters_base import Uncut
-from stepjepa.data.splitters_words import NUMBERS, ORDINALS, OTHER_NUMBERS, STEP, either, first_letters, split
+from stepjepa.data.steps.uncut import Uncut
+from stepjepa.data.steps.words import WORDS, either, first_letters
 
-_SMALL_NUMBERS = split(NUMBERS)
 _CJK = "一二三四五六七八九十"
 _ROMAN = [tens + ones for tens in ("", "x", "xx") for ones in " i ii iii iv v vi vii viii ix".split(" ")][1:] + ["xxx"]
 _ROMAN_VALUES = {numeral: value for value, numeral in enumerate(_ROMAN, start=1)}
 
-_NUMERAL = rf"\d{{1,3}}|[{_CJK}]{{1,3}}|(?<=[ \t(#])(?:[IVX]{{1,5}}|[A-Z]|(?i:{either(NUMBERS)}))"
-_STEP = rf"(?=[^\W\d_])(?i:{either(STEP)})"
+_NUMERAL = rf"\d{{1,3}}|[{_CJK}]{{1,3}}|(?<=[ \t(#])(?:[IVX]{{1,5}}|[A-Z]|(?i:{either('number')}))"
+_STEP_LETTERS = first_letters(WORDS["step"] + WORDS["ordinal"])
+_STEP = rf"(?=[^\W\d_])(?i:{either('step')})"
 # Behind `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
 _SIGN_BEHIND = (
     r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__|</b>|[}\])])*[ \t]*"
@@ -33,7 +33,7 @@ _EMOJI = "[\u2190-\u23ff\u2500-\u2775\u2780-\u2bff\ufe0f\u200d\U0001f000-\U0001f
 # One line's start. The line feed is part of it (a text is searched with one in front), which makes the search fast.
 _MARKER = re.compile(
     rf"""
-    \n(?P<lead>[ \t>]*)(?=[^\s>A-Za-z]|[A-Za-z][^A-Za-z]|[ivxIVX]{{2,5}}[.)]|{first_letters(split(STEP + "," + ORDINALS))})
+    \n(?P<lead>[ \t>]*)(?=[^\s>A-Za-z]|[A-Za-z][^A-Za-z]|[ivxIVX]{{2,5}}[.)]|{_STEP_LETTERS})
     (?![A-Za-z]{{2,}}[ ][a-z]{{2,}}[ ][^:(\u2013\u2014-])  # two words: prose, most often
     (?P<bullet>[-*+\u2022\u2013\u2014][ \t]+)?
     (?P<heading>\#{{1,6}}[ \t]*)?
@@ -43,13 +43,11 @@ _MARKER = re.compile(
       (?P<step>
         [(\[]?{_STEP}[ \t]*(?:[\#№-][ \t]*)?\(?(?:{_NUMERAL})(?:[ \t]*(?:/|of|von|de|sur|из)[ \t]*\d+)?
           (?![^\W_])(?!\.\d)(?(heading)|(?(bold)|{_SIGN_BEHIND}))
-      | [(\[]?{_STEP}[ \t]+(?i:{either(OTHER_NUMBERS)})(?![^\W_]){_SIGN_BEHIND}
       | 第[ \t]*(?:\d{{1,3}}|[{_CJK}]{{1,3}})[ \t]*(?:步|ステップ|단계|段階)
-      | [(\[]?(?:\d{{1,3}}(?:[.)ºª°]|-?[^\W\d_]{{1,3}})?[ \t]*|(?i:{either(ORDINALS)})[ \t]+){_STEP}(?![^\W_])
+      | [(\[]?(?:\d{{1,3}}(?:[.)ºª°]|-?[^\W\d_]{{1,3}})?[ \t]*|(?i:{either("ordinal")})[ \t]+){_STEP}(?![^\W_])
           {_SIGN_BEHIND}
       )
     | (?P<number>\d{{1,3}})(?:(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_BEHIND}|(?P<comma>、)(?!\d))|(?P<keycap>\ufe0f?\u20e3))
-    | (?(heading)(?P<headed>\d{{1,2}})[ \t]+(?=[^\W\d_])|(?!))
     | [(\[](?P<inside>\d{{1,3}}|[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z]|[{_CJK}]{{1,3}})(?P<closed>[)\]])(?=[\s*_`$\\\w]|\Z)
     | (?P<circled>[\u2460-\u2473\u2776-\u277f])
     | (?P<letters>[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z])(?:\*\*|__)?(?P<dot>[.)])(?=[\s*_])
@@ -59,8 +57,6 @@ _MARKER = re.compile(
     re.VERBOSE,
 )
 _PARTS = ("lead", "bullet", "heading", "bold", "step", "number", "stop")
-# A label in brackets that an operator or an equation's number follows belongs to a calculation: (1) + (2).
-_CALCULATION = re.compile(r"[ \t]*(?:[+\-\u2212\u00d7*/=<>&][ \t]|and[ \t]+\(|und[ \t]+\(|et[ \t]+\(|y[ \t]+\()")
 
 
 class Marker(NamedTuple):
@@ -115,8 +111,6 @@ def _readings(match: re.Match[str]) -> Iterable[tuple[str, int | None]]:
         yield "1" + (comma or "keycap"), int(number)
     elif step is not None:
         yield "step", _step_value(step)
-    elif match["headed"] is not None:
-        yield "1 ", int(match["headed"])
     elif match["circled"] is not None:
         code = ord(match["circled"])
         yield "circled", (code - 0x245F) if code < 0x2500 else (code - 0x2775) % 10 or 10
@@ -126,8 +120,6 @@ def _readings(match: re.Match[str]) -> Iterable[tuple[str, int | None]]:
         inside = match["inside"]
         shape = match["dot"] if inside is None else "(" + match["closed"]
         numeral = match["letters"] if inside is None else inside
-        if inside is not None and _CALCULATION.match(match.string, match.end()):
-            return
         if numeral[0].isdigit():
             yield "1" + shape, int(numeral)
         elif numeral[0] in _CJK:
@@ -145,8 +137,8 @@ def _step_value(step: str) -> int | None:
     if digits:
         return int(digits[0])
     numeral = re.findall(r"[^\W\d_]+", step)[-1]
-    if numeral.lower() in _SMALL_NUMBERS:
-        return _SMALL_NUMBERS.index(numeral.lower()) + 1
+    if numeral.lower() in WORDS["number"]:
+        return WORDS["number"].index(numeral.lower()) + 1
     if numeral.lower() in _ROMAN_VALUES:
         return _ROMAN_VALUES[numeral.lower()]
     numerals = re.search(f"[{_CJK}]+", step)
@@ -180,7 +172,8 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
                 families.setdefault(marker.family, []).append(marker)
         order = sorted(families.values(), key=_place)
         for family in order:
-            lists = _lists_of_level(text, family)
+            least = min(marker.width for marker in family)
+            lists = _lists([marker for marker in family if marker.width <= least + 1])
             if lists and not (strength == 1 and _equations(text, lists)):
                 return lists
         if strength > 1 and order and order[0][0].start == markers[0].start and order[0][0].value == 1:
@@ -213,26 +206,19 @@ def _all_quoted(text: str) -> bool:
 
 
 def _step_lists(steps: list[Marker]) -> list[list[Marker]]:
-    """Step words: where some are headings or bold and count up, plain ones stand inside their steps."""
+    """Step words: where some are headings or bold and count up, plain ones are inside their steps."""
     for strength in (3, 2):
         strong = [marker for marker in steps if marker.strength == strength]
-        values = [marker.value for marker in strong]
-        if len(strong) > 1 and (len(strong) == len(steps) or _counts_up(values)):
-            if strength == 3:
-                least = min(marker.level for marker in strong)
-                shallow = [marker for marker in strong if marker.level == least]
-                strong = shallow if len(shallow) > 1 else strong
+        if len(strong) > 1 and (len(strong) == len(steps) or _counts_up([marker.value for marker in strong])):
             steps = strong
             break
-    least = min(marker.width for marker in steps)
-    steps = [marker for marker in steps if marker.width <= least + 1]
     lists: list[list[Marker]] = []
     for marker in steps:
         if lists and (marker.value is None or marker.value > 1):
             lists[-1].append(marker)
         else:
             lists.append([marker])
-    return lists if len(steps) > 1 else []
+    return lists
 
 
 def _counts_up(values: Sequence[int | None]) -> bool:
@@ -240,20 +226,11 @@ def _counts_up(values: Sequence[int | None]) -> bool:
     return all(right == 1 or (left is not None and right == left + 1) for left, right in pairs)
 
 
-def _lists_of_level(text: str, family: list[Marker]) -> list[list[Marker]]:
-    least = min(marker.width for marker in family)
-    level = [marker for marker in family if marker.width <= least + 1]
-    lists = _lists(text, level)
-    if not lists and len(level) < len(family) and level[0].value != 1:
-        return _lists_of_level(text, [marker for marker in family if marker.width > least + 1])
-    return lists
-
-
-def _lists(text: str, family: list[Marker]) -> list[list[Marker]]:
+def _lists(family: list[Marker]) -> list[list[Marker]]:
     """The lists of one family that count up by one.
 
     A number that goes on with an earlier list closes the lists that have begun since: they were nested. A number out of
-    order is prose that happens to start a line, unless it goes on behind a gap.
+    order is prose that happens to start a line, unless it goes on after a gap.
     """
     last_of = {marker.value: number for number, marker in enumerate(family)}
     digits = family[0].family.startswith(("1", "circled", "cjk"))
@@ -265,26 +242,18 @@ def _lists(text: str, family: list[Marker]) -> list[list[Marker]]:
         while places and (places[-1] >= len(stack) or (stack[places[-1]][-1].value or 0) + 1 != value):
             places.pop()
         if places:
-            place = places.pop()
-            del stack[place + 1 :]
-            stack[place].append(marker)
+            del stack[places.pop() + 1 :]
+            stack[-1].append(marker)
         elif value <= 1 or not stack:
             stack.append([marker])
-            place = len(stack) - 1
         else:
             before = stack[-1][-1].value or 0
-            gap = value > before and last_of.get(before + 1, -1) < number and digits
-            if not gap or not (value <= before + 2 or _after_blank(text, marker)):
+            if not digits or value <= before or last_of.get(before + 1, -1) >= number:  # no gap
                 continue
-            place = len(stack) - 1
-            stack[place].append(marker)
-        expected.setdefault(value + 1, []).append(place)
+            stack[-1].append(marker)
+        expected.setdefault(value + 1, []).append(len(stack) - 1)
     if len(stack) > 1 and all(len(items) == 1 and items[0].value == 1 for items in stack):
         return [[items[0] for items in stack]] if digits else []  # 1. 1. 1., which Markdown counts up
     if not any(len(items) > 1 and (digits or (items[0].value or 0) == 1) for items in stack):
         return []
     return [items for items in stack if len(items) > 1 or items[0].value == 1]
-
-
-def _after_blank(text: str, marker: Marker) -> bool:
-    return text[max(marker.start - 80, 0) : max(marker.start - 1, 0)].rstrip(" \t").endswith("\n")

@@ -2,12 +2,10 @@
 
 import pytest
 
-from stepjepa.data.chat import RowError
-from stepjepa.data.prepare_formats import MAX_TEXT, Columns, Form, read_example
-from stepjepa.data.prepare_options import PrepareOptions
-from stepjepa.data.prepare_recognise import recognise
-from stepjepa.data.prepare_steps import StepFinder
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.data.prepare import PrepareOptions
+from stepjepa.data.prepare.formats import MAX_TEXT, RawFormat, read_example, recognise
+from stepjepa.data.prepare.rows import Converter
+from stepjepa.errors import ConfigError, DataError, RowError
 
 GSM8K = {"question": "How many?", "answer": "He had 48/2 = <<48/2=24>>24.\nIn all 48+24 = $<<48+24=72>>72.\n#### 72"}
 SOCRATIC = {
@@ -29,7 +27,12 @@ def prepared(row, **changes):
     options = PrepareOptions(**changes)
     form = recognise([row], options, "a file")
     example = read_example(row, form, options)
-    return example.question, example.answer, example.ground_truth, StepFinder(form.format, options)(example).steps
+    return (
+        example.question,
+        example.answer,
+        example.ground_truth,
+        Converter(form, options, False, None).steps_of(example)[0],
+    )
 
 
 def test_gsm8k():
@@ -98,23 +101,23 @@ def test_named_columns():
 @pytest.mark.parametrize(
     ("rows", "changes", "format", "columns"),
     [
-        ([GSM8K], {}, "gsm8k", Columns("question", "answer", "answer", "ground_truth")),
-        ([SOCRATIC], {}, "gsm8k_socratic", Columns("question", "answer", "answer", "ground_truth")),
-        ([TEACHER], {}, "teacher", Columns("question", "answer", "deepseek_response", "ground_truth")),
-        ([BARS, "x"], {}, "implicit_cot", Columns("", None, None, None)),
-        ([{"prompt": "a", "completion": "b"}], {}, "columns", Columns("prompt", "completion", "completion", "ground_truth")),
-        ([GSM8K, 3, {"id": 1}, GSM8K, SOCRATIC], {}, "gsm8k", Columns("question", "answer", "answer", "ground_truth")),
+        ([GSM8K], {}, "gsm8k", ("question", "answer", "answer", "ground_truth")),
+        ([SOCRATIC], {}, "gsm8k_socratic", ("question", "answer", "answer", "ground_truth")),
+        ([TEACHER], {}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
+        ([BARS, "x"], {}, "implicit_cot", ("", "", None, "ground_truth")),
+        ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion", "ground_truth")),
+        ([GSM8K, 3, {"id": 1}, GSM8K, SOCRATIC], {}, "gsm8k", ("question", "answer", "answer", "ground_truth")),
         ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", None),
         ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", None),
         ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", None),
-        ([TEACHER], {"format": "gsm8k"}, "gsm8k", Columns("question", "answer", None, "ground_truth")),
-        ([TEACHER], {"format": "columns"}, "columns", Columns("question", "answer", "answer", "ground_truth")),
-        ([GSM8K], {"format": "teacher"}, "teacher", Columns("question", "answer", "deepseek_response", "ground_truth")),
+        ([TEACHER], {"format": "gsm8k"}, "gsm8k", ("question", "answer", None, "ground_truth")),
+        ([TEACHER], {"format": "columns"}, "columns", ("question", "answer", "answer", "ground_truth")),
+        ([GSM8K], {"format": "teacher"}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
     ],
 )  # fmt: skip
 def test_recognised(rows, changes, format, columns):
     form = recognise(rows, PrepareOptions(**changes), "a file")
-    assert form.format == format and columns in (None, form.columns)
+    assert form.name == format and columns in (None, form[1:5])
     assert form.why == "as given" if "format" in changes else form.why.startswith("recognised: ")
 
 
@@ -168,9 +171,12 @@ def test_a_splitter_for_rows_that_name_their_steps():
     ],
 )
 def test_rows_that_are_refused(format, row, reason, words):
-    names = Columns("question", "answer", "deepseek_response" if format == "teacher" else None, "ground_truth")
     with pytest.raises(RowError) as caught:
-        read_example(row, Form(format, names, ""), PrepareOptions())
+        read_example(
+            row,
+            RawFormat(format, "question", "answer", "deepseek_response" if format == "teacher" else None),
+            PrepareOptions(),
+        )
     assert caught.value.reason == reason and words in str(caught.value)
 
 

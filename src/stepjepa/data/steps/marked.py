@@ -1,29 +1,28 @@
-"""Splitters whose steps open with something to see: a number, a word such as *First* and *Then*, a heading."""
+"""Steps that open with a mark: a number, a word such as *First* and *Then*, a heading."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from stepjepa.data.markers import Marker, counted_lists, find_markers
-from stepjepa.data.splitters_base import CharSpan, Source, spans_from_cuts
-from stepjepa.data.splitters_items import Itemizer, labelled_answer
-from stepjepa.data.splitters_words import FIRST, FIRST_CJK, LAST, LAST_CJK, NEXT, NEXT_CJK, either, split
+from stepjepa.data.steps.items import Itemizer, labelled_answer
+from stepjepa.data.steps.markers import Marker, counted_lists, find_markers
+from stepjepa.data.steps.uncut import CharSpan, Uncut, flat, spans_from_cuts
+from stepjepa.data.steps.words import WORDS, either
 
 _COMMA = "[,:，、：]"
 
 
-def _cjk(words: str) -> str:
-    return "|".join(word.replace("*", _COMMA) for word in split(words))
+def _unspaced(use: str) -> str:
+    return "|".join(word.replace("*", _COMMA) for word in WORDS[use])
 
 
 # Behind a connective: a comma or a colon, or the sentence goes on with a small letter ("First we add").
 _CONNECTIVE = re.compile(
     r"\n(?P<lead>[ \t]*)(?P<bold>\*{1,3}|__)?(?=[^\W\d_])(?:"
-    rf"(?:(?P<first>(?i:{either(FIRST)}))|(?i:{either(NEXT)}|{either(LAST)}))(?![\w'’-])"
+    rf"(?:(?P<first>(?i:{either('first')}))|(?i:{either('next')}|{either('last')}))(?![\w'’-])"
     rf"(?=(?:\*{{1,3}}|__)?[ \t]*{_COMMA}|[ \t]+[^\W\d_A-Z])"
-    rf"|(?P<cjk>{_cjk(FIRST_CJK)})|{_cjk(NEXT_CJK)}|{_cjk(LAST_CJK)})"
+    rf"|(?P<cjk>{_unspaced('unspaced')})|{_unspaced('unspaced next')})"
 )
 _HEADING = re.compile(
     r"\n(?:(?P<hashes>#{1,6})(?:[ \t]+(?=\S)(?![-+$]?\d+[ \t]*(?:\n|\Z))|(?=[^\W\d_]))"
@@ -32,8 +31,15 @@ _HEADING = re.compile(
 _BLANK_BEHIND = re.compile(r"[ \t]*\n[ \t]*(?:\n|\Z)")
 
 
+class Source:
+    """A text with what every search for marks needs of it: `text` itself, `flat` and `uncut`."""
+
+    def __init__(self, text: str):
+        self.text, self.flat, self.uncut = text, flat(text), Uncut(text)
+
+
 class Outline(NamedTuple):
-    """The steps of a text as one of the splitters here finds them.
+    """The steps of a text as one of the functions here finds them.
 
     Attributes:
         spans: the steps.
@@ -52,17 +58,25 @@ class Outline(NamedTuple):
 
 
 def numbered(source: Source) -> Outline:
-    """The steps of a text by its numbered markers."""
+    """Steps open with a numbered marker at the start of a line, alone or in bold, in a heading or after a bullet.
+
+    Markers are step words with a number (``Step 3:``, ``Schritt 3:``, ``第三步``), and numbers, Roman numbers and letters
+    that count up: ``3.``, ``3)``, ``(3)``, ``III.``, ``c)``, ``３、``, ``③``. What precedes the first marker belongs to the
+    first step, nested items and what is indented to their step. A summary or an answer after the last item, after a blank
+    line and not indented, is a step of its own. A text with fewer than two markers is one step.
+    """
     markers = find_markers(source.flat, source.uncut)
     lists = counted_lists(source.flat, markers) if len(markers) > 1 else []
     if not lists:
         return _nothing(source)
     strong = lists[0][0].family == "step" or lists[0][0].strength > 1
-    return _outline(source, Itemizer(source.flat, source.uncut, markers), lists, strong)
+    return _outline(source, Itemizer(source.flat, source.uncut), lists, strong)
 
 
 def connected(source: Source) -> Outline:
-    """The steps of a text by words such as *First* and *Then*."""
+    """Steps open with a word such as *First*, *Next*, *Then* or *Finally*, in many languages, at the start of a paragraph
+    (of a line, where no two paragraphs do). Everything else is as in `numbered`.
+    """
     text = source.flat
     markers = []
     for match in _CONNECTIVE.finditer("\n" + text):
@@ -76,14 +90,16 @@ def connected(source: Source) -> Outline:
         markers = paragraphs
     if len(markers) < 2 or (markers[0].value != 1 and len(markers) < 3):
         return _nothing(source)
-    itemizer = Itemizer(text, source.uncut, [])
+    itemizer = Itemizer(text, source.uncut)
     lines = text[markers[0].start : markers[-1].start].split("\n")
     strong = strong or sum(not line.isspace() and line != "" for line in lines) < len(markers)
     return _outline(source, itemizer, [markers], strong and itemizer.without_prose(markers))
 
 
 def headed(source: Source) -> Outline:
-    """The sections of a text: its headings of the highest level that has two, else lines that are bold as a whole."""
+    """Steps are the sections under the headings of the highest level that occurs twice, else under bold lines. What precedes
+    the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
+    """
     levels: dict[int, list[int]] = {}
     alone = 0  # bold lines with a blank line behind
     for match in _HEADING.finditer("\n" + source.flat):
@@ -114,46 +130,3 @@ def _outline(source: Source, itemizer: Itemizer, lists: list[list[Marker]], stro
 def _after_blank(text: str, start: int) -> bool:
     """Whether the line before the one at `start` is blank."""
     return start > 1 and not text[text.rfind("\n", 0, start - 1) + 1 : start].strip()
-
-
-@dataclass(frozen=True)
-class NumberedSplitter:
-    """Steps open with a numbered marker at the start of a line, alone or in bold, in a heading or behind a bullet.
-
-    Markers are step words with a number (``Step 3:``, ``Schritt 3:``, ``第三步``), and numbers, Roman numbers and letters
-    that count up: ``3.``, ``3)``, ``(3)``, ``III.``, ``c)``, ``３、``, ``③``. What stands before the first marker belongs to
-    the first step, nested items and what is indented to their step. A summary or an answer behind the last item, after a
-    blank line and not indented, is a step of its own. A text with fewer than two markers is one step.
-    """
-
-    name: ClassVar[str] = "numbered"
-
-    def spans(self, text: str) -> list[CharSpan]:
-        """See `StepSplitter.spans`."""
-        return numbered(Source(text)).spans
-
-
-@dataclass(frozen=True)
-class ConnectiveSplitter:
-    """Steps open with a word such as *First*, *Next*, *Then* or *Finally*, in many languages, at the start of a paragraph
-    (of a line, where no two paragraphs do). Everything else is as in `NumberedSplitter`.
-    """
-
-    name: ClassVar[str] = "connectives"
-
-    def spans(self, text: str) -> list[CharSpan]:
-        """See `StepSplitter.spans`."""
-        return connected(Source(text)).spans
-
-
-@dataclass(frozen=True)
-class HeadingSplitter:
-    """Steps are the sections under the headings of the highest level that occurs twice, else under bold lines. What stands
-    before the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
-    """
-
-    name: ClassVar[str] = "headings"
-
-    def spans(self, text: str) -> list[CharSpan]:
-        """See `StepSplitter.spans`."""
-        return headed(Source(text)).spans

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from stepjepa.data.markers import Marker, counted_lists
-from stepjepa.data.splitters_base import CharSpan, Uncut
-from stepjepa.data.splitters_words import ANSWER, ENDING, REMARK, SO, SO_CJK, either
+from stepjepa.data.steps.markers import Marker
+from stepjepa.data.steps.uncut import CharSpan, Uncut
+from stepjepa.data.steps.words import either
 
 _START = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # of a paragraph: blank lines, or a heading
 _OPENING = re.compile(
@@ -25,21 +25,19 @@ _OPENING = re.compile(
     )?""",
     re.VERBOSE,
 )
-_BOXED = re.compile(r"(?:\$\$|\\\[)\s*\\boxed")
 
 # Words that speak of an ending, at the start of a paragraph.
 _MARKUP = r"(?:[#>*_ \t\[(]|\\textbf\{|[\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])*"
 _HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"  # GSM8K's #### 5
-_LABEL_WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either(ANSWER)}))"
+_LABEL_WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
 _LABEL_END = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
 _LABEL = re.compile(rf"{_MARKUP}{_LABEL_WORD}{_LABEL_END}|{_HASHES}")
 _LABEL_ALONE = re.compile(rf"{_MARKUP}{_LABEL_WORD}[ \t*_:：]*(?=\n|\Z)")
-_LAST_WORDS = re.compile(rf"{_MARKUP}(?i:{either(ENDING)})(?![^\W_])")
+_LAST_WORDS = re.compile(rf"{_MARKUP}(?i:{either('ending')})(?![^\W_])")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_LABEL_WORD}{_LABEL_END}|{_HASHES})")
-_ANSWER = re.compile(rf"{_MARKUP}(?:{_LABEL_WORD}|(?i:{either(ENDING)}))(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
+_ANSWER = re.compile(rf"{_MARKUP}(?:{_LABEL_WORD}|(?i:{either('ending')}))(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
 _ANSWER_INSIDE = re.compile(r"\banswer\b[^\n.]{0,40}\bis\b|\\boxed")
-_SO = re.compile(rf"{_MARKUP}(?:(?i:{either(SO)})(?![^\W_])|{either(SO_CJK)})")
-_REMARK = re.compile(rf"{_MARKUP}(?i:{either(REMARK)})(?![^\W_])")
+_SO = re.compile(rf"{_MARKUP}(?:(?i:{either('so')})(?![^\W_])|{either('unspaced so')})")
 _BOLD_LINE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*\Z")
 
 
@@ -80,8 +78,6 @@ def _paragraph(text: str, start: int, end: int) -> Paragraph:
     assert match is not None  # everything in it is optional
     width = len(match["lead"].expandtabs(4))
     kind = match.lastgroup or "lead"
-    if kind == "block" and _BOXED.match(text, match.end("lead")) and text[:start].rstrip()[-1:] in ".!?。":
-        kind = "prose"
     if kind == "lead":
         first = text[match.end() : match.end() + 1]
         kind = "more" if first.islower() else "prose"
@@ -89,55 +85,34 @@ def _paragraph(text: str, start: int, end: int) -> Paragraph:
 
 
 class Itemizer:
-    """Finds the steps of one text, which is flat; `markers` are all that may open the items of a list in it."""
+    """Finds the steps of one text, which is flat."""
 
-    def __init__(self, text: str, uncut: Uncut, markers: Sequence[Marker]):
-        self.text = text
-        self.uncut = uncut
-        self.markers = markers
+    def __init__(self, text: str, uncut: Uncut):
+        self.text, self.uncut = text, uncut
         self.paragraphs = paragraphs(text, uncut)
         self._starts = [paragraph.start for paragraph in self.paragraphs]
 
     def steps(self, lists: list[list[Marker]]) -> Steps:
-        """Cuts of the given lists, in order; a list of another kind behind the last one is found on the way."""
-        lists = list(lists)
+        """Cuts of the given lists, in order."""
         cuts: list[int] = []
         regions: list[CharSpan] = []
-        number = 0
-        while number < len(lists):
-            items = lists[number]
-            cuts += (self._opening(left, right) for left, right in zip(items[:-1], items[1:], strict=True))
-            following = lists[number + 1][0].start if number + 1 < len(lists) else len(self.text)
-            ending = self._ending(items, following)
-            if number + 1 == len(lists) and ending and items[0].family != "step" and items[0].strength < 3:
-                lists += self._others(ending[0].start, items[0].family)
-            if number + 1 < len(lists):
-                opened = lists[number + 1][0].start
-                new = self._between(items[-1], opened, [part for part in ending if part.start < opened])
-            else:
-                new = self._tail(items[-1], ending)
-            regions.append((items[0].start, min([*new, following])))
+        for items, later in zip(lists, [*lists[1:], None], strict=True):
+            cuts += (item.start for item in items[1:])
+            opened = later[0].start if later else len(self.text)
+            ending = self._ending(items, opened)
+            new = self._between(items[-1], opened, ending) if later else self._tail(items[-1], ending)
+            regions.append((items[0].start, min([*new, opened])))
             cuts += new
-            number += 1
         return Steps(cuts, regions)
 
     def without_prose(self, items: list[Marker]) -> bool:
         """Whether every paragraph between two items of a list belongs to the item before it at sight."""
-        return not any(self._counted(left, right.start) for left, right in zip(items[:-1], items[1:], strict=True))
+        return not any(self._counted(left, right.start) for left, right in pairwise(items))
 
     def outside(self, regions: list[CharSpan]) -> int:
         """How many paragraphs of prose stand outside of the given stretches."""
         prose = [part.start for part in self.paragraphs if part.kind == "prose"]
         return len(prose) - sum(bisect_left(prose, end) - bisect_left(prose, start) for start, end in regions)
-
-    def _opening(self, left: Marker, right: Marker) -> int:
-        """Where the step of `right` begins: at its line, or at a heading right above it that stands over both."""
-        if not self.paragraphs:
-            return right.start
-        above = self._counted(left, right.start)[-1:]
-        if above and above[0].kind == "heading" and (not right.level or above[0].level < right.level):
-            return above[0].start
-        return right.start
 
     def _within(self, start: int, end: int) -> list[Paragraph]:
         first = bisect_left(self._starts, start)
@@ -146,7 +121,7 @@ class Itemizer:
         return self.paragraphs[first : bisect_left(self._starts, end, first)]
 
     def _counted(self, marker: Marker, end: int) -> list[Paragraph]:
-        """The paragraphs of an item, behind its first one, that are not indented and could stand outside of it."""
+        """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
         return [part for part in self._within(marker.start + 1, end) if self._stands_out(part, marker)]
 
     def _stands_out(self, part: Paragraph, marker: Marker) -> bool:
@@ -157,30 +132,15 @@ class Itemizer:
         return not own or _LABEL_ALONE.match(self.text, part.start) is not None
 
     def _ending(self, items: list[Marker], end: int) -> list[Paragraph]:
-        """The paragraphs behind the last item that do not belong to it."""
-        if not self._within(items[-1].start + 1, end):
-            return []
-        before = [self._behind_title(left, right.start) for left, right in zip(items[:-1], items[1:], strict=True)]
-        counts = [len(parts) for parts in before]
+        """The paragraphs after the last item that do not belong to it."""
+        parts = self._behind_title(items[-1], end)
+        counts = [len(self._behind_title(left, right.start)) for left, right in pairwise(items)] if parts else []
         least = min(counts, default=0)
         usual = max(counts, default=0) == least and (least == 0 or (len(counts) > 1 and not items[0].level))
-        # Titles that announce nothing in one item announce nothing in the last one.
-        bare = any(
-            not self._within(left.start + 1, right.start) for left, right in zip(items[:-1], items[1:], strict=True)
-        )
-        parts = self._counted(items[-1], end) if bare else self._behind_title(items[-1], end)
         for number, part in enumerate(parts):
-            so = number + 1 == len(parts) and self._concludes(part)
-            so = so and not any(others and self._concludes(others[-1]) for others in before)
-            if (
-                part.kind == "heading"
-                or _LABEL.match(self.text, part.start)
-                or _LAST_WORDS.match(self.text, part.start)
-            ):
-                return parts[number:]
-            if number >= least and (usual or so or self._ends(part)):
-                return parts[number:]
-            if number + 1 == len(parts) and self._answers(part) and self._says_more_than_a_title(items[-1], parts[0]):
+            labelled = _LABEL.match(self.text, part.start) or _LAST_WORDS.match(self.text, part.start)
+            ends = usual or self._answers(part) or (number + 1 == len(parts) and self._concludes(part))
+            if part.kind == "heading" or labelled or (number >= least and ends):
                 return parts[number:]
         return []
 
@@ -196,23 +156,11 @@ class Itemizer:
                 return parts[1:]
         return parts
 
-    def _ends(self, part: Paragraph) -> bool:
-        return bool(self._answers(part) or _REMARK.match(self.text, part.start))
-
-    def _says_more_than_a_title(self, marker: Marker, following: Paragraph) -> bool:
-        own = self.text[marker.start : following.start].strip()
-        return len(own) > 80 or "=" in own or "\n" in own
-
     def _concludes(self, part: Paragraph) -> bool:
         return _SO.match(self.text, part.start) is not None
 
     def _answers(self, part: Paragraph) -> bool:
         return bool(_ANSWER.match(self.text, part.start) or _ANSWER_INSIDE.search(self.text, part.start, part.end))
-
-    def _others(self, start: int, family: str) -> list[list[Marker]]:
-        """Lists of other kinds behind `start`."""
-        rest = [marker for marker in self.markers if marker.start > start and marker.family != family]
-        return counted_lists(self.text, rest) if len(rest) > 1 else []
 
     def _between(self, last: Marker, opened: int, ending: list[Paragraph]) -> list[int]:
         """Cuts between the last item of a list and the next list: conclusions of the one, the introduction of the other."""
@@ -238,33 +186,25 @@ class Itemizer:
             cuts.append(line)
         if not ending:
             return cuts
-        open_ = False  # a title, or words with a colon, that wait for what they announce
-        section = 0  # level of the heading under which we are
+        section = announced = False  # under a heading; by a title, or words with a colon
         for part in self._within(end, len(self.text)):
             counted = part.width <= last.width + 1 and part.kind in ("heading", "prose")
-            if part.kind == "heading" and counted and not 0 < section < part.level:
-                section = part.level
+            follows = announced or (section and not _ANSWER.match(self.text, part.start))
+            if counted and (part.kind == "heading" or not follows):
                 cuts.append(part.start)
-            elif counted and not open_ and (not section or _ANSWER.match(self.text, part.start)):
-                section = 0
-                cuts.append(part.start)
+                section = part.kind == "heading"
             lines = self.text[part.start : part.end]
-            open_ = _announces(lines) or (part.kind == "heading" and "\n" not in lines.rstrip())
+            announced = _announces(lines)
         return cuts
 
     def _answer_line(self, last: Marker, end: int) -> int | None:
         """A line of the last item, without a blank line before it, that gives the answer: ``#### 5``, ``Answer: 5``."""
         for match in _LABEL_LINE.finditer(self.text, last.start, end):
-            start = match.start() + 1
             above = self.text[self.text.rfind("\n", 0, match.start()) + 1 : match.start()]
-            titled = match.start() == self._line_end(last) and (last.level > 0 or _announces(above))
-            if above.strip() and not titled and start not in self.uncut:
-                return start
+            titled = "\n" not in self.text[last.end : match.start()] and (last.level > 0 or _announces(above))
+            if above.strip() and not titled and match.start() + 1 not in self.uncut:
+                return match.start() + 1
         return None
-
-    def _line_end(self, marker: Marker) -> int:
-        end = self.text.find("\n", marker.end)
-        return end if end >= 0 else len(self.text)
 
 
 def labelled_answer(text: str, uncut: Uncut, start: int) -> list[int]:

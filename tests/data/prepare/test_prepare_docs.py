@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.data.prepare import prepare
-from stepjepa.data.prepare_options import PrepareOptions
-from stepjepa.data.prepare_report import REASONS
+from stepjepa.data.prepare import PrepareOptions, prepare
+from stepjepa.data.prepare.result import REASONS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "prepare.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "prepare.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(
     r"\*\*`(\w+)`\*\*(?:(?!\n\*\*`).)*?```(json|text)\n(.*?)\n```\n```text\n(.*?)\n```", PAGE, re.DOTALL
 )
@@ -25,7 +24,7 @@ def test_examples(tmp_path, name, kind, raw, shown):
     source = tmp_path / ("raw.jsonl" if kind == "json" else "raw.txt")
     source.write_text(f"{raw}\n")
     out = tmp_path / "out.jsonl"
-    assert prepare(source, PrepareOptions(output_file=str(out))).format == name
+    assert prepare(PrepareOptions(file=str(source), output_file=str(out))).format == name
     assert json.loads(out.read_text())["messages"][-1]["content"] == shown
 
 

@@ -2,17 +2,23 @@
 
 import pytest
 
-from stepjepa.data.chat import RowError
-from stepjepa.data.prepare_formats import Example
-from stepjepa.data.prepare_options import PrepareOptions
-from stepjepa.data.prepare_steps import StepFinder, fit_lengths, response_parts
+from stepjepa.data.prepare import PrepareOptions
+from stepjepa.data.prepare.formats import RawExample, RawFormat
+from stepjepa.data.prepare.rows import Converter, fit_lengths, response_parts
 from stepjepa.data.steps import make_splitter
+from stepjepa.errors import RowError
 
 LONG = "A sentence that is long enough."
 
 
+def found(response, format="teacher", final=None, **changes):
+    """Steps, and how many pieces were too short."""
+    converter = Converter(RawFormat(format), PrepareOptions(**changes), False, None)
+    return converter.steps_of(RawExample("q", "a", None, response, final))
+
+
 def steps_of(response, format="teacher", final=None, **changes):
-    steps, _ = StepFinder(format, PrepareOptions(**changes))(Example("q", "a", None, response, final))
+    steps, _ = found(response, format, final, **changes)
     joined = "\n\n".join(steps)
     assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps
     return steps
@@ -84,11 +90,10 @@ def test_pieces_that_are_too_short(pieces, joined, dropped):
 
 
 def test_pieces_that_are_too_short_are_counted():
-    finder = StepFinder("teacher", PrepareOptions())
-    found = finder(Example("q", "a", None, f"Short.\n\n{LONG}\n\nToo.\n\n{LONG}", None))
-    assert found.short == 2 and len(found.steps) == 2 and finder.least == 21
-    assert StepFinder("teacher", PrepareOptions(drop_short=True))(Example("q", "a", None, "a\n\nb", None)) == ([], 2)
-    assert StepFinder("gsm8k", PrepareOptions())(Example("q", "a", None, "1+1=2\n2+1=3", "3")).short == 0
+    steps, short = found(f"Short.\n\n{LONG}\n\nToo.\n\n{LONG}")
+    assert short == 2 and len(steps) == 2
+    assert found("a\n\nb", drop_short=True) == ([], 2)
+    assert found("1+1=2\n2+1=3", "gsm8k", "3")[1] == 0
 
 
 def test_wide_characters_count_for_four_letters():

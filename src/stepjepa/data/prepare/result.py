@@ -1,13 +1,13 @@
-"""The report of `prepare`: every raw row counted once, as kept or as dropped for a reason."""
+"""The result of `prepare`: every raw row counted once, as kept or as dropped for a reason."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepjepa.data.prepare_rows import Dropped, Kept
+from stepjepa.data.prepare.rows import Dropped, Kept
 from stepjepa.utils.text import escaped
 
 REASONS = {
@@ -39,13 +39,13 @@ _LONGEST_TABLE = 12
 
 
 @dataclass
-class PrepareReport:
-    """What `prepare` did.
+class PrepareResult:
+    """What `prepare` did; ``str()`` of it is what the command prints.
 
     Attributes:
-        source, format, why: what was read, as which format, and how that was settled.
-        min_step_length, drop_short: what a step's length is at least, and whether a shorter piece is left out or joined.
-        system_prompt: what every chat begins with.
+        source, format, why: what was read, as which format, and why as this one.
+        min_step_length, drop_short: the least length of a step, and whether a shorter piece is left out or joined.
+        system_prompt: the beginning of every chat.
         rows_read, rows_kept: rows; blank lines are none.
         rows_dropped: reason -> rows.
         examples: reason -> the first such rows: ``place``, ``what`` is wrong, ``text`` it begins with.
@@ -54,8 +54,7 @@ class PrepareReport:
         rows_boxed: kept rows with an answer in a box.
         files: output file -> rows in it.
         stopped_early: whether max_examples ended the reading.
-        resumed_at: rows that were read before an interrupted run was gone on with; None where it was not.
-        already_done: whether there was nothing left to do.
+        next_command: the command that trains on the files; empty where no row is left to train on.
     """
 
     source: str
@@ -74,8 +73,7 @@ class PrepareReport:
     rows_boxed: int = 0
     files: dict[str, int] = field(default_factory=dict)
     stopped_early: bool = False
-    resumed_at: int | None = None
-    already_done: bool = False
+    next_command: str = ""
 
     def keep(self, row: Kept) -> None:
         """Count a row that is written."""
@@ -95,75 +93,65 @@ class PrepareReport:
             listed.append({"place": place, "what": row.what, "text": escaped(row.text)})
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain record for JSON; `from_dict` reads it."""
-        return {
+        """A plain record for ``OUT.report.json``."""
+        record = {
             **vars(self),
             "rows_dropped": dict(self.rows_dropped.most_common()),
             "step_counts": {str(steps): rows for steps, rows in sorted(self.step_counts.items())},
         }
+        del record["next_command"]
+        return record
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> PrepareReport:
-        """The report that a record holds."""
-        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
-        known["rows_dropped"] = Counter(record["rows_dropped"])
-        known["step_counts"] = Counter({int(steps): rows for steps, rows in record["step_counts"].items()})
-        return cls(**known)
+    def __str__(self) -> str:
+        return "\n".join(self.lines() + ([f"Next: {self.next_command}"] if self.next_command else []))
 
     def lines(self) -> list[str]:
-        """The report in words. What comes from the file is on one line and printable."""
+        """The counts, one fact a line. What comes from the file is on one line and printable."""
         dropped = sum(self.rows_dropped.values())
         lines = [
             f"Prepared: {escaped(self.source)}",
             f"  Format: {self.format} ({escaped(self.why)})",
             f"  Rows: {self.rows_read:,} read, {self.rows_kept:,} kept, {dropped:,} dropped",
+            *(f"    dropped {reason}" for reason in self.dropped()),
         ]
-        lines += [f"    dropped {words}" for words in self.dropped()]
         if self.stopped_early:
             lines.append("  Stopped at max_examples; the rows behind were not read")
-        if self.resumed_at is not None:
-            lines.append(f"  Gone on behind row {self.resumed_at:,} of an interrupted run")
         if self.rows_kept:
-            lines.append("  Steps a row: " + self._steps())
-            lines += [f"  {line}" for line in (*self._short(), *self._prompt())]
-        lines += [f"  {escaped(name)}: {rows:,} row{'s' * (rows != 1)}" for name, rows in self.files.items()]
-        if self.already_done:
-            lines.append("  Nothing to do: an earlier run with these options wrote all of this")
-        return lines
+            lines += [f"  {line}" for line in self._about_steps()]
+        return lines + [f"  {escaped(name)}: {_rows(rows)}" for name, rows in self.files.items()]
 
     def dropped(self) -> list[str]:
         """Number of rows, reason and first example of each kind of row that was dropped."""
-        words = []
+        found = []
         for reason, rows in self.rows_dropped.most_common():
             first = self.examples[reason][0]
             shown = f"; {first['text'][:70]}" if first["text"] else ""
             where = f"{escaped(first['place'])}: {escaped(first['what'])}{shown}"
-            words.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
-        return words
+            found.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
+        return found
 
-    def _short(self) -> Iterator[str]:
-        if self.short_pieces:
-            what = "left out or joined to a neighbour" if self.drop_short else "joined to a neighbour"
-            rows = f"{self.rows_with_short:,} row{'s' * (self.rows_with_short != 1)}"
-            yield (
-                f"Too short for a step: {self.short_pieces:,} pieces in {rows}, {what} (--min_step_length "
-                f"{self.min_step_length}; 1 keeps each as a step)"
-            )
-
-    def _prompt(self) -> Iterator[str]:
-        if not self.system_prompt:
-            return
-        yield f"System prompt: {escaped(self.system_prompt)} (--system_prompt TEXT, or none)"
-        if "\\boxed" in self.system_prompt and 2 * self.rows_boxed < self.rows_kept:
-            found = (
-                f"only {self.rows_boxed:,} of {self.rows_kept:,} answers have" if self.rows_boxed else "no answer has"
-            )
-            yield f"  warning: it asks for \\boxed{{}}, and {found} one; --final_answer and --system_prompt settle that"
-
-    def _steps(self) -> str:
+    def _about_steps(self) -> Iterator[str]:
         counts: Counter[int] = Counter()
         for steps, rows in self.step_counts.items():
             counts[min(steps, _LONGEST_TABLE)] += rows
-        return ", ".join(
-            f"{steps}{'+' * (steps == _LONGEST_TABLE)} in {rows:,}" for steps, rows in sorted(counts.items())
-        )
+        table = (f"{steps}{'+' * (steps == _LONGEST_TABLE)} in {rows:,}" for steps, rows in sorted(counts.items()))
+        yield f"Steps a row: {', '.join(table)}"
+        if self.short_pieces:
+            what = "left out or joined to a neighbour" if self.drop_short else "joined to a neighbour"
+            yield (
+                f"Too short for a step: {self.short_pieces:,} pieces in {_rows(self.rows_with_short)}, {what} "
+                f"(--min_step_length {self.min_step_length}; 1 keeps each as a step)"
+            )
+        if self.system_prompt:
+            yield f"System prompt: {escaped(self.system_prompt)} (--system_prompt TEXT, or none)"
+            if "\\boxed" in self.system_prompt and 2 * self.rows_boxed < self.rows_kept:
+                boxed = (
+                    f"only {self.rows_boxed:,} of {self.rows_kept:,} answers have"
+                    if self.rows_boxed
+                    else "no answer has"
+                )
+                yield f"  warning: it asks for \\boxed{{}}, and {boxed} one; --final_answer and --system_prompt settle that"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"

@@ -1,31 +1,15 @@
-"""What all step splitters share: their interface, the stretches of a text that are never cut, and spans from cuts."""
+"""What all step splitters share: the stretches of a text that are never cut, and spans from cuts."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import ClassVar, Protocol
 
 CharSpan = tuple[int, int]
 
-
-class StepSplitter(Protocol):
-    """Anything that cuts a text into steps.
-
-    Attributes:
-        name: what ``--step_splitter`` calls it.
-    """
-
-    name: ClassVar[str]
-
-    def spans(self, text: str) -> list[CharSpan]:
-        """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text."""
-        ...
-
-
-# Whatever opens or closes a block. A fence opens at the start of a line, or behind the sign of a quote or a list item.
+# Whatever opens or closes a block. A fence opens at the start of a line, or after the sign of a quote or a list item.
 _TOKEN = re.compile(
     r"(?P<think><think(?:ing)?>|\[THINK\])"
     r"|(?P<thought></think(?:ing)?>|\[/THINK\])"
@@ -35,16 +19,17 @@ _TOKEN = re.compile(
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
-_CLOSED_BY = {"dollars": "dollars", "open": "close"}
+_SIGNS = ("think", "THINK]", "```", "~~~", "$$", "\\[", "\\begin{")  # a text without any of them has no block
+_CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close"}
 _TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
 
-_WIDE = {
+_PLAIN = {
     **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000\ufeff", " "),
     **dict.fromkeys("\u2028\u2029\x85", "\n"),
     **{chr(code + 0xFEE0): chr(code) for code in (*range(0x41, 0x5B), *range(0x61, 0x7B))},
     **dict(zip("（）［］【】：＃＊－＞．", "()[][]:#*->、", strict=True)),
 }
-_WIDE_SIGNS = re.compile(f"[{''.join(map(re.escape, _WIDE))}]")
+_WIDE_SIGNS = re.compile(f"[{''.join(map(re.escape, _PLAIN))}]")
 
 
 def line_feeds(text: str) -> str:
@@ -55,10 +40,10 @@ def line_feeds(text: str) -> str:
 def flat(text: str) -> str:
     """`text`, of the same length, with plain forms of what is written in many ways: `line_feeds`, a space for every kind of
     space, ASCII brackets and colons for full-width ones. A full-width stop becomes the ideographic comma, which marks
-    numbers as well and needs no space behind it either.
+    numbers as well and needs no space after it either.
     """
     text = line_feeds(text)
-    return text if text.isascii() else _WIDE_SIGNS.sub(lambda sign: _WIDE[sign[0]], text)
+    return text if text.isascii() else _WIDE_SIGNS.sub(lambda sign: _PLAIN[sign[0]], text)
 
 
 class Uncut:
@@ -68,63 +53,31 @@ class Uncut:
     fences (one that does not close runs to the end), display maths and tables.
 
     Attributes:
+        spans: all of them.
         thoughts: the thinking blocks among them.
     """
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, more: Sequence[CharSpan] = ()):
         text = line_feeds(text)
-        self.thoughts: list[CharSpan] = []
-        self.spans: list[CharSpan] = []
-        if _may_hold_blocks(text):
-            for kind, start, end in _blocks(text):
-                self.spans.append((start, end))
-                if kind == "think":
-                    self.thoughts.append((start, end))
-        self.hold(list(_tables(text)) if "|" in text and "-" in text else [])
-
-    def hold(self, spans: list[CharSpan]) -> None:
-        """Leave these uncut as well."""
-        self.spans = sorted([*self.spans, *spans]) if spans else self.spans
+        blocks = list(_blocks(text)) if any(sign in text for sign in _SIGNS) else []
+        self.thoughts = [(start, end) for kind, start, end in blocks if kind == "think"]
+        self.spans = [(start, end) for _, start, end in blocks]
+        if more or ("|" in text and "-" in text):
+            self.spans = sorted([*self.spans, *_tables(text), *more])
         self._starts = [start for start, _ in self.spans]
         self._reach = list(accumulate((end for _, end in self.spans), max))
 
     def __contains__(self, position: int) -> bool:
-        if not self._starts:
-            return False
         before = bisect_left(self._starts, position)
         return before > 0 and position < self._reach[before - 1]
 
 
-class Source:
-    """A text with what every search for markers needs of it.
-
-    Attributes:
-        text: as it is.
-        flat: `flat(text)`.
-        uncut: `Uncut(text)`.
-    """
-
-    def __init__(self, text: str):
-        self.text = text
-        self.flat = flat(text)
-        self.uncut = Uncut(text)
-
-
-def _may_hold_blocks(text: str) -> bool:
-    if "think" in text or "THINK]" in text or "```" in text or "~~~" in text:
-        return True
-    return "$$" in text or "\\[" in text or "\\begin{" in text
-
-
 def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
-    """Kind, start and end of the blocks, in order; what stands inside a block opens no other.
-
-    Tokens are looked at twice at most: an opening one whose closing one is missing is told by the last of its kind.
-    """
+    """Kind, start and end of the blocks, in order; what is inside a block opens no other."""
     tokens = list(_TOKEN.finditer(text))
-    kinds = [token.lastgroup if token["fence"] is None else "fence" for token in tokens]
-    names = [token["end"] if kind == "end" else "" for kind, token in zip(kinds, tokens, strict=True)]
-    last = {name: at for at, name in enumerate(zip(kinds, names, strict=True))}
+    kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
+    # The last token of each kind tells at once that an opening one has no closing one.
+    last = {(kind, token["end"]): at for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True))}
     at = 0
     if "thought" in kinds and "think" not in kinds[: kinds.index("thought")]:
         at = kinds.index("thought") + 1  # the prompt, or nobody, opened the block
@@ -132,28 +85,24 @@ def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
     while at < len(tokens):
         kind, token = kinds[at], tokens[at]
         start, close = token.start(), None
-        if kind == "think":
-            close = _next(kinds, "thought", at) if last.get(("thought", ""), -1) > at else len(tokens)
-        elif kind == "fence":
+        if kind == "fence":
             start = token.start("fence")
             if "~" in token["fence"] or "`" not in token["info"]:
                 close = next((n for n in range(at + 1, len(tokens)) if _closes(tokens[n], token)), len(tokens))
-        elif kind in _CLOSED_BY:
-            if last.get((_CLOSED_BY[kind], ""), -1) > at:
-                close = _next(kinds, _CLOSED_BY[kind], at)
-        elif kind == "begin" and last.get(("end", token["begin"]), -1) > at:
-            close = _environment_end(tokens, at, last["end", token["begin"]])
+        elif kind == "begin":
+            if last.get(("end", token["begin"]), -1) > at:
+                close = _environment_end(tokens, at, last["end", token["begin"]])
+        elif last.get((_CLOSED_BY.get(kind, ""), None), -1) > at:
+            close = kinds.index(_CLOSED_BY[kind], at + 1)
+        elif kind == "think":
+            close = len(tokens)
         if close is not None:
             end = len(text)
             if close < len(tokens):
                 end = tokens[close].end() + (len(tokens[close]["info"]) if kind == "fence" else 0)
-            yield str(kind), start, end
+            yield kind, start, end
             at = close
         at += 1
-
-
-def _next(kinds: list[str | None], kind: str, at: int) -> int:
-    return kinds.index(kind, at + 1)
 
 
 def _closes(token: re.Match[str], fence: re.Match[str]) -> bool:
@@ -182,10 +131,10 @@ def _tables(text: str) -> Iterator[CharSpan]:
             continue
         while end < len(text):
             stop = text.find("\n", end + 1)
-            line = text[end + 1 : stop if stop >= 0 else len(text)]
-            if "|" not in line:
+            stop = stop if stop >= 0 else len(text)
+            if "|" not in text[end + 1 : stop]:
                 break
-            end += 1 + len(line)
+            end = stop
         reached = end
         yield start, end
 
@@ -194,7 +143,7 @@ def spans_from_cuts(text: str, cuts: Iterable[int], uncut: Uncut | None = None) 
     """Spans between the given cut positions.
 
     Cuts inside a thinking block, a code fence, display maths or a table are dropped. A piece of white space alone joins
-    the step before it (the first one: the step behind it), so that every step has something to say.
+    the step before it (the first one: the next step), so that every step has something to say.
 
     Args:
         uncut: `Uncut(text)`, where the caller has it already.
@@ -206,7 +155,7 @@ def spans_from_cuts(text: str, cuts: Iterable[int], uncut: Uncut | None = None) 
     spans: list[CharSpan] = []
     start = piece = 0
     for end in [*kept, len(text)]:
-        if not text[piece:end].isspace() and end > piece:
+        if end > piece and not text[piece:end].isspace():
             spans.append((start, end))
             start = end
         elif spans:

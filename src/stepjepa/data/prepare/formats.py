@@ -1,0 +1,285 @@
+"""The formats of raw rows: how one is recognised, and what a row of it holds.
+
+Every format becomes the same `RawExample`: a question, the data set's own answer, a ground truth, and either a response in
+which steps are still to be found, or pieces that the row itself names as steps.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stepjepa.data.prepare.options import OWN_STEPS, RESPONSE_COLUMN, PrepareOptions
+from stepjepa.data.sources import TEXT_COLUMNS, listed_columns
+from stepjepa.data.steps import LISTED, make_splitter
+from stepjepa.errors import ConfigError, DataError, RowError
+
+MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
+
+_MARK = re.compile(r"<<[^\n]*?>>")
+_MARKS_ONLY = re.compile(r"(?:\s*<<[^\n]*?>>)+\s*")
+_FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
+_LOOKS = {
+    "gsm8k": "answers that end in '#### ...'",
+    "gsm8k_socratic": "answers of lines 'sub-question ** step' that end in '#### ...'",
+    "teacher": "a response beside the question",
+    "implicit_cot": "lines 'question||steps #### answer'",
+    "columns": "these columns",
+}
+
+
+class RawFormat(NamedTuple):
+    """A format, the names of its columns (None where it has none), and why it was chosen."""
+
+    name: str
+    question: str = ""
+    answer: str = ""
+    response: str | None = None
+    ground_truth: str = "ground_truth"
+    why: str = "as given"
+
+
+@dataclass(frozen=True)
+class RawExample:
+    """The parts of one raw row.
+
+    Attributes:
+        question: without surrounding white space.
+        answer: the data set's own, as it was.
+        ground_truth: the final answer where a column or a ``####`` line names it.
+        response: the text in which steps are found, without its final ``####`` line.
+        final: what follows that ``####``.
+        pieces: the steps, where the row names them itself; `response` is empty then.
+    """
+
+    question: str
+    answer: str
+    ground_truth: str | None
+    response: str = ""
+    final: str | None = None
+    pieces: Sequence[str] | None = None
+
+
+def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFormat:
+    """The format of a file's first rows; where it is given, with its columns.
+
+    Args:
+        rows: lines of text, or objects with columns.
+        name: of the file, for messages.
+
+    Raises:
+        DataError: none of the formats, a column that no row has, or rows that are chats already.
+        ConfigError: options that exclude each other.
+    """
+    objects = [row for row in rows if isinstance(row, Mapping)]
+    for which in ("question_column", "answer_column", "response_column", "ground_truth_column"):
+        column = getattr(options, which)
+        if column is not None and objects and not any(column in row for row in objects):
+            there = listed_columns(objects[0])
+            raise DataError(f"{name}: none of the first rows has the column {which} names, {column!r} (found: {there})")
+    found = Counter(form for form in (_format_of(row, options) for row in rows) if form is not None)
+    if not found:
+        raise DataError(f"{name}: {_nothing_found(rows, objects)}")
+    (form, count), *_ = found.most_common(1)
+    if options.format != "auto":
+        return form
+    if form.name in OWN_STEPS and options.step_splitter != "auto":
+        raise ConfigError(f"step_splitter: {name} has format {form.name}, whose rows name their steps; leave it out")
+    which_rows = f"{count} of the first {len(rows)} rows have" if len(rows) > 1 else "the only row has"
+    return form._replace(why=f"recognised: {which_rows} {_LOOKS[form.name]}")
+
+
+def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
+    """Format and columns of one row, None where it tells nothing."""
+    if isinstance(row, str):
+        fits = options.format == "implicit_cot" or (options.format == "auto" and "||" in row)
+        return RawFormat("implicit_cot") if fits else None
+    if not isinstance(row, Mapping):
+        return None
+    pair = next(
+        (pair for pair in TEXT_COLUMNS if all(row.get(name) is not None for name in pair)), ("question", "answer")
+    )
+    question, answer = options.question_column or pair[0], options.answer_column or pair[1]
+    truth = options.ground_truth_column or "ground_truth"
+    name, response = options.format, options.response_column
+    if name in ("gsm8k", "gsm8k_socratic"):
+        return RawFormat(name, question, answer, response, truth)
+    if response is None and name != "columns":
+        response = _response_column(row)
+    if name == "teacher":
+        response = response or RESPONSE_COLUMN
+    if name == "auto":
+        text = row.get(response or answer)
+        if row.get(question) is None or text is None:
+            return None
+        named = options.question_column or options.response_column
+        name = "teacher" if response and not named else "columns"
+        if response is None and isinstance(text, str) and _without_final(text)[1] is not None:
+            name = "gsm8k_socratic" if _is_socratic(text) else "gsm8k"
+    return RawFormat(name, question, answer, response or answer, truth)
+
+
+def _response_column(row: Mapping[str, Any]) -> str | None:
+    if row.get(RESPONSE_COLUMN) is not None:
+        return RESPONSE_COLUMN
+    names = [name for name in row if isinstance(name, str) and (name == "response" or name.endswith("_response"))]
+    return names[0] if len(names) == 1 and row[names[0]] is not None else None
+
+
+def _is_socratic(answer: str) -> bool:
+    """Whether half of an answer's lines or more are ``sub-question ** step``."""
+    lines = [line for line in _without_final(answer)[0].split("\n") if line.strip()]
+    return bool(lines) and 2 * sum(" ** " in line for line in lines) >= len(lines)
+
+
+def _nothing_found(rows: Sequence[Any], objects: Sequence[Mapping[str, Any]]) -> str:
+    if not objects:
+        kind = "lines of text without '||'" if isinstance(rows[0], str) else f"JSON of type {type(rows[0]).__name__}"
+        return f"the rows are {kind}; JSON objects, or lines 'question||steps #### answer', are expected"
+    if any(row.get("messages") is not None for row in objects):
+        return "the rows are chats already ('messages'); stepjepa train reads them as they are"
+    return (
+        f"format not recognised (columns found: {listed_columns(objects[0])}); name the columns with "
+        "--question_column and --response_column, or give --format"
+    )
+
+
+def read_example(row: Any, form: RawFormat, options: PrepareOptions) -> RawExample:
+    """The parts of one raw row: a line of text for ``implicit_cot``, an object with columns else.
+
+    Raises:
+        RowError: something is missing, or is no text.
+    """
+    if form.name == "implicit_cot":
+        return _implicit(row, options)
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    if form.name in ("gsm8k", "gsm8k_socratic"):
+        return _gsm8k(row, form, options)
+    return _response(row, form, options)
+
+
+def _gsm8k(row: Mapping[str, Any], form: RawFormat, options: PrepareOptions) -> RawExample:
+    question, answer = _text(row, form.question), _text(row, form.answer)
+    response = answer if form.response in (None, form.answer) else _text(row, str(form.response))
+    body, final = _without_final(response)
+    if final is None:
+        raise RowError("no_final_answer", f"the answer does not end in a line '#### ...': {_end_of(response)}")
+    if options.calculator_marks == "drop":
+        body = _MARK.sub("", body)
+    truth = _ground_truth(row, form, final)
+    if form.name == "gsm8k":
+        return RawExample(question, answer, truth, body, final)
+    # Without a sub-question the line is a step as it is.
+    lines = (line.partition(" ** ") for line in body.split("\n"))
+    pieces = ["\n".join(part.strip() for part in (title, step) if part.strip()) for title, _, step in lines]
+    return RawExample(question, answer, truth, "", final, pieces)
+
+
+def _implicit(line: Any, options: PrepareOptions) -> RawExample:
+    if not isinstance(line, str):
+        raise RowError(
+            "not_text", f"the row is a {type(line).__name__}; a line 'question||steps #### answer' is expected"
+        )
+    _refuse_long(line, "the line")
+    question, bars, rest = line.partition("||")
+    if not bars:
+        raise RowError("no_bars", "the line has no '||' between question and steps")
+    body, hashes, final = rest.rpartition("####")
+    if not hashes or not final.strip():
+        raise RowError("no_final_answer", f"the line does not end in '#### ...': {_end_of(rest)}")
+    if not question.strip():
+        raise RowError("empty_question", "nothing stands in front of '||'")
+    keep = options.calculator_marks == "keep"
+    if _MARKS_ONLY.fullmatch(body):
+        pieces = [mark if keep else mark[2:-2] for mark in _MARK.findall(body)]
+    else:
+        body = body if keep else _MARK.sub("", body)
+        pieces = [body[start:end] for start, end in make_splitter("sentence").spans(body)]
+    final = final.strip()
+    return RawExample(question.strip(), rest.strip(), final, "", final, pieces)
+
+
+def _response(row: Mapping[str, Any], form: RawFormat, options: PrepareOptions) -> RawExample:
+    """``teacher`` and ``columns``."""
+    question, name = _text(row, form.question), str(form.response)
+    pieces: Sequence[str] | None = None
+    if options.step_splitter == LISTED:
+        pieces = _listed(row, name)
+        answer, response, final = "\n\n".join(pieces), "", None
+    else:
+        answer = _text(row, name)
+        response, final = _without_final(answer)
+    if form.answer != name and row.get(form.answer) is not None:
+        answer = _text(row, form.answer, numbers=True)
+    return RawExample(question, answer, _ground_truth(row, form, final), response, final, pieces)
+
+
+def _without_final(text: str) -> tuple[str, str | None]:
+    r"""A text without its last line ``#### 72``, and what follows the signs.
+
+    A text with a ``\boxed{}`` has its answer there: ``####`` is a heading in it.
+    """
+    match = None if "\\boxed" in text else _FINAL.search(text)
+    return (text, None) if match is None else (text[: match.start()], match[1].strip())
+
+
+def _value(row: Mapping[str, Any], name: str) -> Any:
+    value = row.get(name)
+    if value is None:
+        there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
+        raise RowError("missing_column", f"column {name!r} {there}")
+    return value
+
+
+def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:
+    """The text of a column, line ends as ``\\n``."""
+    value = _value(row, name)
+    if numbers and type(value) in (int, float):
+        try:
+            value = str(value)
+        except ValueError:
+            raise RowError("not_text", "a number with thousands of digits") from None
+    if not isinstance(value, str):
+        raise RowError("not_text", f"column {name!r} has type {type(value).__name__}; it must be text")
+    _refuse_long(value, f"column {name!r}")
+    if "\r" in value:
+        value = value.replace("\r\n", "\n").replace("\r", "\n")
+    value = value.strip()
+    if not value:
+        raise RowError("empty_text", f"column {name!r} is empty")
+    return value
+
+
+def _listed(row: Mapping[str, Any], name: str) -> list[str]:
+    value = _value(row, name)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
+        raise RowError("not_text", f"column {name!r} is no list of texts, which step_splitter=list reads")
+    _refuse_long(value, f"column {name!r}")
+    if not any(step.strip() for step in value):
+        raise RowError("empty_text", f"column {name!r} is empty")
+    return [step.replace("\r\n", "\n").replace("\r", "\n") for step in value]
+
+
+def _ground_truth(row: Mapping[str, Any], form: RawFormat, final: str | None) -> str | None:
+    """What the column says, else `final`; tables write NaN for a missing number."""
+    value = row.get(form.ground_truth)
+    missing = value is None or (isinstance(value, str) and not value.strip())
+    if missing or (type(value) is float and not math.isfinite(value)):
+        return final
+    return _text(row, form.ground_truth, numbers=True)
+
+
+def _refuse_long(text: str | Sequence[str], what: str) -> None:
+    length = len(text) if isinstance(text, str) else sum(map(len, text))
+    if length > MAX_TEXT:
+        raise RowError("text_too_long", f"{what} has {length:,} characters; more than {MAX_TEXT:,} is no answer")
+
+
+def _end_of(text: str) -> str:
+    end = " ".join(text[-200:].split())
+    return f"it ends in {end[-40:]!r}" if end else "it is empty"

@@ -1,0 +1,267 @@
+r"""From a raw row to a prepared one: steps, final answer, checks; what runs in the worker processes.
+
+Steps are joined by blank lines in the prepared chat, so no step may hold one: what training's default splitter finds in the
+chat are exactly these steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
+from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, AnswerRules, PrepareOptions
+from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, Uncut, make_splitter
+from stepjepa.errors import RowError
+from stepjepa.utils.jsonl import line_text, line_value
+
+LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
+KEY_BITS = 64
+_SHOWN = 160  # characters of a dropped row
+_JOIN = "\n\n"
+_THINK_MARK = re.compile(r"</?think(?:ing)?>|\[/?THINK\]")
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+# Number; bytes of a line, an object with columns, or what is wrong where it could not be read.
+RawRow = tuple[int, Any]
+
+
+class Kept(NamedTuple):
+    """A prepared row: what is written with its line end, a hash of the question (`KEY_BITS` bits), how many steps it has,
+    how many pieces were too short to be steps, whether its answer is in a box, and how the question begins."""
+
+    number: int
+    line: bytes
+    key: int
+    steps: int
+    short: int
+    boxed: bool
+    question: str
+
+
+class Dropped(NamedTuple):
+    """A raw row that is left out: its number in the source, a short reason, what is wrong, and how the row begins."""
+
+    number: int
+    reason: str
+    what: str
+    text: str
+
+
+class Converter:
+    """Prepares rows.
+
+    Args:
+        form: the rows' format and columns.
+        text_lines: whether the lines of bytes are text; JSON else.
+        rules: how final answers are found and compared; without them only ``####`` lines and a ground-truth column count.
+
+    Attributes:
+        least: `length` of a step at least.
+    """
+
+    def __init__(self, form: RawFormat, options: PrepareOptions, text_lines: bool, rules: AnswerRules | None):
+        self._form, self._options, self._text_lines, self._rules = form, options, text_lines, rules
+        named = form.name in ("gsm8k", *OWN_STEPS) or options.step_splitter == LISTED
+        style = options.step_splitter
+        if style in ("auto", LISTED):
+            style = "lines" if named else "auto"
+        self._splitter, self._blank_lines = make_splitter(style, options.step_separator), make_splitter("separator")
+        self.least = options.min_step_length
+        if self.least is None:
+            self.least = 1 if named else PUBLISHED_LENGTH
+
+    def __call__(self, rows: Sequence[RawRow]) -> list[Kept | Dropped]:
+        """One outcome a row, in order; blank lines have none."""
+        outcomes: list[Kept | Dropped] = []
+        for number, raw in rows:
+            row: Any = None
+            try:
+                row = parse(raw, self._text_lines)
+                if row is not None:
+                    outcomes.append(self._prepared(number, row))
+            except RowError as error:
+                what = " ".join(str(error).split())
+                outcomes.append(Dropped(number, error.reason, what, self._beginning(row or raw)))
+        return outcomes
+
+    def _prepared(self, number: int, row: Any) -> Kept:
+        options = self._options
+        example = read_example(row, self._form, options)
+        steps, short = self.steps_of(example)
+        if len(steps) < options.min_steps:
+            more = f" ({len(steps) + short} with those below --min_step_length {self.least})" if short else ""
+            raise RowError("too_few_steps", f"{len(steps)} step{'s' * (len(steps) != 1)} found{more}")
+        if options.max_steps is not None and len(steps) > options.max_steps:
+            raise RowError("too_many_steps", f"{len(steps)} steps found")
+        content = _JOIN.join(steps)
+        messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
+        if options.system_prompt:
+            messages.insert(0, {"role": "system", "content": options.system_prompt})
+        prepared = {
+            "question": example.question,
+            "answer": example.answer,
+            "ground_truth": self._checked_truth(example, content),
+            STEPS_COLUMN: steps,
+            TOTAL_COLUMN: len(steps),
+            "messages": messages,
+        }
+        line = json.dumps(prepared, ensure_ascii=False)
+        if not line.isascii():  # GSM8K itself holds line separators (U+2028), at which `str.splitlines` cuts
+            for character, escape in _LINE_ENDS.items():
+                line = line.replace(character, escape)
+        try:
+            key = question_key(example.question)
+            return Kept(
+                number, f"{line}\n".encode(), key, len(steps), short, "\\boxed" in content, example.question[:_SHOWN]
+            )
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise RowError(
+                "broken_text", f"a text holds {half} without its other half, which is no character"
+            ) from None
+
+    def steps_of(self, example: RawExample) -> tuple[list[str], int]:
+        """The steps, the final answer at the end of the last one, and how many pieces were too short to be steps.
+
+        Raises:
+            RowError: the response is nothing but thoughts.
+        """
+        pieces = example.pieces
+        if pieces is None:
+            parts = response_parts(example.response, self._options.keep_thinking)
+            pieces = [piece for part in parts for piece in _cut(part, self._splitter)]
+        pieces = [self._one_paragraph(piece.strip()) for piece in pieces if piece.strip()]
+        fitting = fit_lengths(pieces, int(self.least or 0), self._options.drop_short)
+        short = len(pieces) - len(fitting)
+        if example.final is not None:
+            boxed = self._options.final_answer == "boxed"
+            final = f"\\boxed{{{example.final}}}" if boxed else f"#### {example.final}"
+            fitting = [*fitting[:-1], f"{fitting[-1]}\n{final}"] if fitting else [final]
+        # An unclosed code fence, for one, makes one step of all that follows.
+        return [step.strip() for step in _cut(_JOIN.join(fitting), self._blank_lines)], short
+
+    def _one_paragraph(self, piece: str) -> str:
+        return "\n".join(part.strip() for part in _cut(piece, self._blank_lines)) if "\n" in piece else piece
+
+    def _checked_truth(self, example: RawExample, content: str) -> str | None:
+        """The ground truth; with ``require_correct`` checked against the response."""
+        truth, rules = example.ground_truth, self._rules
+        if rules is None:
+            return truth
+        if truth is None:
+            own = example.answer if example.answer != example.response else None
+            if own is None and self._options.require_correct:
+                raise RowError("no_ground_truth", "nothing but the response itself says what the final answer is")
+            truth = rules.find(content if own is None else own)
+        elif "####" in truth or "\\boxed" in truth:
+            truth = rules.find(truth) or truth
+        if self._options.require_correct and not rules.match(found := rules.find(content), truth):
+            raise RowError("wrong_answer", f"the response ends in {_short(found)}, the ground truth is {_short(truth)}")
+        return truth
+
+    def _beginning(self, raw: Any) -> str:
+        if isinstance(raw, bytes):
+            return raw[:_SHOWN].decode("utf-8", "replace").strip()
+        question = raw.get(self._form.question) if isinstance(raw, Mapping) else raw
+        return "" if isinstance(question, RowError) else (question if isinstance(question, str) else str(raw))[:_SHOWN]
+
+
+def parse(raw: Any, text_lines: bool) -> Any:
+    """The row that a line of bytes holds, None for a blank line; what is no bytes is a row already.
+
+    Raises:
+        RowError: it cannot be read.
+    """
+    if isinstance(raw, RowError):
+        raise raw
+    if not isinstance(raw, bytes):
+        return raw
+    text = line_text(raw, LINE_BYTES)
+    if not text or text_lines:
+        return text or None
+    row = line_value(text, raw)
+    if row is None:
+        raise RowError("not_an_object", "the row is null, not an object with columns")
+    return row
+
+
+def question_key(question: str) -> int:
+    """A hash of the question, the same for other letter case, other spaces and other forms of the same characters."""
+    if not question.isascii():
+        question = unicodedata.normalize("NFKC", question)
+    text = " ".join(question.casefold().split())
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=KEY_BITS // 8).digest(), "big")
+
+
+def response_parts(text: str, keep_thinking: bool) -> list[str]:
+    """A response without its thinking blocks; with `keep_thinking` what is inside and between them, without the marks.
+
+    A template may open the block in the prompt, so that the response holds the closing mark alone.
+
+    Raises:
+        RowError: nothing is left.
+    """
+    if not _THINK_MARK.search(text):
+        return [text]
+    pieces, at = [], 0
+    for start, end in Uncut(text).thoughts:
+        pieces += [text[at:start], text[start:end]] if keep_thinking else [text[at:start]]
+        at = end
+    # Marks in a code fence are what the code is about.
+    parts = [(piece if "```" in piece else _THINK_MARK.sub("", piece)).strip() for piece in [*pieces, text[at:]]]
+    parts = [part for part in parts if part]
+    if not parts:
+        raise RowError("only_thinking", "the response is a thinking block and nothing else; --keep_thinking keeps it")
+    return parts if keep_thinking else [_JOIN.join(parts)]
+
+
+def length(piece: str) -> int:
+    """Characters; a wide one (Chinese, Japanese, Korean) says about as much as four letters, and counts as four."""
+    if piece.isascii():
+        return len(piece)
+    return sum(4 if unicodedata.east_asian_width(character) in "WF" else 1 for character in piece)
+
+
+def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
+    """Pieces of a `length` of `least` or more.
+
+    A shorter one joins the next piece if it is a heading or the first, else the one before it. With `drop` it is left out,
+    unless it holds the final answer.
+    """
+    fitting: list[str] = []
+    lead = ""
+    for piece in pieces:
+        if lead:
+            piece, lead = f"{lead}\n{piece}", ""
+        if length(piece) >= least:
+            fitting.append(piece)
+        elif drop and "\\boxed" not in piece and "####" not in piece:
+            continue
+        elif not fitting or _is_heading(piece):
+            lead = piece
+        else:
+            fitting[-1] += f"\n{piece}"
+    if lead and fitting:
+        fitting[-1] += f"\n{lead}"
+    elif lead:
+        fitting.append(lead)
+    return fitting
+
+
+def _cut(text: str, splitter: StepSplitter) -> list[str]:
+    return [text[start:end] for start, end in splitter.spans(text)]
+
+
+def _is_heading(piece: str) -> bool:
+    return piece.startswith(("#", "---")) or piece.rstrip("*_ ").endswith(":") or (piece[:2] == piece[-2:] == "**")
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "nothing"
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
