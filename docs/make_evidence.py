@@ -15,16 +15,16 @@ from typing import Any
 
 from stepjepa.analysis.plots import forest_figure
 from stepjepa.analysis.style import save_figure
-from stepjepa.study.compare import ComparedArm, Comparison
+from stepjepa.study.compare import ComparedArm, Comparison, Kind
 from stepjepa.study.reading import read_study
-from stepjepa.study.recipes import open_study
-from stepjepa.study.report import study_tables
+from stepjepa.study.results import RunRecord, study_tables
 from stepjepa.study.table import Table, p_text, scaled
+from stepjepa.study.tree import open_study
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "evidence"
 KEPT = ("arm", "control", "compute", "seed", "status", "steps", "flops", "train_seconds")
-TITLES = {
+TITLES: dict[Kind, str] = {
     "examples": "from plain, equal examples",
     "control": "from shuffled",
     "random": "from random",
@@ -88,20 +88,22 @@ def tables(name: str) -> dict[str, Table]:
     path, tree = open_study(name)
     study = read_study(tree, path)
     lines = (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = {"block": "", "cell": {}, "chosen": True, "settings": {}, "model": None, "error": None}
+    rows = [json.loads(line) for line in lines]
     records = [
-        {**row, "block": "", "chosen": True, "metrics": {"test": row["metrics"]}} for row in map(json.loads, lines)
+        RunRecord(**{**{key: row[key] for key in KEPT}, **kept, "metrics": {"test": row["metrics"]}}) for row in rows
     ]
     return {metric: table for (_, metric), table in study_tables(study, records).items()}
 
 
 def markdown(table: Table) -> str:
     """The table, narrower than a study's own: one row for the baseline and one for every arm."""
-    kinds = [kind for kind in TITLES if any(getattr(arm, kind) for arm in table.arms)]
+    kinds = [kind for kind in TITLES if any(kind in arm.comparisons for arm in table.arms)]
     percent = table.metric in ("exact", "prefix", "gsm8k")
     lines = [["arm", "mean", "sd", *(TITLES[kind] for kind in kinds), "FLOPs", "verdict"]]
     for arm in table.arms:
         if arm.role in ("baseline", "arm"):
-            cells = [_difference(getattr(arm, kind), percent) for kind in kinds]
+            cells = [_difference(arm.comparisons.get(kind), percent) for kind in kinds]
             lines.append(
                 [f"`{arm.name}`", *_level(arm, percent), *cells, scaled(arm.flops), str(arm.verdict or arm.role)]
             )
@@ -114,8 +116,8 @@ def figure(name: str, table: Table) -> Path:
     shown = {arm.name for arm in table.arms if arm.role == "arm"}
     rows = []
     for arm in table.arms:
-        found: Mapping[str, Comparison | None] = {title: getattr(arm, kind) for kind, title in TITLES.items()}
-        made = {title: (c.result.mean, c.result.low, c.result.high) for title, c in found.items() if c}
+        found = {title: arm.comparisons[kind] for kind, title in TITLES.items() if kind in arm.comparisons}
+        made = {title: (c.result.mean, c.result.low, c.result.high) for title, c in found.items()}
         if arm.name in shown:
             rows.append((arm.name, {k: v for k, v in made.items() if v[0] is not None}))
     drawn = forest_figure(

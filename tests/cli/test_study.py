@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from stepjepa.cli import study as command
 from stepjepa.cli.main import main
+from stepjepa.study import run as command
 
 STUDY = """\
 data: builtin

@@ -229,7 +229,7 @@ def test_yaml_can_be_read(page):
 
 
 def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
-    from stepjepa.study.recipes import recipe_files
+    from stepjepa.study.tree import recipe_files
 
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     files, aliases = recipe_files(), reference.parsers()["train"].aliases

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from stepjepa.study.grid import all_runs
 from stepjepa.study.reading import read_study
-from stepjepa.study.recipes import open_study
+from stepjepa.study.spec import all_runs
+from stepjepa.study.tree import open_study
 
 pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")
@@ -46,6 +46,6 @@ def test_no_run_of_the_recipe_is_left_out(name):
     lines = (DOCS / "evidence" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     found, tree = open_study(name)
-    wanted = Counter((run.arm, run.control, run.compute, run.seed) for run in all_runs(read_study(tree, found)))
+    wanted = Counter((run.arm.name, run.control, run.compute, run.seed) for run in all_runs(read_study(tree, found)))
     assert Counter((r["arm"], r["control"], r["compute"], r["seed"]) for r in records) == wanted
     assert all(r["status"] == "finished" and r["metrics"] for r in records)

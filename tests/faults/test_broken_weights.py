@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stepjepa.cli.main import main
+from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.heads import PredictorHead
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
-from stepjepa.study.scoring import score_run
+from stepjepa.study.scoring import score_model
 from support.answers import TEST, write
 
 
@@ -65,7 +66,7 @@ def test_a_model_with_nan_is_refused(command, broken, whole, tmp_path, capsys):
 
 def test_a_study_refuses_to_score_nan(broken):
     with pytest.raises(ConfigError, match="holds NaN or infinity"):
-        score_run(broken[0], TEST[:2], ["gsm8k"], max_new_tokens=2)
+        score_model(broken[0], RowSource(TEST[:2]), {"gsm8k": {}}, max_new_tokens=2)
 
 
 def test_an_adapter_and_a_head_with_infinity_are_refused(whole, tmp_path, capsys):

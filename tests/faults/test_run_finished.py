@@ -11,8 +11,8 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import load_tokenizer
-from stepjepa.study import work
-from stepjepa.study.results import read_record
+from stepjepa.study import launch
+from stepjepa.study.records import StudyRunFolder, read_record
 from support.rows import step_rows
 from support.runs import STEPS, files_of, one_line, result_of, resume, train
 from support.training import trainer_for
@@ -122,18 +122,18 @@ def test_the_python_trainer_trains_nothing_after_the_last_step(tmp_path, options
 def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
-    run = work.StudyRunFolder(tmp_path / "run")
+    run = StudyRunFolder(tmp_path / "run")
     run.path.mkdir()
     run.train_config.write_text(
         f"train_file: {rows}\nmodel_name: tiny\nmax_steps: 4\nsave_steps: 2\nlr_scheduler_type: constant\n"
         "logging_steps: 1\nper_device_train_batch_size: 4\ndisable_tqdm: true\nobjective: step_jepa\n"
     )
 
-    def in_this_process(run, stage, argv, environment):
+    def in_this_process(log, argv, environment):
         assert main(argv) == 0
 
-    monkeypatch.setattr(work, "_run_child", in_this_process)
-    work.carry_out(str(run.path), ["train"])
+    monkeypatch.setattr(launch, "run_process", in_this_process)
+    launch.carry_out(str(run.path), ["train"], {})
     assert run.done("train")["steps"] == 4
     expected = result_of(run.model)
     run.record("train").unlink()
@@ -144,7 +144,7 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
             (run.model / name).unlink()
     if killed == "after a checkpoint":
         shutil.rmtree(run.model / "checkpoint-4")
-    work.carry_out(str(run.path), ["train"])
+    launch.carry_out(str(run.path), ["train"], {})
     assert result_of(run.model) == expected
     record = read_record(run.record("train"))
     assert (record["steps"], record["resumed_at_step"]) == (

@@ -13,7 +13,7 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.config.option import is_secret
 from stepjepa.errors import ConfigError
-from stepjepa.study.settings import TrainSettings
+from stepjepa.study.train_options import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
 from support.answers import TEST, write
@@ -54,7 +54,7 @@ def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
     assert TOKEN not in said.err + said.out and "'--hub_token'" in said.err
     tree = parse_tree(f"hub_token: {TOKEN}", "study.yaml")
     with pytest.raises(ConfigError, match=r"study.yaml:1: hub_token: .*HF_TOKEN") as caught:
-        TrainSettings().read(tree.given)
+        read_training(tree.given)
     assert TOKEN not in str(caught.value)
 
 

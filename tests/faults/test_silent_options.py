@@ -12,11 +12,12 @@ import transformers
 import yaml
 
 from stepjepa.cli.main import main
-from stepjepa.cli.study import StudyOptions, read
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.grid import all_runs
-from stepjepa.study.plan import split_files, write_plan
-from stepjepa.study.results import StudyRunFolder
+from stepjepa.study.options import StudyOptions
+from stepjepa.study.plan import write_plan
+from stepjepa.study.reading import read_options
+from stepjepa.study.records import StudyRunFolder
+from stepjepa.study.spec import all_runs
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.notes import run_options_unread
 from stepjepa.training.options import JEPAOptions
@@ -38,7 +39,7 @@ def study(tmp_path):
     def study(*overrides, text=STUDY, **options):
         file = tmp_path / "study.yaml"
         file.write_text(text)
-        return read(StudyOptions(str(file), overrides=list(overrides), **options))
+        return read_options(StudyOptions(str(file), overrides=list(overrides), **options))
 
     return study
 
@@ -71,7 +72,7 @@ def test_runs_of_a_study_have_names_for_trackers(study, tmp_path, base, first):
     names = []
     for run in all_runs(found):
         folder = StudyRunFolder(tmp_path / "trial" / run.folder)
-        write_plan(folder, run, found.blocks[0], split_files(found.blocks[0], tmp_path))
+        write_plan(folder, run, tmp_path / "trial")
         names.append(yaml.safe_load(folder.train_config.read_text())["run_name"])
     assert len(set(names)) == len(names) == 9
     assert names[0] == f"{first}/regular/seed-1" and names[-1] == f"{first}/step_jepa+shuffled/seed-3"

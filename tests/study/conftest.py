@@ -9,13 +9,12 @@ import threading
 import pytest
 import yaml
 
-from stepjepa.study import work
+from stepjepa.study import launch
+from stepjepa.study.launch import StageFailed
 from stepjepa.study.reading import read_study
-from stepjepa.study.results import StudyRunFolder, now, write_record
+from stepjepa.study.records import StudyRunFolder, write_record
 from stepjepa.study.run import run_study
-from stepjepa.study.settings import TrainSettings
 from stepjepa.study.tree import parse_tree, set_value
-from stepjepa.study.work import StageFailed
 
 STUDY = """\
 title: Played
@@ -45,16 +44,17 @@ class Player:
         self.die = None
         self._lock = threading.Lock()
 
-    def __call__(self, folder: StudyRunFolder, stage: str, argv, environment):
+    def __call__(self, log, argv, environment):
+        folder, stage = StudyRunFolder(log.parent), log.stem
         name = json.loads(folder.plan.read_text())["run"]
         options = yaml.safe_load(folder.train_config.read_text())
         with self._lock:
             self.calls.append((name, "train" if argv[0] == "train" else tuple(argv[2:])))
             if len(self.calls) == self.die:
                 raise KeyboardInterrupt
-        folder.log(stage).write_text(f"a line\nthe last line of {stage}\n")
+        log.write_text(f"a line\nthe last line of {stage}\n")
         if self.fails(name, stage):
-            raise StageFailed(stage, f"exit status 1; the last line of {stage}")
+            raise StageFailed(f"exit status 1; the last line of {stage}")
         if argv[0] == "train":
             folder.model.mkdir(exist_ok=True)
             (folder.model / "model.safetensors").write_bytes(b"weights")
@@ -66,28 +66,29 @@ class Player:
         for split in argv[2:]:
             assert folder.has_weights, "the weights were deleted before they were scored"
             value = self.value(options, split)
-            write_record(folder.record(split), {"at": now(), "metrics": {"answer_nll": value, "gsm8k": 0.5}})
-
-
-@pytest.fixture(scope="session")
-def parser():
-    return TrainSettings()
+            write_record(folder.record(split), {"metrics": {"answer_nll": value, "gsm8k": 0.5}})
 
 
 @pytest.fixture
 def player(monkeypatch):
     player = Player()
-    monkeypatch.setattr(work, "_run_child", player)
+    monkeypatch.setattr(launch, "run_process", player)
     return player
 
 
 @pytest.fixture
-def make_study(parser, tmp_path):
+def study_file(tmp_path):
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return str(tmp_path / "study.yaml")
+
+
+@pytest.fixture
+def make_study(tmp_path):
     def make(*overrides, text=STUDY, folder="out"):
         tree = parse_tree(text, "study.yaml")
         for override in overrides:
             tree = set_value(tree, override)
-        return dataclasses.replace(read_study(tree, "study", settings=parser), output_dir=tmp_path / folder)
+        return dataclasses.replace(read_study(tree, "study"), output_dir=tmp_path / folder)
 
     return make
 
@@ -111,9 +112,9 @@ def in_this_process(monkeypatch):
     from stepjepa.cli.main import main
     from stepjepa.study import scoring
 
-    def run(folder: StudyRunFolder, stage: str, argv, environment):
-        status = main(argv) if argv[0] == "train" else scoring.run(argv[1:])
-        if status != 0:
-            raise StageFailed(stage, f"exit status {status}")
+    def run(log, argv, environment):
+        status = main(argv) if argv[0] == "train" else scoring.score_splits(StudyRunFolder(log.parent), argv[2:])
+        if status:
+            raise StageFailed(f"exit status {status}")
 
-    monkeypatch.setattr(work, "_run_child", run)
+    monkeypatch.setattr(launch, "run_process", run)

@@ -28,7 +28,8 @@ def arm(name, shift=(0, 0, 0, 0, 0), seeds=range(5), flops=None, **links):
 
 
 def compare(*arms, higher_is_better=True, metric="accuracy"):
-    rows = compare_arms([arm("plain", flops=100), *arms], metric, baseline="plain", higher_is_better=higher_is_better)
+    every = [arm("plain", flops=100), *arms]
+    rows = compare_arms(every, metric, baseline="plain", higher_is_better=higher_is_better, alpha=0.05)
     return {row.name: row for row in rows}
 
 
@@ -45,13 +46,14 @@ def test_better_needs_baseline_controls_and_compute():
     rows = compare(*arms)
     assert str(rows["jepa"].verdict) == "better"
     assert [row.role for row in rows.values()] == ["baseline", "arm", "control", "control", "at equal compute"]
-    assert rows["shuffled"].verdict is None and rows["short"].examples is None
-    assert rows["jepa"].examples.result == paired_difference([b + u for b, u in zip(BASE, UP, strict=True)], BASE)
-    assert (rows["jepa"].control.against, rows["jepa"].random.against) == ("shuffled", "random")
+    assert rows["shuffled"].verdict is None and not rows["short"].comparisons
+    made = rows["jepa"].comparisons
+    assert made["examples"].result == paired_difference([b + u for b, u in zip(BASE, UP, strict=True)], BASE)
+    assert (made["control"].against, made["random"].against) == ("shuffled", "random")
 
 
 def test_equal_compute_is_the_shorter_run_against_the_baseline():
-    compute = compare(arm("jepa", UP, **FULL), arm("shuffled"), arm("short", HALF))["jepa"].compute
+    compute = compare(arm("jepa", UP, **FULL), arm("shuffled"), arm("short", HALF))["jepa"].comparisons["compute"]
     assert compute.result == paired_difference([b + half for b, half in zip(BASE, HALF, strict=True)], BASE)
     assert (compute.against, compute.seeds) == ("plain", (0, 1, 2, 3, 4))
 
@@ -123,14 +125,16 @@ def test_a_run_that_diverged_is_not_passed_over(lost):
     values = {**{seed: BASE[seed] + UP[seed] for seed in range(4)}, 4: lost}
     jepa = compare(ArmRuns("jepa", {"accuracy": values}))["jepa"]
     assert str(jepa.verdict) == "not established: no value for seed 4"
-    assert (jepa.seeds, jepa.examples.lost, jepa.examples.result.n) == ((0, 1, 2, 3), (4,), 4)
+    assert jepa.seeds == (0, 1, 2, 3)
+    assert (jepa.comparisons["examples"].lost, jepa.comparisons["examples"].result.n) == ((4,), 4)
 
 
 def test_pairs_go_by_seed_not_by_order():
     values = {4: 62.5, 0: 65.0, 2: 74.0, 9: 1.0}
     jepa = compare(ArmRuns("jepa", {"accuracy": values}))["jepa"]
-    assert (jepa.examples.seeds, jepa.examples.lost) == ((0, 2, 4), ())  # seed 9 was not run by the baseline
-    assert jepa.examples.result.mean == pytest.approx((5 + 4 + 4.5) / 3)
+    examples = jepa.comparisons["examples"]
+    assert (examples.seeds, examples.lost) == ((0, 2, 4), ())  # seed 9 was not run by the baseline
+    assert examples.result.mean == pytest.approx((5 + 4 + 4.5) / 3)
     assert jepa.summary.n == 4
 
 
@@ -140,11 +144,13 @@ def test_holm_runs_over_arms_and_not_over_what_they_are_compared_with():
         arm("shuffled", NONE), arm("c2", NONE), arm("short", NONE),
     )  # fmt: skip
     arms = [rows[name] for name in ("jepa", "tube", "cosine")]
-    assert [row.examples.holm_p for row in arms] == pytest.approx(holm([row.examples.result.t_p for row in arms]))
-    controls = [rows[name].control for name in ("jepa", "cosine")]
+    made = [row.comparisons["examples"] for row in arms]
+    assert [c.holm_p for c in made] == pytest.approx(holm([c.result.t_p for c in made]))
+    controls = [rows[name].comparisons["control"] for name in ("jepa", "cosine")]
     assert [c.holm_p for c in controls] == pytest.approx(holm([c.result.t_p for c in controls]))
-    assert rows["jepa"].compute.holm_p == pytest.approx(rows["jepa"].compute.result.t_p)
-    assert rows["shuffled"].examples.holm_p is None
+    compute = rows["jepa"].comparisons["compute"]
+    assert compute.holm_p == pytest.approx(compute.result.t_p)
+    assert rows["shuffled"].comparisons["examples"].holm_p is None
 
 
 def test_holm_can_take_a_verdict_back():
@@ -171,7 +177,7 @@ def test_arms_alike_are_told_apart_at_no_more_than_the_level():
     for study in draws:
         names = ["plain", "a", "b", "c"]
         arms = [ArmRuns(n, {"accuracy": dict(enumerate(v))}) for n, v in zip(names, study, strict=True)]
-        rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True)
+        rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True, alpha=0.05)
         wrong += any(row.verdict.label != "no difference shown" for row in rows[1:])
     assert 0.015 < wrong / 600 < 0.075
 
@@ -188,7 +194,7 @@ def test_an_effect_that_the_control_has_too_is_not_called_better():
             ArmRuns("jepa", jepa, control="shuffled", flops={0: 1.0}),
             ArmRuns("shuffled", shuffled),
         ]
-        rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True)
+        rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True, alpha=0.05)
         labels.append(rows[1].verdict.label)
     assert set(labels) <= {"better", "not established"}
     assert labels.count("better") / 300 < 0.06
@@ -209,6 +215,6 @@ def test_studies_that_cannot_be_compared(arms, message):
 
 def test_unknown_baseline_and_metric():
     with pytest.raises(DataError, match="baseline 'gone' is no arm of the study; there are: plain"):
-        compare_arms([arm("plain")], "accuracy", baseline="gone", higher_is_better=True)
+        compare_arms([arm("plain")], "accuracy", baseline="gone", higher_is_better=True, alpha=0.05)
     with pytest.raises(DataError, match="no arm has the metric 'loss'; there are: accuracy"):
         compare(metric="loss")

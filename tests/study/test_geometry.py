@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.analysis.geometry import effective_rank, singular_values, unit_rows
 from stepjepa.analysis.linear import linear_map
+from stepjepa.data.sources import RowSource
 from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.study.geometry import GEOMETRY, groups
 from stepjepa.study.reading import read_study
-from stepjepa.study.scoring import score_run
+from stepjepa.study.scoring import GEOMETRY, score_model
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
@@ -54,7 +54,7 @@ def by_hand(folder, rows):
 
 def test_the_numbers_are_those_of_the_states(model):
     wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
-    found = score_run(model, str(model / "test.jsonl"), wanted, max_new_tokens=2)
+    found = score_model(model, RowSource(model / "test.jsonl"), wanted, max_new_tokens=2)
     assert list(found) == list(wanted) and all(np.isfinite(value) for value in found.values())
     source, target = by_hand(model, step_rows(ROWS))
     rank = effective_rank(singular_values(unit_rows(target)))
@@ -77,13 +77,17 @@ def test_the_numbers_are_those_of_the_states(model):
 
 def test_too_few_pairs_for_a_map_give_no_number(model):
     views = {"objective": "llm_jepa", "views": "standalone"}
-    found = score_run(model, str(model / "test.jsonl"), {"map_r2": views, "retrieval_mrr": views}, max_examples=6)
+    found = score_model(
+        model, RowSource(model / "test.jsonl"), {"map_r2": views, "retrieval_mrr": views}, max_examples=6
+    )
     assert found["map_r2"] is None and 0 < found["retrieval_mrr"] <= 1
 
 
 def test_a_map_through_every_row_has_no_fitted_error(model):
     views = {"objective": "llm_jepa", "views": "standalone"}
-    found = score_run(model, str(model / "test.jsonl"), {"map_fitted_error": views, "map_r2": views}, max_examples=40)
+    found = score_model(
+        model, RowSource(model / "test.jsonl"), {"map_fitted_error": views, "map_r2": views}, max_examples=40
+    )
     assert found["map_fitted_error"] is None and found["map_r2"] is not None
 
 
@@ -93,14 +97,9 @@ def test_a_model_that_has_diverged_is_refused(model, tmp_path):
         weight.data.fill_(float("nan"))
     net.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
-    rows = str(model / "test.jsonl")
+    rows = RowSource(model / "test.jsonl")
     with pytest.raises(ConfigError, match="holds NaN or infinity"):
-        score_run(tmp_path, rows, {"answer_nll": {}, "target_rank": STEPS}, max_examples=8)
-
-
-def test_the_same_views_are_read_once():
-    other = {"objective": "llm_jepa"}
-    assert list(groups({"a": STEPS, "b": other, "c": dict(STEPS)})) == [(["a", "c"], STEPS), (["b"], other)]
+        score_model(tmp_path, rows, {"answer_nll": {}, "target_rank": STEPS}, max_examples=8)
 
 
 def study_with(metrics):
@@ -126,8 +125,8 @@ def test_directions_in_a_study():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ("target_rank", "needs the views that it compares"),
-        ("{target_rank: {objective: regular}}", "needs the views that it compares"),
+        ("target_rank", "name the views that it compares"),
+        ("{target_rank: {objective: regular}}", "name the views that it compares"),
         ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown option 'step_spliter'; did you mean"),
         ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown option 'predictors'"),
         ("{target_rank: {objective: step_jepa, step_splitter: line}}", "target_rank: step_splitter: expected one of"),

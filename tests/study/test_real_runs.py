@@ -12,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stepjepa.cli.study import StudyOptions, read
-from stepjepa.study.recipes import recipe_files
-from stepjepa.study.report import write_report
-from stepjepa.study.results import StudyRunFolder
+from stepjepa.data.sources import RowSource
+from stepjepa.study.options import StudyOptions
+from stepjepa.study.reading import read_options
+from stepjepa.study.records import StudyRunFolder
+from stepjepa.study.results import write_results
 from stepjepa.study.run import run_study
-from stepjepa.study.scoring import score_run
+from stepjepa.study.scoring import score_model
+from stepjepa.study.tree import recipe_files
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from support.study import lines_of
@@ -49,23 +51,23 @@ def results(request, tmp_path_factory):
     """One study for the whole module: its folder and what was said at its end."""
     import dataclasses
 
-    from stepjepa.study import work
+    from stepjepa.study import launch
     from stepjepa.study.reading import read_study
     from stepjepa.study.tree import parse_tree
 
     folder = tmp_path_factory.mktemp("study") / "out"
     study = dataclasses.replace(read_study(parse_tree(STUDY, "study.yaml"), "study"), output_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "_run_child", run_here)
+        patch.setattr(launch, "run_process", run_here)
         outcome = run_study(study, lambda line: None)
-    return folder, outcome, write_report(outcome)
+    return folder, outcome, write_results(outcome)[1]
 
 
-def run_here(folder: StudyRunFolder, stage, argv, environment):
+def run_here(log, argv, environment):
     from stepjepa.cli.main import main
     from stepjepa.study import scoring
 
-    assert (main(argv) if argv[0] == "train" else scoring.run(argv[1:])) == 0
+    assert not (main(argv) if argv[0] == "train" else scoring.score_splits(StudyRunFolder(log.parent), argv[2:]))
 
 
 def values(folder, arm, metric="answer_nll", **wanted):
@@ -179,7 +181,7 @@ def test_answer_nll_is_the_trainer_s_lm_loss(results):
 
     folder, _, _ = results
     model_folder, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
-    found = score_run(model_folder, str(test), ["answer_nll", "exact"], batch_size=4, max_new_tokens=4)
+    found = score_model(model_folder, RowSource(test), {"answer_nll": {}, "exact": {}}, batch_size=4, max_new_tokens=4)
     assert list(found) == ["answer_nll", "exact"] and found["exact"] == 0.0
     options = JEPAOptions(objective="regular")
     options.check()
@@ -193,7 +195,7 @@ def test_answer_nll_is_the_trainer_s_lm_loss(results):
     assert found["answer_nll"] == pytest.approx(loss, rel=1e-4)
     assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
     metrics = {"prefix": {"reference_column": "ground_truth"}, "answer_nll": {}}
-    few = score_run(model_folder, str(test), metrics, max_examples=2, max_new_tokens=2)
+    few = score_model(model_folder, RowSource(test), metrics, max_examples=2, max_new_tokens=2)
     assert list(few) == ["prefix", "answer_nll"] and few["answer_nll"] != found["answer_nll"]
 
 
@@ -209,9 +211,9 @@ def test_shuffled_targets_train_another_model(results):
 def test_a_mini_that_chooses(in_this_process, tmp_path, capsys):
     overrides = "base.max_steps=2 seeds=[1,2] evaluate.max_new_tokens=2 controls=[] equal_compute=false".split()
     options = StudyOptions(file="step_jepa_sweep", mini=True, output_dir=str(tmp_path / "out"), overrides=overrides)
-    study = read(options)
+    study = read_options(options)
     outcome = run_study(study, print)
-    said = "\n".join(write_report(outcome))
+    said = "\n".join(write_results(outcome)[1])
     assert not outcome.failed and "step_jepa: not established: n=2 seeds in common with regular" in said
     assert "the validation split chose learning_rate=0.002,predictors=2,lbd=" in capsys.readouterr().out
     table = (tmp_path / "out" / "table.md").read_text()
@@ -231,9 +233,9 @@ def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides = "base.max_steps=1 seeds=[1] evaluate.max_new_tokens=2".split()
     overrides += [f"data.builtin.{rows}" for rows in ("train_rows=24", "select_rows=2", "test_rows=2")]
-    outcome = run_study(read(StudyOptions(file=name, mini=True, overrides=overrides)), lambda line: None)
-    assert not outcome.failed and not [item.run.name for item in outcome.items if item.open]
-    write_report(outcome)
+    outcome = run_study(read_options(StudyOptions(file=name, mini=True, overrides=overrides)), lambda line: None)
+    assert not outcome.failed and not [item.run.name for item in outcome.items if item.todo]
+    write_results(outcome)
     assert (tmp_path / "runs" / f"{name}-mini" / "table.md").is_file()
 
 
@@ -242,7 +244,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
     text += "arms:\n  regular: {objective: regular}\ntune: {learning_rate: [1.0e+8, 5.0e-3]}\nseeds: [1]\n"
     file, said = tmp_path / "study.yaml", []
     file.write_text(text + "evaluate: {max_new_tokens: 4, batch_size: 4}\n")
-    study = read(StudyOptions(str(file), output_dir=str(tmp_path / "out")))
+    study = read_options(StudyOptions(str(file), output_dir=str(tmp_path / "out")))
     for _ in range(2):  # what diverged is done, and not tried once more
         assert not run_study(study, said.append).failed, said
     assert sum("diverged at step" in line and "not finite" in line for line in said) == 1

@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 
 from stepjepa.errors import ConfigError
-from stepjepa.study.grid import all_runs
-from stepjepa.study.listing import listing
 from stepjepa.study.reading import read_study
-from stepjepa.study.recipes import open_study, recipe_files, recipe_lines
-from stepjepa.study.tree import parse_tree
+from stepjepa.study.spec import all_runs, describe
+from stepjepa.study.tree import open_study, parse_tree, recipe_files, recipe_lines
 
 PAPER_SEEDS = (82, 23, 37, 84, 4)
 OWN = ("builtin", "evidence_nl_rx", "evidence_nl_rx_labels", "evidence_step_builtin", "evidence_step_gsm8k")
 TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")
 
 
-def recipe(name, parser, mini=False):
+def recipe(name, mini=False):
     found, tree = open_study(name)
-    return read_study(tree, found, mini, parser)
+    return read_study(tree, found, mini)
 
 
 def test_one_for_every_published_experiment_and_our_own():
@@ -31,9 +29,9 @@ def test_one_for_every_published_experiment_and_our_own():
 
 @pytest.mark.parametrize("mini", [False, True])
 @pytest.mark.parametrize("name", sorted(recipe_files()))
-def test_each_is_read_and_listed(name, mini, parser, tmp_path):
-    study = recipe(name, parser, mini)
-    lines = listing(dataclasses.replace(study, output_dir=tmp_path / "out"))
+def test_each_is_read_and_listed(name, mini, tmp_path):
+    study = recipe(name, mini)
+    lines = list(describe(dataclasses.replace(study, output_dir=tmp_path / "out")))
     assert study.shows and study.title in lines[0] and len(list(all_runs(study))) >= 6
     assert str(study.output_dir) == f"runs/{name}{'-mini' if mini else ''}"
     assert not study.notes or all("random" in note for note in study.notes), study.notes
@@ -69,22 +67,22 @@ def test_each_is_read_and_listed(name, mini, parser, tmp_path):
         ("semantic_tube", "", "semantic_tube", {"learning_rate": 2e-5, "lbd": 0.02, "num_train_epochs": 4}),
     ],
 )
-def test_published_settings(name, block, arm, settings, parser):
-    (found,) = [one for one in recipe(name, parser).blocks if one.name == block]
-    (run, *_) = [r for r in all_runs(recipe(name, parser)) if (r.block, r.row) == (block, arm)]
+def test_published_settings(name, block, arm, settings):
+    (found,) = [one for one in recipe(name).blocks if one.name == block]
+    (run, *_) = [r for r in all_runs(recipe(name)) if (r.block.name, r.row) == (block, arm)]
     assert {key: run.settings[key] for key in settings} == settings
     assert found.arm("regular").settings["objective"] == "regular" and found.baseline == "regular"
 
 
-def test_the_sweep_chooses_on_the_validation_split(parser):
-    (block,) = recipe("step_jepa_sweep", parser).blocks
+def test_the_sweep_chooses_on_the_validation_split():
+    (block,) = recipe("step_jepa_sweep").blocks
     assert len(block.arm("regular").cells) == 2 and len(block.arm("step_jepa").cells) == 18
-    assert block.data.select == "valid.jsonl" and block.select == ("answer_nll", False)
+    assert block.data.files["select"] == ("valid.jsonl",) and block.select == ("answer_nll", False)
 
 
-def test_fine_tuning_starts_from_what_pretraining_left(parser):
-    before = {str(run.folder) for run in all_runs(recipe("llm_jepa_table9_pretrain", parser))}
-    for run in all_runs(recipe("llm_jepa_table9_finetune", parser)):
+def test_fine_tuning_starts_from_what_pretraining_left():
+    before = {str(run.folder) for run in all_runs(recipe("llm_jepa_table9_pretrain"))}
+    for run in all_runs(recipe("llm_jepa_table9_finetune")):
         folder = run.settings["model_name"].removeprefix("runs/llm_jepa_table9_pretrain/").removesuffix("/model")
         assert folder in before and folder.endswith(f"seed-{run.seed}")
 
@@ -111,10 +109,10 @@ def test_the_baseline_is_part_of_every_recipe_s_text():
         assert {"title", "source", "shows", "arms", "seeds", "mini"} <= set(tree.given), path.name
 
 
-def test_the_example_of_the_documentation(parser):
+def test_the_example_of_the_documentation():
     docs = Path(__file__).resolve().parents[2] / "docs" / "study.md"
     text = docs.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
-    study = read_study(parse_tree(text, "study.yaml"), "study", settings=parser)
+    study = read_study(parse_tree(text, "study.yaml"), "study")
     assert [run.row for run in all_runs(study) if run.seed == 1] == [
         "regular",
         *["step_jepa"] * 2,

@@ -7,9 +7,11 @@ import json
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study import identity, run
-from stepjepa.study.records import records_of
-from stepjepa.study.report import missing_lines, write_report
+from stepjepa.study import records as identity
+from stepjepa.study.options import StudyOptions
+from stepjepa.study.results import missing_lines, records_of, write_results
+from stepjepa.study.run import study
+from stepjepa.study.spec import describe
 from stepjepa.utils.files import locked
 
 BOTH = ("select", "test")
@@ -49,10 +51,10 @@ def test_an_interrupted_study_goes_on_with_what_is_not_done(carry_out, player, d
 def test_a_failed_run_does_not_stop_the_others(carry_out, player):
     player.fails = lambda name, stage: name == "step_jepa seed 2" and stage == "train"
     outcome = carry_out()
-    records = {(r["arm"], r["seed"]): r for r in records_of(outcome)}
-    assert [key for key, record in records.items() if record["status"] != "finished"] == [("step_jepa", 2)]
-    assert records["step_jepa", 2]["metrics"] == {} and records["step_jepa", 2]["model"] is None
-    said = missing_lines(outcome, list(records.values()))
+    records = {(r.arm, r.seed): r for r in records_of(outcome)}
+    assert [key for key, record in records.items() if record.status != "finished"] == [("step_jepa", 2)]
+    assert records["step_jepa", 2].metrics == {} and records["step_jepa", 2].model is None
+    said = missing_lines(outcome)
     assert said[1:] == ["  step_jepa seed 2: exit status 1; the last line of train"]
     assert any(line.endswith("FAILED: exit status 1; the last line of train") for line in outcome.said)
     player.fails = lambda name, stage: False
@@ -64,14 +66,14 @@ def test_a_study_of_which_nothing_came_is_reported(carry_out, player, tmp_path):
     pytest.importorskip("statsmodels")
     pytest.importorskip("matplotlib")
     player.fails = lambda name, stage: True
-    said = write_report(carry_out())
+    _, said = write_results(carry_out())
     assert "  step_jepa: not established: no value for seed 1, 2, 3" in said
     assert "  regular seed 3: exit status 1; the last line of train" in said
     assert "**Runs that are missing**" in (tmp_path / "out" / "table.md").read_text()
     assert not (tmp_path / "out" / "study.png").exists()
     player.fails = lambda name, stage: False
     player.value = lambda options, split: 1.0 + options["seed"] * (options["objective"] == "regular")
-    said = write_report(carry_out())
+    _, said = write_results(carry_out())
     assert "    at equal examples: -2 [-4.484, +0.4841], n = 3 seeds" in said and "missing" not in " ".join(said)
     assert (tmp_path / "out" / "study.png").exists()
 
@@ -96,11 +98,11 @@ def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
 
 def test_weights_are_deleted_once_scored(carry_out, player, tmp_path):
     outcome = carry_out("keep_models=false")
-    assert all(record["model"] is None for record in records_of(outcome))
+    assert all(record.model is None for record in records_of(outcome))
     model = tmp_path / "out" / "runs" / "regular" / "seed-1" / "model"
     assert sorted(file.name for file in model.iterdir()) == ["metrics.json", "run.json"]
     kept = carry_out("keep_models=true", folder="kept")
-    assert all((tmp_path / "kept").as_posix() in record["model"] for record in records_of(kept))
+    assert all((tmp_path / "kept").as_posix() in record.model for record in records_of(kept))
 
 
 TUNED = "tune={learning_rate: [1e-3, 2e-3, 3e-3]}"
@@ -131,8 +133,8 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
     assert sorted(entry["run"] for entry in scored) == tested
     assert all(entry["at"] > choice["at"] for entry in scored if entry["run"].startswith("step_jepa/"))
     records = records_of(outcome)
-    assert all(("test" in record["metrics"]) == record["chosen"] for record in records)
-    assert sum(record["chosen"] for record in records) == 12 and not any(record["model"] for record in records)
+    assert all(("test" in record.metrics) == record.chosen for record in records)
+    assert sum(record.chosen for record in records) == 12 and not any(record.model for record in records)
     calls = len(player.calls)
     carry_out(TUNED, "controls=[shuffled]", "equal_compute=true", "keep_models=false")
     assert len(player.calls) == calls
@@ -159,7 +161,7 @@ def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
     outcome = carry_out(TUNED, "controls=[shuffled]")
     assert outcome.state.choice("", "step_jepa") is None and outcome.state.choice("", "regular") is not None
     assert not any("test" in what for name, what in player.calls if name.startswith("step_jepa"))
-    said = missing_lines(outcome, records_of(outcome))
+    said = missing_lines(outcome)
     assert "step_jepa: nothing was chosen on the validation split" in said[-1] and "and shuffled not run" in said[-1]
     player.fails = lambda name, stage: False
     assert not carry_out(TUNED, "controls=[shuffled]").failed
@@ -217,18 +219,29 @@ def test_files_that_changed_are_found_out(carry_out, player, tmp_path):
 
 def test_the_code_s_digest_follows_what_decides_the_numbers(tmp_path, monkeypatch):
     source = tmp_path / "stepjepa"
-    files = [name for name in identity._SOURCE if name.endswith(".py")]
-    for name in ("losses/l2.py", "analysis/plots.py", *files):
+    for name in ("losses/l2.py", "study/scoring.py", "analysis/geometry.py", "report/html.py", "cli/study.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("one\n")
-    monkeypatch.setattr(identity.stepjepa, "__file__", str(source / "__init__.py"))
-    first = identity.code_identity()["source"]
-    (source / "analysis" / "plots.py").write_text("two\n")
-    assert identity.code_identity()["source"] == first
-    for name in ("losses/l2.py", "cli/train.py", "study/geometry.py", "analysis/linear.py"):
+    monkeypatch.setattr(identity, "SOURCE", source)
+    for name, matters in {
+        "losses/l2.py": True,
+        "study/scoring.py": True,
+        "report/html.py": False,
+        "cli/study.py": False,
+    }.items():
         before = identity.code_identity()["source"]
         (source / name).write_text("two\n")
-        assert identity.code_identity()["source"] != before, name
+        assert (identity.code_identity()["source"] != before) == matters, name
+
+
+@pytest.mark.parametrize(("name", "matters"), [("logging_steps", False), ("save_steps", False), ("lbd", True)])
+def test_options_that_leave_the_numbers_as_they_are_may_change(carry_out, player, name, matters):
+    carry_out("seeds=[1]")
+    if matters:
+        with pytest.raises(ConfigError, match=f"{name} was not set, is 3"):
+            carry_out("seeds=[1]", f"base.{name}=3")
+    else:
+        assert not carry_out("seeds=[1]", f"base.{name}=3").failed and len(player.calls) == 4
 
 
 def test_a_folder_with_something_else_is_left_alone(carry_out, player, tmp_path):
@@ -253,7 +266,7 @@ def test_two_studies_do_not_work_in_one_folder(carry_out, player, tmp_path):
     carry_out("seeds=[1]")
     with locked(tmp_path / "out" / ".lock") as alone:
         assert alone
-        with pytest.raises(ConfigError, match="another stepjepa study is at work"):
+        with pytest.raises(ConfigError, match="another stepjepa study is running"):
             carry_out("seeds=[1]")
 
 
@@ -263,14 +276,19 @@ def test_a_run_that_another_process_carries_out_is_left_to_it(carry_out, player,
     (folder / "scored-test.json").unlink()
     with locked(folder / ".lock"):
         outcome = carry_out("seeds=[1]")
-    assert "another process is at work" in outcome.failed[0].error
+    assert "another process is carrying out" in outcome.failed[0].error
 
 
-def test_the_listing_counts_what_is_finished(carry_out, make_study, player):
+def test_a_dry_run_counts_what_is_finished_and_refuses_another_study(
+    carry_out, make_study, player, tmp_path, study_file
+):
     carry_out("seeds=[1]")
-    assert run.StudyRun(make_study(), print).check() == 2
+    assert any("2 of them finished" in line for line in describe(make_study()))
+    options = StudyOptions(study_file, output_dir=str(tmp_path / "out"), dry_run=True)
+    assert "6 runs in" in str(study(options))
+    options.overrides = ["base.max_steps=6"]
     with pytest.raises(ConfigError, match="max_steps was 4, is 6"):
-        run.StudyRun(make_study("base.max_steps=6"), print).check()
+        study(options)
 
 
 def test_questions_in_two_splits_are_told(carry_out, player, tmp_path):
@@ -281,8 +299,8 @@ def test_questions_in_two_splits_are_told(carry_out, player, tmp_path):
     files = ", ".join(f"{name}_file: {tmp_path / name}.jsonl" for name in ("train", "select", "test"))
     outcome = carry_out(f"data={{{files}}}")
     assert outcome.notes == [
-        "1 of the 2 questions of test_file stand in train_file too",
-        "1 of the 2 questions of test_file stand in select_file too",
+        "1 of the 2 questions of test_file are in train_file too",
+        "1 of the 2 questions of test_file are in select_file too",
     ]
-    assert outcome.said[0] == "note   1 of the 2 questions of test_file stand in train_file too"
+    assert outcome.said[0] == "note   1 of the 2 questions of test_file are in train_file too"
     assert carry_out(folder="other").notes == []

@@ -1,15 +1,17 @@
-"""The table of a study, in its three forms."""
+"""The table of a study in its forms, and the tables of a study's records."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 
 import pytest
 
 from stepjepa.study.compare import ArmRuns
+from stepjepa.study.reading import read_study
+from stepjepa.study.results import RunRecord, study_tables
+from stepjepa.study.stats import paired_difference
 from stepjepa.study.table import interval_text, p_text, scaled, study_table
+from stepjepa.study.tree import parse_tree
 
 pytest.importorskip("scipy")
 pytest.importorskip("statsmodels")
@@ -78,23 +80,23 @@ def test_small_differences_of_large_values_keep_two_digits():
     assert "+0.00033 [" in text and "| 12.10 |" in text and "(lower is better)" in text
 
 
-def test_csv_has_every_number(table):
-    rows = list(csv.DictReader(io.StringIO(table.csv())))
+def test_flat_rows_have_every_number(table):
+    rows = table.rows()
     jepa = rows[1]
     assert [row["arm"] for row in rows] == ["plain", "jepa", "jepa | shuffled", "tube"]
-    assert float(jepa["examples_mean"]) == table.arms[1].examples.result.mean
+    assert jepa["examples_mean"] == table.arms[1].comparisons["examples"].result.mean
     assert (jepa["control_against"], jepa["seeds"], jepa["verdict"]) == ("jepa | shuffled", "0 1 2", "not established")
-    assert (jepa["compute_mean"], rows[3]["sd"], rows[0]["examples_t_p"]) == ("", "", "")
-    assert "nan" not in table.csv().lower()
+    assert (jepa["compute_mean"], rows[3]["sd"], rows[0]["examples_t_p"]) == (None, None, None)
+    assert len({tuple(row) for row in rows}) == 1
 
 
-def test_json_is_the_table(table):
-    record = json.loads(table.json())
+def test_the_record_is_the_table(table):
+    record = json.loads(json.dumps(table.record(), allow_nan=False))
     assert (record["metric"], record["baseline"], record["alpha"]) == ("accuracy", "plain", 0.05)
     jepa = record["arms"][1]
     assert jepa["summary"]["estimate"] == pytest.approx(196 / 3)
     assert jepa["examples"]["result"]["t_p"] == pytest.approx(0.00985, abs=1e-5)
-    assert jepa["verdict"]["label"] == "not established"
+    assert jepa["verdict"]["label"] == "not established" and jepa["compute"] is None
     assert record["arms"][0]["verdict"] is None
 
 
@@ -104,11 +106,6 @@ def test_differences_for_a_figure(table):
     made = dict(table.differences())
     assert set(made["jepa"]) == {"difference at equal examples", "difference from shuffled control"}
     assert made["tube"]["difference at equal examples"] == (1.0, None, None)
-
-
-def test_the_same_runs_give_the_same_text(table):
-    again = study_table(ARMS, "accuracy", baseline="plain", higher_is_better=True)
-    assert (again.markdown(), again.csv(), again.json()) == (table.markdown(), table.csv(), table.json())
 
 
 def test_how_numbers_are_written():
@@ -125,3 +122,66 @@ def test_how_numbers_are_written():
     assert [scaled(v) for v in (None, 0.0, 0.5, 999.0, 1000.0, 1.234e15, 1e30)] == [
         "-", "0", "0.5", "999", "1 k", "1.23 P", "1e+06 Y",
     ]  # fmt: skip
+
+
+STUDY = """\
+data: builtin
+arms: {regular: {objective: regular}, jepa: {objective: step_jepa}}
+metrics: [answer_nll]
+seeds: [0, 1, 2, 3, 4]
+controls: [shuffled, random]
+equal_compute: true
+"""
+BASE = [6.0, 5.5, 7.0, 6.2, 5.8]
+UP = [-0.50, -0.60, -0.40, -0.55, -0.45]
+HALF = [-0.25, -0.31, -0.19, -0.27, -0.22]
+
+
+def tables_of(study, **changes):
+    """The first table where each row's values are the baseline's and these; None is a run that failed."""
+    records = []
+    for row in ("regular", "jepa", "shuffled", "random", "same_flop"):
+        for seed, base in enumerate(BASE):
+            change = changes.get(row, [0.0] * 5)[seed]
+            records.append(
+                RunRecord(
+                    block="", arm="regular" if row == "regular" else "jepa", seed=seed, cell={}, chosen=True, settings={},
+                    control=row if row in ("shuffled", "random") else "none",
+                    compute="equal compute" if row == "same_flop" else "equal examples",
+                    metrics={} if change is None else {"test": {"answer_nll": base + change}, "select": {"answer_nll": 1.0}},
+                    flops=None, train_seconds=2.0, steps=4, model=None,
+                    status="failed" if change is None else "finished", error=None,
+                )
+            )  # fmt: skip
+    return study_tables(study, records)["", "answer_nll"]
+
+
+@pytest.fixture(scope="module")
+def study():
+    return read_study(parse_tree(STUDY, "study.yaml"), "study")
+
+
+def test_the_rows_of_a_study_and_what_they_are_compared_with(study):
+    table = tables_of(study, jepa=UP, same_flop=HALF)
+    rows = {row.name: row for row in table.arms}
+    assert list(rows) == ["regular", "jepa", "jepa+shuffled", "jepa+random", "jepa+same_flop"]
+    assert [row.role for row in rows.values()] == ["baseline", "arm", "control", "control", "at equal compute"]
+    assert str(rows["jepa"].verdict) == "better" and not table.higher_is_better
+    made = rows["jepa"].comparisons
+    short = [base + half for base, half in zip(BASE, HALF, strict=True)]
+    assert made["compute"].result == paired_difference(short, BASE)
+    assert [made[kind].against for kind in ("control", "random")] == ["jepa+shuffled", "jepa+random"]
+    assert (rows["jepa"].seconds, rows["jepa"].flops) == (2.0, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"same_flop": HALF, "shuffled": UP}, "its shuffled control is not shown to be behind it"),
+        ({"same_flop": HALF, "random": UP}, "its random control is not shown to be behind it"),
+        ({"same_flop": [-0.25, None, -0.19, -0.27, -0.22]}, "at equal compute: no value for seed 1"),
+    ],
+)
+def test_a_run_that_failed_is_not_passed_over(study, changes, said):
+    (arm,) = [arm for arm in tables_of(study, jepa=UP, **changes).arms if arm.role == "arm"]
+    assert str(arm.verdict) == f"not established: better at equal examples; {said}"

@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from stepjepa.errors import DataError
 from stepjepa.study.stats import Interval, PairedDifference, check_share, holm, mean_interval, paired_difference
 
-# Below three pairs a t test leans on a single number for the spread: nothing is said.
-MIN_SEEDS = 3
-# An arm of at most this many times the baseline's FLOPs was compared at equal compute already.
-EQUAL_COMPUTE = 1.02
-
+MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: nothing is said
+EQUAL_COMPUTE = 1.02  # times the baseline's FLOPs: an arm of at most that much was compared at equal compute already
+Kind = Literal["examples", "compute", "control", "random"]
 Role = Literal["baseline", "arm", "control", "at equal compute"]
-Label = Literal["better", "worse", "no difference shown", "not established"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,9 @@ class ArmRuns:
 
     Attributes:
         name: of the arm, unique.
-        metrics: metric -> seed -> value. None or NaN stands for a run that came to no value (it diverged).
-        control: name of the arm that is this one with shuffled targets.
-        random: name of the arm that is this one with a random vector as its target.
-        same_flop: name of the arm that is this one, trained with as many FLOPs as the baseline.
+        metrics: metric -> seed -> value. None or NaN is a run that came to no value (it diverged).
+        control, random, same_flop: names of the arms that are this one with shuffled targets, with a random vector as its
+            target, and with as many FLOPs as the baseline.
         needs_control: False for arms without targets to shuffle, such as other labels.
         flops, seconds: seed -> cost of the run.
     """
@@ -46,6 +43,13 @@ class ArmRuns:
     flops: Mapping[int, float] = field(default_factory=dict)
     seconds: Mapping[int, float] = field(default_factory=dict)
 
+    def values(self, metric: str) -> dict[int, float]:
+        """Seed -> value, of the runs that have one."""
+        given = {
+            seed: math.nan if value is None else float(value) for seed, value in self.metrics.get(metric, {}).items()
+        }
+        return {seed: given[seed] for seed in sorted(given) if math.isfinite(given[seed])}
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -56,7 +60,7 @@ class Comparison:
         seeds: those that both have a value for.
         lost: those that one of both ran without coming to a value.
         result: the paired difference.
-        holm_p: `result.t_p` corrected over the arms of the study that are compared so; None for controls and baselines.
+        holm_p: `result.t_p` corrected over the arms of the study that are compared so; None for controls.
     """
 
     against: str
@@ -65,12 +69,28 @@ class Comparison:
     result: PairedDifference
     holm_p: float | None = None
 
+    @property
+    def unusable(self) -> str:
+        """Why nothing can be said from it; empty if something can."""
+        n = self.result.n
+        if self.lost:
+            return f"no value for seed {', '.join(map(str, self.lost))}"
+        if n < MIN_SEEDS:
+            return f"n={n} seed{'' if n == 1 else 's'} in common with {self.against}"
+        return f"all {n} differences from {self.against} are equal" if self.result.t_p is None else ""
+
+    def shows(self, higher_is_better: bool, alpha: float) -> int:
+        """1 better, -1 worse, 0 neither."""
+        if self.unusable or self.result.mean is None or self.holm_p is None or self.holm_p >= alpha:
+            return 0
+        return 1 if (self.result.mean > 0) == higher_is_better else -1
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """What may be said of an arm, in plain words, and why not more."""
+    """What may be said of an arm, and why not more."""
 
-    label: Label
+    label: Literal["better", "worse", "no difference shown", "not established"]
     reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -83,11 +103,9 @@ class ComparedArm:
 
     Attributes:
         role: "arm" for what a claim is about; the others are what it is measured against.
-        seeds: with a value.
-        summary: mean over them, with sd and t interval.
-        examples: against the baseline, which saw as many examples; for arms and controls.
-        compute: the arm at the baseline's compute against the baseline.
-        control, random: against the arm's controls.
+        seeds: with a value; `summary` is the mean over them.
+        comparisons: ``examples``, against the baseline, which saw as many examples; ``compute``, the arm at the baseline's
+            compute against it; ``control`` and ``random``, against the arm's controls. Those that were made.
         flops, seconds: means over the runs, None where unknown.
         verdict: None for all but "arm".
     """
@@ -96,10 +114,7 @@ class ComparedArm:
     role: Role
     seeds: tuple[int, ...]
     summary: Interval
-    examples: Comparison | None = None
-    compute: Comparison | None = None
-    control: Comparison | None = None
-    random: Comparison | None = None
+    comparisons: Mapping[Kind, Comparison]
     flops: float | None = None
     seconds: float | None = None
     verdict: Verdict | None = None
@@ -111,164 +126,106 @@ def compare_arms(
     *,
     baseline: str,
     higher_is_better: bool,
-    alpha: float = 0.05,
+    alpha: float,
     confidence: float = 0.95,
 ) -> list[ComparedArm]:
     """Every arm in one metric, in the order given.
 
-    Holm's correction runs over the arms, for each kind of comparison (baseline, equal compute, either control) by itself:
-    in each of them some arm is wrongly set apart in at most `alpha` of all studies. That an arm must pass several to be
-    called better makes it no likelier to be called so by chance (intersection-union test, Berger 1982).
+    Holm's correction runs over the arms, for each kind of comparison by itself: in each of them some arm is wrongly told
+    apart in at most `alpha` of all studies. That an arm must pass several to be called better makes it no likelier to be
+    called so by chance (intersection-union test, Berger 1982).
 
     Raises:
         DataError: two arms share a name, or an arm that is named does not exist.
         ConfigError: `alpha` or `confidence` is not between 0 and 1.
     """
     check_share("alpha", alpha)
-    check_share("confidence", confidence)
     by_name = {arm.name: arm for arm in arms}
     _check(arms, by_name, metric, baseline)
-    roles = _roles(arms, baseline)
-    compared = []
-    for arm in arms:
-        values = _values(arm, metric)
-        seeds = tuple(sorted(values))
-        row = ComparedArm(
-            arm.name,
-            roles[arm.name],
-            seeds,
-            mean_interval([values[seed] for seed in seeds], confidence),
-            flops=_mean(arm.flops),
-            seconds=_mean(arm.seconds),
-        )
-        if row.role in ("arm", "control"):
-            row = replace(row, examples=_compare(arm, by_name[baseline], metric, confidence))
-        if row.role == "arm":
-            pairs = {"compute": (arm.same_flop, baseline), "control": (arm.name, arm.control)}
-            pairs["random"] = (arm.name, arm.random)
-            found = {
-                kind: _compare(by_name[one], by_name[other], metric, confidence)
-                for kind, (one, other) in pairs.items()
-                if one and other
-            }
-            row = replace(row, **found)  # type: ignore[arg-type]
-        compared.append(row)
-    compared = _corrected(compared)
-    base = next(row for row in compared if row.role == "baseline")
-    return [
-        replace(row, verdict=_verdict(row, base, by_name[row.name], higher_is_better, alpha))
-        if row.role == "arm"
-        else row
-        for row in compared
-    ]
-
-
-def _verdict(row: ComparedArm, baseline: ComparedArm, arm: ArmRuns, higher_is_better: bool, alpha: float) -> Verdict:
-    assert row.examples is not None
-    unusable = _unusable(row.examples)
-    if unusable:
-        return Verdict("not established", (unusable,))
-    direction = _shown(row.examples, higher_is_better, alpha)
-    at_compute = _shown(row.compute, higher_is_better, alpha) if row.compute is not None else 0
-    if direction < 0:
-        return Verdict("worse")
-    if direction == 0:
-        return Verdict("no difference shown", ("worse at equal compute",) if at_compute < 0 else ())
-    missing = []
-    if row.control is None and arm.needs_control:
-        missing.append("no shuffled control was run")
-    for kind, control in (("shuffled", row.control), ("random", row.random)):
-        if control is not None and _unusable(control):
-            missing.append(f"its {kind} control: {_unusable(control)}")
-        elif control is not None and _shown(control, higher_is_better, alpha) <= 0:
-            missing.append(f"its {kind} control is not shown to be behind it")
-    if row.compute is None:
-        if not _cheap(row, baseline):
-            missing.append("not compared at equal compute")
-    elif _unusable(row.compute):
-        missing.append(f"at equal compute: {_unusable(row.compute)}")
-    elif at_compute <= 0:
-        missing.append("worse at equal compute" if at_compute < 0 else "no difference shown at equal compute")
-    if missing:
-        return Verdict("not established", ("better at equal examples", *missing))
-    return Verdict("better")
-
-
-def _shown(comparison: Comparison, higher_is_better: bool, alpha: float) -> int:
-    """1 better, -1 worse, 0 neither is shown."""
-    mean, p = comparison.result.mean, comparison.holm_p
-    if _unusable(comparison) or mean is None or p is None or p >= alpha:
-        return 0
-    return 1 if (mean > 0) == higher_is_better else -1
-
-
-def _unusable(comparison: Comparison) -> str:
-    """Why nothing can be said from a comparison; empty if something can."""
-    n = comparison.result.n
-    if comparison.lost:
-        return f"no value for seed {', '.join(map(str, comparison.lost))}"
-    if n < MIN_SEEDS:
-        return f"n={n} seed{'' if n == 1 else 's'} in common with {comparison.against}"
-    if comparison.result.t_p is None:
-        return f"all {n} differences from {comparison.against} are equal"
-    return ""
-
-
-def _cheap(row: ComparedArm, baseline: ComparedArm) -> bool:
-    return row.flops is not None and baseline.flops is not None and row.flops <= EQUAL_COMPUTE * baseline.flops
-
-
-def _corrected(rows: list[ComparedArm]) -> list[ComparedArm]:
-    for kind in ("examples", "compute", "control", "random"):
-        chosen = [i for i, row in enumerate(rows) if row.role == "arm" and getattr(row, kind) is not None]
-        corrected = holm([getattr(rows[i], kind).result.t_p for i in chosen])
+    rows = [_row(arm, by_name, metric, baseline, confidence) for arm in arms]
+    for kind in KINDS:
+        chosen = [i for i, row in enumerate(rows) if row.role == "arm" and kind in row.comparisons]
+        corrected = holm([rows[i].comparisons[kind].result.t_p for i in chosen])
         for i, p in zip(chosen, corrected, strict=True):
-            rows[i] = replace(rows[i], **{kind: replace(getattr(rows[i], kind), holm_p=p)})
+            made = rows[i].comparisons
+            rows[i] = replace(rows[i], comparisons={**made, kind: replace(made[kind], holm_p=p)})
+    limit = EQUAL_COMPUTE * (_mean(by_name[baseline].flops) or 0)
+    for i, row in enumerate(rows):
+        if row.role == "arm":
+            needs_control = by_name[row.name].needs_control
+            rows[i] = replace(row, verdict=_verdict(row, limit, needs_control, higher_is_better, alpha))
     return rows
 
 
-def _compare(arm: ArmRuns, other: ArmRuns, metric: str, confidence: float) -> Comparison:
-    a, b = _values(arm, metric), _values(other, metric)
-    run = set(arm.metrics.get(metric, ())) & set(other.metrics.get(metric, ()))
-    seeds = tuple(sorted(run & set(a) & set(b)))
-    result = paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds], confidence)
-    return Comparison(other.name, seeds, tuple(sorted(run - set(seeds))), result)
+def _row(arm: ArmRuns, by_name: Mapping[str, ArmRuns], metric: str, baseline: str, confidence: float) -> ComparedArm:
+    values, others = arm.values(metric), by_name.values()
+    role: Role = "arm"
+    pairs: dict[Kind, tuple[str | None, str | None]] = {"examples": (arm.name, baseline)}
+    if arm.name == baseline:
+        role, pairs = "baseline", {}
+    elif any(arm.name == other.same_flop for other in others):
+        role, pairs = "at equal compute", {}
+    elif any(arm.name in (other.control, other.random) for other in others):
+        role = "control"
+    else:
+        pairs |= {
+            "compute": (arm.same_flop, baseline),
+            "control": (arm.name, arm.control),
+            "random": (arm.name, arm.random),
+        }
+    comparisons: dict[Kind, Comparison] = {}
+    for kind, (one, other) in pairs.items():
+        if one and other:
+            a, b = by_name[one].values(metric), by_name[other].values(metric)
+            run = {*by_name[one].metrics.get(metric, ())} & {*by_name[other].metrics.get(metric, ())}
+            seeds = tuple(sorted(run & {*a} & {*b}))
+            result = paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds], confidence)
+            comparisons[kind] = Comparison(other, seeds, tuple(sorted(run - {*seeds})), result)
+    summary = mean_interval(list(values.values()), confidence)
+    return ComparedArm(arm.name, role, tuple(values), summary, comparisons, _mean(arm.flops), _mean(arm.seconds))
 
 
-def _values(arm: ArmRuns, metric: str) -> dict[int, float]:
-    values = arm.metrics.get(metric, {})
-    return {seed: float(v) for seed, v in values.items() if v is not None and math.isfinite(v)}
-
-
-def _roles(arms: Sequence[ArmRuns], baseline: str) -> dict[str, Role]:
-    controls = {name for arm in arms for name in (arm.control, arm.random)}
-    short = {arm.same_flop for arm in arms}
-    roles: dict[str, Role] = {}
-    for arm in arms:
-        if arm.name == baseline:
-            roles[arm.name] = "baseline"
-        elif arm.name in short:
-            roles[arm.name] = "at equal compute"
-        else:
-            roles[arm.name] = "control" if arm.name in controls else "arm"
-    return roles
+def _verdict(
+    row: ComparedArm, flops_limit: float, needs_control: bool, higher_is_better: bool, alpha: float
+) -> Verdict:
+    made = row.comparisons
+    shown = {kind: comparison.shows(higher_is_better, alpha) for kind, comparison in made.items()}
+    if made["examples"].unusable:
+        return Verdict("not established", (made["examples"].unusable,))
+    if shown["examples"] < 0:
+        return Verdict("worse")
+    if shown["examples"] == 0:
+        return Verdict("no difference shown", ("worse at equal compute",) if shown.get("compute", 0) < 0 else ())
+    missing = ["no shuffled control was run"] if "control" not in made and needs_control else []
+    controls: tuple[tuple[Kind, str], ...] = (("control", "shuffled"), ("random", "random"))
+    for kind, name in controls:
+        if kind in made and made[kind].unusable:
+            missing.append(f"its {name} control: {made[kind].unusable}")
+        elif kind in made and shown[kind] <= 0:
+            missing.append(f"its {name} control is not shown to be behind it")
+    if "compute" not in made:
+        if row.flops is None or row.flops > flops_limit:
+            missing.append("not compared at equal compute")
+    elif made["compute"].unusable:
+        missing.append(f"at equal compute: {made['compute'].unusable}")
+    elif shown["compute"] <= 0:
+        missing.append("worse at equal compute" if shown["compute"] < 0 else "no difference shown at equal compute")
+    return Verdict("not established", ("better at equal examples", *missing)) if missing else Verdict("better")
 
 
 def _check(arms: Sequence[ArmRuns], by_name: Mapping[str, ArmRuns], metric: str, baseline: str) -> None:
+    names, known = [arm.name for arm in arms], ", ".join(by_name) or "none"
     if len(by_name) < len(arms):
-        twice = next(arm.name for i, arm in enumerate(arms) if arm.name in {a.name for a in arms[:i]})
-        raise DataError(f"two arms are named {twice!r}; give each a name of its own")
-    known = ", ".join(by_name) or "none"
+        raise DataError(f"two arms are named {max(names, key=names.count)!r}; give each a name of its own")
     if baseline not in by_name:
         raise DataError(f"the baseline {baseline!r} is no arm of the study; there are: {known}")
     for arm in arms:
-        for what in ("control", "random", "same_flop"):
-            name = getattr(arm, what)
+        for what, name in (("control", arm.control), ("random", arm.random), ("same_flop", arm.same_flop)):
             if name is not None and (name not in by_name or name == arm.name):
                 raise DataError(f"{what} of {arm.name!r} is {name!r}, which is no other arm; there are: {known}")
     if not any(metric in arm.metrics for arm in arms):
-        named = sorted({name for arm in arms for name in arm.metrics})
-        raise DataError(f"no arm has the metric {metric!r}; there are: {', '.join(named) or 'none'}")
+        metrics = sorted({name for arm in arms for name in arm.metrics})
+        raise DataError(f"no arm has the metric {metric!r}; there are: {', '.join(metrics) or 'none'}")
 
 
 def _mean(costs: Mapping[int, float]) -> float | None:

@@ -1,6 +1,7 @@
-"""The demo: `regular` and `step_jepa` on built-in arithmetic, the same seed, the same examples, side by side.
+"""The demo: the same small model with and without the JEPA objective, on built-in data, side by side.
 
-The steps of so small a model gain nothing from a second thread, so each arm is a process of its own with half the cores.
+Both arms share data, seed, initialisation, order and number of examples; each is a process, so that they run at once.
+Answers are decoded greedily and are right if the boxed number is.
 """
 
 from __future__ import annotations
@@ -13,35 +14,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
-
-from stepjepa.analysis.plots import plot_curves
-from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.examples import ExampleStore
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.generation.local import generate_batch
-from stepjepa.study.demo_options import ARMS, DemoOptions
-from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import encode
-from stepjepa.training.meter import collapse_signs
-from stepjepa.training.run import run_training
-from stepjepa.training.run_options import RunOptions
-from stepjepa.training.trainer import JEPATrainer
-from stepjepa.utils.files import check_writable, json_bytes, write_json, write_whole
-from stepjepa.utils.terminal import print_text, say
+from stepjepa.evaluation.intervals import paired_counts, paired_difference
+from stepjepa.study.options import DemoOptions
+from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
+from stepjepa.utils.terminal import print_text
 
+ARMS = ("regular", "step_jepa")
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
-RESULT = "demo_result.json"
+_OPTIONS, _RESULT = "demo_options.json", "demo_result.json"
 
 
 @dataclass
@@ -49,15 +37,13 @@ class ArmResult:
     """What one arm came to on the held-out problems.
 
     Attributes:
-        accuracy: share of right final answers under greedy decoding.
+        accuracy, stopped: shares of answers that are right, and that ended by themselves.
         correct: for every problem, whether it was right.
-        stopped: share of answers that ended by themselves.
         lm_loss: nats per token of the held-out solutions.
-        jepa_loss: held-out JEPA loss, None for `regular`.
-        cosine, shuffled_cosine: mean cosine of source and target views, matched and with targets shuffled. `regular` is
-            read at the last token of step 1, `step_jepa` at its last predictor.
-        target_std, effective_rank: collapse signs of the target states.
-        examples_per_second, train_seconds, eval_seconds: cost.
+        jepa_loss: None for plain training.
+        cosine, shuffled_cosine: means over source and target views, matched and with targets shuffled. Plain training is
+            read at the last token of step 1, the other arm at its last predictor.
+        history: the Trainer's log.
     """
 
     accuracy: float
@@ -75,12 +61,53 @@ class ArmResult:
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
-def run_demo(options: DemoOptions) -> dict[str, ArmResult]:
+@dataclass
+class DemoResult:
+    """Both arms by name; `str` of it is the table, and what it does and does not say."""
+
+    options: DemoOptions
+    arms: dict[str, ArmResult]
+
+    def __str__(self) -> str:
+        lines = [f"{self.options.test_rows} held-out problems, seed {self.options.seed}"]
+        rows: dict[str, Callable[[ArmResult], str]] = {
+            "accuracy": lambda arm: f"{100 * arm.accuracy:.1f} %",
+            "LM loss": lambda arm: f"{arm.lm_loss:.4f}",
+            "JEPA loss": lambda arm: "-" if arm.jepa_loss is None else f"{arm.jepa_loss:.4f}",
+            "cosine of source and target": lambda arm: f"{arm.cosine:.4f}",
+            "  with targets shuffled": lambda arm: f"{arm.shuffled_cosine:.4f}",
+            "target std": lambda arm: f"{arm.target_std:.3f}",
+            "effective rank of targets": lambda arm: f"{arm.effective_rank:.1f}",
+            "answers that stop": lambda arm: f"{100 * arm.stopped:.1f} %",
+            "examples/s": lambda arm: f"{arm.examples_per_second:.0f}",
+            "training + evaluation": lambda arm: f"{arm.train_seconds:.0f} + {arm.eval_seconds:.0f} s",
+        }
+        lines.append(f"{'':<28}" + "".join(f"{arm:>14}" for arm in self.arms))
+        lines += [
+            f"{name:<28}" + "".join(f"{cell(arm):>14}" for arm in self.arms.values()) for name, cell in rows.items()
+        ]
+        gain = paired_difference(*paired_counts(*(arm.correct for arm in self.arms.values())))
+        points = [f"{100 * (value or 0):+.1f}" for value in gain]
+        folder = self.options.output_dir
+        return "\n".join(lines) + (
+            f"\n\n{ARMS[1]} - {ARMS[0]}: {points[0]} points ({points[1]} to {points[2]}), 95 % interval over the problems.\n"
+            "One seed does not say whether JEPA helps: seeds differ by more than this, equal examples are not equal\n"
+            "compute, and a gain that shuffled targets give as well is not JEPA's. If the cosine is no higher than with\n"
+            f"targets shuffled, the states have collapsed. '{ARMS[0]}' is read at the last token of step 1.\n"
+            f"Written to {folder}: {'/ and '.join(ARMS)}/ (models), metrics.json, curves.png\n"
+            f"All of it on a page: stepjepa report {folder}"
+        )
+
+
+def demo(options: DemoOptions) -> DemoResult:
     """Generate the data, train and evaluate both arms, write everything to `options.output_dir`.
 
     Raises:
-        ConfigError: the folder holds something.
+        ConfigError: the folder holds something, or matplotlib is not installed.
+        StepJepaError: an arm failed; its own message was printed.
     """
+    from stepjepa.analysis.plots import plot_curves
+
     output = Path(options.output_dir)
     check_writable(output)
     if output.is_dir() and any(output.iterdir()) and not options.overwrite_output_dir:
@@ -95,34 +122,40 @@ def run_demo(options: DemoOptions) -> dict[str, ArmResult]:
     train, test = generate_split(options.train_rows, options.test_rows, seed=options.seed)
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
-        write_rows(output / f"{name}.jsonl", rows)
-    say(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; both arms at once\n")
-    run_arms(options)
-    results = {arm: read_result(output / arm / RESULT) for arm in ARMS}
-    write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in results.items()}})
-    plot_curves({arm: r.history for arm, r in results.items()}, output / "curves.png", "stepjepa demo")
-    return results
+        write_whole(output / f"{name}.jsonl", (json_bytes(row) + b"\n" for row in rows))
+    print_text(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; both arms at once\n")
+    write_json(output / _OPTIONS, asdict(options))
+    try:
+        _run_arms(output)
+    finally:
+        (output / _OPTIONS).unlink()
+    arms = {arm: ArmResult(**read_json(output / arm / _RESULT)) for arm in ARMS}
+    write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in arms.items()}})
+    plot_curves({arm: result.history for arm, result in arms.items()}, output / "curves.png", "stepjepa demo")
+    return DemoResult(options, arms)
 
 
-def run_arms(options: DemoOptions) -> None:
-    """Start a process for each arm and pass its lines on, with the arm's name in front.
-
-    Raises:
-        StepJepaError: an arm failed; its own message stands above.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2))}
-    processes = {}
-    for arm in ARMS:
-        command = [sys.executable, "-m", "stepjepa.study.child", "demo", arm, json.dumps(asdict(options))]
-        processes[arm] = subprocess.Popen(
-            command,
+def _run_arms(output: Path) -> None:
+    """Start a process for each arm and print its lines, with the arm's name in front."""
+    # A plain process takes one GPU at most; so small a model is as fast without.
+    threads = str(max(1, (os.cpu_count() or 2) // 2))
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""}
+    processes = {
+        arm: subprocess.Popen(
+            [sys.executable, "-m", "stepjepa.study.launch", "demo", arm, str(output)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # A plain process takes one GPU at most; so small a model is as fast without.
-            env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+            env=environment,
         )
-    readers = [threading.Thread(target=pass_on, args=(arm, process)) for arm, process in processes.items()]
+        for arm in ARMS
+    }
+
+    def pass_on(arm: str, process: subprocess.Popen[str]) -> None:
+        for line in process.stdout or ():
+            print_text(f"{arm:<{max(map(len, ARMS))}}  {line.rstrip()}")
+
+    readers = [threading.Thread(target=pass_on, args=pair) for pair in processes.items()]
     try:
         for reader in readers:
             reader.start()
@@ -135,51 +168,30 @@ def run_arms(options: DemoOptions) -> None:
             process.wait()
     failed = [arm for arm, process in processes.items() if process.returncode != 0]
     if failed:
-        raise StepJepaError(f"the arm {failed[0]} failed; its last lines stand above")
+        raise StepJepaError(f"the arm {failed[0]} failed; its last lines are above")
 
 
-def pass_on(arm: str, process: subprocess.Popen[str]) -> None:
-    """Print what a process prints, line by line."""
-    assert process.stdout is not None
-    width = max(map(len, ARMS))
-    for line in process.stdout:
-        print_text(f"{arm:<{width}}  {line.rstrip()}")
+def run_arm(arm: str, output: Path) -> None:
+    """Train and evaluate one arm on the data that the demo has written, and leave its result next to the model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    from stepjepa.data.answers import answers_match, final_answer
+    from stepjepa.data.chat import ChatRenderer
+    from stepjepa.generation.local import generate_batch
+    from stepjepa.training.config import JEPAConfig
+    from stepjepa.training.run import run_training
+    from stepjepa.training.run_options import RunOptions
 
-def run_one_arm(arm: str, written: str) -> None:
-    """One arm on the data that the demo has written; leaves its result beside the model.
-
-    Args:
-        written: the demo's options, as JSON.
-    """
-    options = DemoOptions(**json.loads(written))
-    output = Path(options.output_dir)
     disable_progress_bar()
-    with open(output / "test.jsonl", encoding="utf-8") as file:
-        test = [json.loads(line) for line in file]
-    result = run_arm(arm, options, output, test)
-    write_json(output / arm / RESULT, asdict(result))
-
-
-def read_result(path: Path) -> ArmResult:
-    """What `run_one_arm` wrote."""
-    with open(path, encoding="utf-8") as file:
-        return ArmResult(**json.load(file))
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as JSONL; the file appears whole or not at all."""
-    write_whole(path, (json_bytes(row) + b"\n" for row in rows))
-
-
-def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, Any]]) -> ArmResult:
-    """Train and evaluate one arm."""
-    steps = math.ceil(options.train_rows / options.batch_size)
+    options = DemoOptions(**read_json(output / _OPTIONS))
+    test = [json.loads(line) for line in (output / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps, plain = math.ceil(options.train_rows / options.batch_size), arm == ARMS[0]
     config = JEPAConfig(
         output_dir=str(output / arm),
         overwrite_output_dir=options.overwrite_output_dir,
         objective=arm,  # type: ignore[arg-type]
-        predictors=options.predictors if arm != "regular" else None,
+        predictors=None if plain else options.predictors,
         step_splitter="separator",
         lbd=options.lbd,
         per_device_train_batch_size=options.batch_size,
@@ -193,11 +205,10 @@ def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, A
         disable_tqdm=True,
         seed=options.seed,
     )
-    run = RunOptions(train_file=[str(output / "train.jsonl")], model_name="tiny")
     begin = time.perf_counter()
-    result = run_training(run, config)
-    trainer, metrics = result.trainer, result.metrics
-    assert trainer is not None, "a run that does not go on from a checkpoint is never complete before it starts"
+    done = run_training(RunOptions(train_file=[str(output / "train.jsonl")], model_name="tiny"), config)
+    trainer, metrics = done.trainer, done.metrics
+    assert trainer is not None, "a run that does not resume is never complete before it starts"
     trained = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(output / arm)
     tokenizer = AutoTokenizer.from_pretrained(output / arm)
@@ -207,48 +218,49 @@ def run_arm(arm: str, options: DemoOptions, output: Path, test: list[dict[str, A
     correct = [
         answers_match(final_answer(answer.text), row["ground_truth"]) for answer, row in zip(answers, test, strict=True)
     ]
-    geometry = held_out(trainer, tokenizer, test, options)
-    return ArmResult(
+    states = _held_out(trainer, tokenizer, test)
+    result = ArmResult(
         accuracy=sum(correct) / len(correct),
         correct=correct,
         stopped=sum(answer.stopped for answer in answers) / len(answers),
-        jepa_loss=1 - geometry["cosine"] if arm != "regular" else None,
+        jepa_loss=None if plain else 1 - states["cosine"],
         examples_per_second=options.train_rows / metrics["train_runtime"],
         train_seconds=trained - begin,
         eval_seconds=time.perf_counter() - trained,
         history=trainer.state.log_history,
-        **geometry,
+        **states,
     )
+    write_json(output / arm / _RESULT, asdict(result))
 
 
-def held_out(
-    trainer: JEPATrainer, tokenizer: Any, test: list[dict[str, Any]], options: DemoOptions
-) -> dict[str, float]:
+def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]]) -> dict[str, float]:
     """LM loss, cosines and collapse signs on the held-out problems, with first pairs in both arms."""
-    paired = JEPAConfig(output_dir=options.output_dir, objective="step_jepa", report_to="none")
+    import torch
+    import torch.nn.functional as F
+
+    from stepjepa.training.config import JEPAConfig
+    from stepjepa.training.encoding import encode
+    from stepjepa.training.meter import collapse_signs
+
+    options: dict[str, Any] = {"objective": ARMS[1], "report_to": "none"}
+    paired = JEPAConfig(output_dir=trainer.args.output_dir, **options)
     store, _ = encode(test, tokenizer, paired)
-    collator, model = trainer.data_collator, trainer.model
-    assert model is not None
-    model.eval()
+    model = trainer.model.eval()
     lm, labels, sources, targets = 0.0, 0, [], []
     with torch.no_grad():
-        for examples in batches(store, 50):
-            batch = {key: value.to(model.device) for key, value in collator(examples).items()}
+        for start in range(0, len(store), 50):
+            batch = trainer.data_collator([store[i] for i in range(start, min(start + 50, len(store)))])
+            batch = {key: value.to(model.device) for key, value in batch.items()}
             output = model(**batch)
             lm, labels = lm + float(output.lm_loss_sum), labels + batch["label_ids"].numel()
             sources.append(output.source_states.float())
             targets.append(output.target_states.float())
     source, target = torch.cat(sources), torch.cat(targets)
-    signs = collapse_signs([target])
     return {
         "lm_loss": lm / max(labels, 1),
         "cosine": float(F.cosine_similarity(source, target, dim=-1).mean()),
         "shuffled_cosine": float(F.cosine_similarity(source, target.roll(1, dims=0), dim=-1).mean()),
-        "target_std": signs.get("target_std", float("nan")),
-        "effective_rank": signs.get("effective_rank", float("nan")),
+        "target_std": math.nan,
+        "effective_rank": math.nan,
+        **collapse_signs([target]),
     }
-
-
-def batches(store: ExampleStore, size: int) -> list[list[Any]]:
-    """The examples of a store in batches."""
-    return [[store[i] for i in range(start, min(start + size, len(store)))] for start in range(0, len(store), size)]

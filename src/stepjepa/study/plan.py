@@ -1,26 +1,25 @@
-"""What a study writes before it begins: the built-in data, and a plan for every run."""
+"""What a study checks and writes before it begins: its folder, the built-in problems, and a plan for every run."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from stepjepa.config.yaml_file import write_yaml
+from stepjepa.data.chat import RowError
+from stepjepa.data.signs import question_of
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError
-from stepjepa.study.grid import Run
-from stepjepa.study.reading_data import BUILTIN, ROWS
-from stepjepa.study.results import STATE, StudyRunFolder, write_record
-from stepjepa.study.spec import SPLITS, Block, Data
+from stepjepa.study.records import STATE, StudyRunFolder, write_record
+from stepjepa.study.spec import Block, Data, Run
 from stepjepa.utils.files import LOCK, check_writable, json_bytes, write_whole
 
-# Options of training that say how a row becomes a chat, and a chat tokens: a model is asked as it was trained.
-CHAT_OPTIONS = (
-    "plain chat_template chat_template_kwargs system_prompt max_length source_column target_column choice_column"
-).split()
-_OWN = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json")
-_DATA = "data"
+_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json")
+_MOST_BYTES = 500_000_000  # larger files are not searched for questions of other splits
 
 
 def check_folder(folder: Path) -> None:
@@ -29,92 +28,94 @@ def check_folder(folder: Path) -> None:
     Raises:
         ConfigError: it does.
     """
-    if not folder.is_dir():
-        if folder.exists():
-            raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
-        check_writable(folder)
-        return
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+    check_writable(folder)
     # A study that was killed at once leaves built-in data and no state.
-    others = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LOCK, _DATA))
+    others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
     if others and not (folder / STATE).is_file():
         raise ConfigError(f"--output_dir {folder}: the folder is not empty ({others[0]}), and there is no study in it")
 
 
 def clear_folder(folder: Path) -> None:
     """Remove what a study has written, and nothing else."""
-    builtin = [entry for entry in (folder / _DATA).glob(f"{BUILTIN}*") if entry.is_dir()]
-    for entry in [*folder.iterdir(), *builtin]:
-        figure = entry.name.startswith("study") and entry.suffix in (".png", ".svg")
-        if entry.name in _OWN or figure or entry in builtin:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    figures = [entry for entry in folder.glob("study*") if entry.suffix in (".png", ".svg")]
+    for entry in [*(folder / name for name in _OWN_FILES), *figures, *(folder / "data").glob("builtin*/")]:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def write_builtin(data: Data, folder: Path) -> None:
-    """Generate the built-in data of a block, where they are not there yet.
+    """Generate the built-in problems of a block, where it has any and they are not there yet.
 
     Raises:
         ConfigError: the options admit too few different problems.
     """
-    if data.builtin is None:
+    files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
+    if data.builtin is None or all(file.is_file() for file in files.values()):
         return
-    files = {split: builtin_folder(folder, data) / f"{split}.jsonl" for split in SPLITS}
-    if all(file.is_file() for file in files.values()):
-        return
-    options = data.builtin
-    config = ArithmeticConfig(**{key: value for key, value in options.items() if key not in ROWS})
+    fields, options = ArithmeticConfig.__dataclass_fields__, data.builtin
+    config = ArithmeticConfig(**{key: value for key, value in options.items() if key in fields})
     chosen, held_out = options["select_rows"], options["select_rows"] + options["test_rows"]
     try:
         train, rest = generate_split(options["train_rows"], held_out, seed=options["seed"], config=config)
     except ValueError as error:
         raise ConfigError(f"data: {error}") from None
-    rows = {"train": train, "select": rest[:chosen], "test": rest[chosen:]}
-    for split, file in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, (json_bytes(row) + b"\n" for row in rows[split]))
+    for split, rows in {"train": train, "select": rest[:chosen], "test": rest[chosen:]}.items():
+        files[split].parent.mkdir(parents=True, exist_ok=True)
+        write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
 
 
-def builtin_folder(folder: Path, data: Data) -> Path:
-    """Where the built-in data of a block lie; blocks with the same options share them."""
-    assert data.builtin is not None
-    words = [f"{key}={value}" for key, value in sorted(data.builtin.items())]
-    kept = "".join(letter for letter in "-".join(words) if letter.isalnum() or letter in "-=_.")
-    return folder / _DATA / f"{BUILTIN}-{kept}"
+def shared_questions(block: Block, folder: Path) -> Iterator[str]:
+    """A line for every two splits of a block that share questions: what was trained on, or chosen by, is no test."""
+    files = block.data.paths(folder)
+    paths = [Path(name).expanduser() for name in chain.from_iterable(files.values())]
+    if any(not path.is_file() for path in paths) or sum(path.stat().st_size for path in paths) > _MOST_BYTES:
+        return
+    source, target, choice = (block.base.get(f"{name}_column") for name in PairColumns._fields)
+    columns = PairColumns(source, target, choice) if source and target else None
+    asked: dict[str, set[int]] = {}
+    for split, name in ((split, name) for split, group in files.items() for name in group):
+        for _, row in RowSource(name):
+            try:
+                question = question_of(row_to_messages(row, None, columns))
+            except RowError:  # a row that is no chat asks nothing
+                continue
+            asked.setdefault(split, set()).add(hash(" ".join(question.split())))
+    for one, other in (("test", "train"), ("test", "select"), ("select", "train")):
+        both = asked.get(one, set()) & asked.get(other, set())
+        if both:
+            place = f"{block.name}: " if block.name else ""
+            yield f"{place}{len(both)} of the {len(asked[one])} questions of {one}_file are in {other}_file too"
 
 
-def split_files(block: Block, folder: Path) -> dict[str, list[str]]:
-    """The files of every split."""
-    data = block.data
-    if data.builtin is not None:
-        place = builtin_folder(folder, data)
-        return {split: [str(place / f"{split}.jsonl")] for split in ("train", "select", "test")}
-    return {"train": list(data.train), "select": [data.select] if data.select else [], "test": [data.test]}
-
-
-def write_plan(folder: StudyRunFolder, run: Run, block: Block, files: dict[str, list[str]]) -> None:
+def write_plan(folder: StudyRunFolder, run: Run, study_folder: Path) -> None:
     """All that carrying a run out needs, in its folder."""
+    from stepjepa.study.train_options import chat_options
+
     folder.path.mkdir(parents=True, exist_ok=True)
-    # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, stands for the study's.
-    study = run.settings.get("run_name") or folder.path.resolve().parents[len(run.folder.parts) - 1].name
-    values: dict[str, Any] = {"run_name": "/".join([study, *run.folder.parts[1:]])}
-    values["train_file"] = [absolute(file) for file in files["train"]]
-    if block.data.splits.get("train"):
+    block = run.block
+    files = {split: [_absolute(name) for name in names] for split, names in block.data.paths(study_folder).items()}
+    # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
+    name = run.settings.get("run_name") or study_folder.resolve().name
+    values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
+    if "train" in block.data.splits:
         values["dataset_split"] = block.data.splits["train"]
     write_yaml({**run.settings, **values}, folder.train_config, header=f"One run of a study: {run.name}")
-    evaluation = block.evaluation
-    write_record(
-        folder.plan,
-        {
-            "run": run.name,
-            "files": {split: absolute(files[split][0]) for split in ("select", "test") if files[split]},
-            "splits": dict(block.data.splits),
-            "metrics": {metric.name: dict(metric.options) for metric in block.metrics},
-            "evaluation": vars(evaluation),
-            "chat": {name: run.settings[name] for name in CHAT_OPTIONS if name in run.settings},
-        },
-    )
+    plan = {
+        "run": run.name,
+        "files": {split: names[0] for split, names in files.items()},
+        "splits": dict(block.data.splits),
+        "metrics": {metric.name: dict(metric.options) for metric in block.metrics},
+        "evaluation": vars(block.evaluation),
+        "chat": chat_options(run.settings),
+    }
+    write_record(folder.plan, plan)
 
 
-def absolute(name: str) -> str:
-    """A file's whole path, so that its run may be carried out elsewhere; the name of a data set as it is."""
+def _absolute(name: str) -> str:
+    """A file's full path, so that its run may be carried out elsewhere; the name of a data set as it is."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name

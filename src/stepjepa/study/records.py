@@ -1,90 +1,225 @@
-"""One record for each run: the lines of ``results.jsonl``, and the arms' series that the table is made of."""
+"""What a study leaves on disk while it runs: a folder for every run, and the study's state with its identity.
+
+A run's folder holds ``plan.json`` and ``train.yaml`` (all that is needed to carry it out), ``model/``, the logs, and a
+record for each stage that is done: ``trained.json``, ``scored-select.json``, ``scored-test.json``. A record is written
+atomically, as the last thing of its stage, and never again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from stepjepa.study.compare import ArmRuns
-from stepjepa.study.grid import changes, row_name
-from stepjepa.study.run import Item, Outcome
-from stepjepa.study.spec import CONTROLS, SAME_FLOP, Block
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.study.spec import Block, Study
+from stepjepa.training.run_folder import RunFolder
+from stepjepa.utils.files import read_json, write_json
+from stepjepa.version import __version__
 
-Record = Mapping[str, Any]
+STATE = "state.json"
+SOURCE = Path(__file__).parents[1]
+# Packages of the library that no number of a run depends on.
+_OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
+# What is kept of a model whose weights are deleted.
+_MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
 
 
-def records_of(outcome: Outcome) -> list[dict[str, Any]]:
-    """The record of every run, finished or not, in the study's order.
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record with the time, and the folder that it belongs to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"at": now(), **record}, indent=1)
 
-    Its keys: ``block``, ``arm``, ``control`` (none, shuffled, random), ``compute`` (equal examples, equal compute),
-    ``seed``, ``cell`` (tuned values), ``chosen`` (by the validation split), ``settings`` (what differs from the base),
-    ``metrics`` (split -> metric -> value; null for a value that is no number), ``flops``, ``train_seconds``, ``steps``,
-    ``model`` (its folder, null where there are no weights), ``status`` (finished, failed, not run) and ``error``.
+
+def now() -> str:
+    """The time in UTC, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record, None where there is none.
+
+    Raises:
+        DataError: it cannot be read.
     """
-    blocks = {block.name: block for block in outcome.study.blocks}
-    return [_record(item, blocks[item.run.block], outcome) for item in outcome.items]
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); delete it, and its stage is done again") from None
 
 
-def _record(item: Item, block: Block, outcome: Outcome) -> dict[str, Any]:
-    run, trained = item.run, item.folder.done("train") or {}
-    scored = {split: item.folder.done(split) for split in ("select", "test")}
-    status = "failed" if item.error is not None else "not run" if item.open else "finished"
+class StudyRunFolder:
+    """The folder of one run: its plan, its options for training, its model, and the job of a cluster that carries it out."""
+
+    def __init__(self, path: Path):
+        self.path, self.model = path, path / "model"
+        self.plan, self.train_config, self.job = path / "plan.json", path / "train.yaml", path / "job.json"
+
+    @property
+    def training(self) -> RunFolder:
+        """The folder of its training, which knows how far that is."""
+        return RunFolder(self.model)
+
+    def record(self, stage: str) -> Path:
+        """The record of a stage: ``train``, or the split that is scored."""
+        return self.path / ("trained.json" if stage == "train" else f"scored-{stage}.json")
+
+    def done(self, stage: str) -> dict[str, Any] | None:
+        """The record of a stage, None where it is not done."""
+        return read_record(self.record(stage))
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the trained model is still there."""
+        return any(self.model.glob("*.safetensors"))
+
+    def tidy(self, keep_weights: bool) -> None:
+        """Remove what only a resumed training would read, and the weights unless they are kept; the records stay."""
+        self.job.unlink(missing_ok=True)
+        for entry in self.model.glob("checkpoint-*" if keep_weights else "*"):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name not in _MODEL_RECORDS:
+                entry.unlink()
+
+
+class State:
+    """What a study knows besides its runs' records: what it is, which cells were chosen when, and what was scored when.
+
+    Attributes:
+        identity: see `study_identity`; None before the first start.
+    """
+
+    def __init__(self, folder: Path):
+        self._path = folder / STATE
+        record = read_record(self._path) or {}
+        self.identity: dict[str, Any] | None = record.get("identity")
+        self._choices: dict[str, dict[str, Any]] = record.get("choices", {})
+        self._scored: list[dict[str, str]] = record.get("scored", [])
+
+    def take_over(self, identity: Mapping[str, Any]) -> None:
+        """Keep the identity of the study; what other arms, blocks and seeds had before stays known."""
+        blocks = dict((self.identity or {"blocks": {}})["blocks"])
+        for name, block in identity["blocks"].items():
+            blocks[name] = {**block, "arms": {**blocks.get(name, {}).get("arms", {}), **block["arms"]}}
+        self.identity = {**identity, "blocks": blocks}
+        self._save()
+
+    def choice(self, block: str, arm: str) -> dict[str, Any] | None:
+        """What `choose` has kept for an arm, None where nothing is chosen yet."""
+        return self._choices.get(f"{block}/{arm}")
+
+    def choose(self, block: str, arm: str, choice: Mapping[str, Any]) -> None:
+        """Keep what the validation split chose; it is on disk before the test split is looked at."""
+        self._choices[f"{block}/{arm}"] = {**choice, "at": now()}
+        self._save()
+
+    def note_score(self, run: str, split: str, at: str) -> None:
+        """Keep which split was scored when, once."""
+        if not any(entry["run"] == run and entry["split"] == split for entry in self._scored):
+            self._scored.append({"run": run, "split": split, "at": at})
+            self._save()
+
+    def _save(self) -> None:
+        write_json(self._path, {"identity": self.identity, "choices": self._choices, "scored": self._scored}, indent=1)
+
+
+def code_identity() -> dict[str, str]:
+    """Versions, and a digest of this package's source without the parts that only read and show."""
+    digest = hashlib.sha256()
+    for file in sorted(SOURCE.rglob("*.py")):
+        name = file.relative_to(SOURCE)
+        if name.parts[0] not in _OTHER_SOURCE:
+            digest.update(name.as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    versions = {package: version(package) for package in ("torch", "transformers", "peft")}
+    return {"stepjepa": __version__, "source": digest.hexdigest()[:16], **versions}
+
+
+def study_identity(study: Study) -> dict[str, Any]:
+    """What must be equal for results to share a table: the code, the data, the settings. Plain JSON.
+
+    Raises:
+        DataError: a file of the data cannot be read.
+    """
+    blocks = {block.name: _block_identity(block, study.output_dir) for block in study.blocks}
+    return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
+
+
+def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
+    from stepjepa.study.train_options import decides_numbers
+
+    arms: dict[str, Any] = {}
+    for arm in block.arms:
+        tuned = {name for cell in arm.cells for name in cell}
+        settings = {**block.base, **arm.settings}
+        row: dict[str, Any] = {k: v for k, v in settings.items() if decides_numbers(k) and k not in tuned}
+        if arm.tuned:  # a choice among others, or on other seeds, is another choice
+            row |= {"tune": [dict(cell) for cell in arm.cells], "seeds": list(block.seeds)}
+        arms |= dict.fromkeys(arm.rows.values(), row)
+    data = {
+        split: [_digest(name, block.data.splits.get(split, "")) for name in names]
+        for split, names in block.data.paths(folder).items()
+    }
+    metrics = {metric.name: dict(metric.options) for metric in block.metrics}
     return {
-        "block": run.block,
-        "arm": run.arm,
-        "control": run.control,
-        "compute": run.compute,
-        "seed": run.seed,
-        "cell": dict(run.cell),
-        "chosen": is_chosen(item, block, outcome),
-        "settings": changes(run, block),
-        "metrics": {split: record["metrics"] for split, record in scored.items() if record is not None},
-        "flops": trained.get("flops"),
-        "train_seconds": trained.get("train_seconds"),
-        "steps": trained.get("steps"),
-        "model": str(item.folder.model) if item.folder.has_weights else None,
-        "status": status,
-        "error": item.error,
+        "data": data,
+        "scoring": {"metrics": metrics, **asdict(block.evaluation)},
+        "select": list(block.select) if any(arm.tuned for arm in block.arms) else None,
+        "arms": arms,
     }
 
 
-def is_chosen(item: Item, block: Block, outcome: Outcome) -> bool:
-    """Whether a run has the hyper-parameters that the validation split chose, or had none to be chosen."""
-    arm = block.arm(item.run.arm)
-    if len(arm.cells) == 1 or item.run.variant:
-        return True
-    choice = outcome.state.choice(block.name, arm.name)
-    return choice is not None and choice["cell"] == dict(item.run.cell)
+def _digest(name: str, split: str) -> str:
+    """A digest of a file's whole content, or the name and split of a data set that is no file."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        return f"{RowSource(name, split or 'train').fingerprint}:{split}"
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
+    return digest.hexdigest()[:16]
 
 
-def arm_series(block: Block, records: Sequence[Record]) -> dict[str, ArmRuns]:
-    """Row of the table -> its runs on the test split.
+def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to add to results of other code, other data or other settings. New arms, seeds and blocks are allowed.
 
-    A run that failed stands there without a value, so that its arm is not spoken of as if it had never been begun.
+    Raises:
+        ConfigError: what differs.
     """
-    series: dict[str, ArmRuns] = {}
-    for arm in block.arms:
-        for variant in ("", *arm.variants):
-            own = [r for r in records if belongs(r, block.name, arm.name, variant) and r["chosen"]]
-            metrics: dict[str, dict[int, float | None]] = {metric.name: {} for metric in block.metrics}
-            for record in own:
-                values = record["metrics"].get("test")
-                if values is None and record["status"] != "failed":
-                    continue
-                for name in metrics:
-                    metrics[name][record["seed"]] = (values or {}).get(name)
-            series[row_name(arm.name, variant)] = ArmRuns(
-                row_name(arm.name, variant),
-                metrics,
-                needs_control=arm.jepa or arm.control_arm is not None,
-                flops={r["seed"]: r["flops"] for r in own if r["flops"]},
-                seconds={r["seed"]: r["train_seconds"] for r in own if r["train_seconds"] is not None},
-            )
-    return series
+    differences = list(_differences(before["code"], now["code"], "code"))
+    for name, block in now["blocks"].items():
+        if (old := before["blocks"].get(name)) is None:
+            continue
+        place = f"{name}: " if name else ""
+        for key in ("data", "scoring", "select"):
+            differences += _differences(old[key], block[key], f"{place}{key}")
+        for row in (row for row in block["arms"] if row in old["arms"]):
+            differences += _differences(old["arms"][row], block["arms"][row], f"{place}{row}")
+    if differences:
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        raise ConfigError(
+            f"{folder} holds results of another study, and a table must not mix them: {'; '.join(differences[:5])}{more}. "
+            "Give another --output_dir, or start again with --overwrite_output_dir"
+        )
 
 
-def belongs(record: Record, block: str, arm: str, variant: str) -> bool:
-    """Whether a record is of an arm's run, or of its variant's."""
-    control = variant if variant in CONTROLS else "none"
-    compute = "equal compute" if variant == SAME_FLOP else "equal examples"
-    return (record["block"], record["arm"], record["control"], record["compute"]) == (block, arm, control, compute)
+def _differences(old: Any, new: Any, place: str) -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in {**old, **new}:
+            yield from _differences(old.get(name), new.get(name), f"{place} {name}")
+    elif old != new:
+        before, after = ("not set" if value is None else str(value) for value in (old, new))
+        yield f"{place} was {before[:80]}, is {after[:80]}"

@@ -1,251 +1,117 @@
 """Running a study: what is to be done, in which order, and what is known afterwards.
 
-Everything that is known lies in the run folders and the state, so a study that was killed goes on by being started again.
+Everything that is known is in the run folders and the state, so a study that was killed resumes when it is started again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import ConfigError
-from stepjepa.study.executors import Executor, Handle, lifeline, make_executor
-from stepjepa.study.grid import Run, all_runs, arm_runs, variant_runs
-from stepjepa.study.identity import check_same, data_identity, study_identity
-from stepjepa.study.leaks import leak_notes
-from stepjepa.study.plan import check_folder, clear_folder, split_files, write_builtin, write_plan
-from stepjepa.study.results import State, StudyRunFolder
-from stepjepa.study.selection import choose_cell
-from stepjepa.study.spec import Arm, Block, Study
+from stepjepa.study.launch import Job, Processes, Submitit, failure
+from stepjepa.study.options import StudyOptions
+from stepjepa.study.plan import check_folder, clear_folder, shared_questions, write_builtin, write_plan
+from stepjepa.study.records import State, StudyRunFolder, check_same, study_identity
+from stepjepa.study.spec import SPLITS, Arm, Block, Run, Study, Values, all_runs, cell_name, describe, runs_of
+from stepjepa.study.tree import recipe_lines
+from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import LOCK, locked
+from stepjepa.utils.terminal import print_text
+
+if TYPE_CHECKING:
+    from stepjepa.study.table import Table
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study came to; `str` of it is what the command prints in the end.
+
+    Attributes:
+        lines: the verdicts, what is missing, and what was written; or what was asked for instead of a run.
+        tables: (block, metric) -> table, each block's first metric first; none where nothing was run.
+        failed: whether runs are missing.
+    """
+
+    lines: tuple[str, ...]
+    tables: dict[tuple[str, str], Table] = field(default_factory=dict)
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def study(options: StudyOptions, say: Callable[[str], None] = print_text) -> StudyResult:
+    """Run a study, or what is left of it; or list the recipes (``recipes``) or the study's runs (``dry_run``).
+
+    Args:
+        say: takes lines that tell how far it is.
+
+    Raises:
+        ConfigError, DataError: nothing was begun.
+        RunError: the disk or the memory is full.
+    """
+    if options.recipes:
+        return StudyResult(tuple(recipe_lines()))
+    if not options.file:
+        raise ConfigError("no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)")
+    from stepjepa.study.reading import read_options
+
+    read = read_options(options)
+    for note in read.notes:
+        say(f"note   {note}")
+    if options.dry_run:
+        check_folder(read.output_dir)
+        state = State(read.output_dir)
+        if state.identity is not None and not options.overwrite_output_dir:
+            check_same(read.output_dir, state.identity, study_identity(read))
+        return StudyResult(tuple(describe(read)))
+    for name in ("statsmodels", "matplotlib"):
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"a study needs {name}, which is not installed; install it with: pip install 'stepjepa[study]'"
+            )
+    from stepjepa.study.results import write_results
+
+    with explaining("jobs, or per_device_train_batch_size in the study", "start the same command again"):
+        outcome = run_study(read, say, options.overwrite_output_dir)
+    tables, lines = write_results(outcome)
+    return StudyResult(("", *lines), tables, bool(outcome.failed))
 
 
 @dataclass
 class Item:
-    """A run of the study and where it stands.
-
-    Attributes:
-        stages: that are wanted of it.
-        handle: while it is being carried out.
-        error: why it failed.
-    """
+    """A run of the study: the stages that are wanted of it, its job while it is carried out, and why it failed."""
 
     run: Run
     folder: StudyRunFolder
     stages: tuple[str, ...]
-    handle: Handle | None = None
+    job: Job | None = None
     error: str | None = None
 
     @property
-    def open(self) -> list[str]:
+    def todo(self) -> list[str]:
         """The stages that are not done."""
         return [stage for stage in self.stages if self.folder.done(stage) is None]
 
 
 @dataclass
 class Outcome:
-    """All runs of a study after it was carried out."""
+    """All runs of a study after it was carried out, and notes on its data."""
 
     study: Study
     state: State
     items: list[Item]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     @property
     def failed(self) -> list[Item]:
         """The runs that are not done: those that ended with an error and those that were not begun."""
-        return [item for item in self.items if item.open or item.error is not None]
-
-
-class StudyRun:
-    """A study in its folder.
-
-    Args:
-        say: takes lines that tell how far it is.
-    """
-
-    def __init__(self, study: Study, say: Callable[[str], None]):
-        self.study, self.say = study, say
-        self.folder = study.output_dir
-        self.files = {block.name: split_files(block, self.folder) for block in study.blocks}
-        self.items: dict[Path, Item] = {}
-        self.notes: list[str] = []
-
-    def prepare(self, overwrite: bool) -> None:
-        """Check that the folder holds nothing, or this very study; write the built-in data.
-
-        Raises:
-            ConfigError: it holds something else.
-            DataError: a file of the data cannot be read.
-        """
-        if overwrite:
-            clear_folder(self.folder)
-        for block in self.study.blocks:
-            write_builtin(block.data, self.folder)
-        self.state = self._same_study(State(self.folder))
-        for block in self.study.blocks:
-            self.notes += leak_notes(block, self.files[block.name])
-        for note in self.notes:
-            self.say(f"note   {note}")
-
-    def check(self) -> int:
-        """As far as can be said without writing anything: refuse a folder that cannot be used; the runs finished in it.
-
-        Raises:
-            ConfigError: it holds something else.
-        """
-        check_folder(self.folder)
-        state = State(self.folder)
-        if state.identity is None:
-            return 0
-        self._same_study(state, settle=False)
-        self.state = state
-        self._plan(write=False)
-        return sum(not item.open for item in self.items.values())
-
-    def carry_out(self, executor: Executor) -> Outcome:
-        """Do what is not done. One failed run does not stop the others."""
-        active: list[Item] = []
-        try:
-            while True:
-                self._plan()
-                for item in self._ready(active)[: self.study.jobs - len(active)]:
-                    item.handle = executor.start(item.folder, item.open)
-                    active.append(item)
-                if not active:
-                    break
-                active = self._finished(active, executor.pause)
-        except BaseException:
-            executor.stop()
-            raise
-        executor.stop()
-        return Outcome(self.study, self.state, list(self.items.values()), self.notes)
-
-    def _same_study(self, state: State, settle: bool = True) -> State:
-        """The state, after a check that it is that of this study.
-
-        Raises:
-            ConfigError: what differs.
-        """
-        data = {block.name: data_identity(self.files[block.name], block.data.splits) for block in self.study.blocks}
-        identity = json.loads(json.dumps(study_identity(self.study, data)))  # as it will be read again
-        if state.identity is not None:
-            check_same(self.folder, state.identity, identity)
-        if settle:
-            state.settle(identity)
-        return state
-
-    def _ready(self, active: Sequence[Item]) -> list[Item]:
-        """Runs that can be begun: first all arms of the first seed, so that a part of a study is of use."""
-        taken = {id(item) for item in active}
-        ready = [item for item in self.items.values() if id(item) not in taken and item.error is None and item.open]
-        seeds = {block.name: block.seeds for block in self.study.blocks}
-        return sorted(ready, key=lambda item: seeds[item.run.block].index(item.run.seed))
-
-    def _finished(self, active: list[Item], pause: float) -> list[Item]:
-        """Wait until a run ends; those that still run."""
-        while not any(item.handle is not None and item.handle.done() for item in active):
-            time.sleep(pause)
-        still = []
-        for item in active:
-            assert item.handle is not None
-            if not item.handle.done():
-                still.append(item)
-                continue
-            item.error, item.handle = item.handle.error(), None
-            if item.error is None and item.open:
-                item.error = f"it ended well, but its record {item.folder.record(item.open[0])} is missing"
-            self.say(self._line(item))
-        return still
-
-    def _line(self, item: Item) -> str:
-        done = sum(not one.open for one in self.items.values())
-        place = f"[{done}/{self.total}]"
-        if item.error is not None:
-            return f"{place} {item.run.name}: FAILED: {item.error}"
-        trained = item.folder.done("train") or {}
-        seconds = trained.get("train_seconds")
-        spent = "" if seconds is None else f"trained in {seconds:.0f} s"
-        if "diverged" in trained:
-            spent = f"diverged at step {trained['steps']}: {trained['diverged']}"
-        # Nobody is to be led into watching the test split.
-        scores = (item.folder.done("select") or {}).get("metrics", {})
-        found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
-        return f"{place} {item.run.name}: {spent}" + (f"; validation: {found}" if found else "")
-
-    # What is to be done
-
-    def _plan(self, write: bool = True) -> None:
-        """Take in every run that can be begun by now, choose where all that is needed is there, tidy up."""
-        self.total = sum(1 for _ in all_runs(self.study))
-        for block in self.study.blocks:
-            for arm in block.arms:
-                cell = self._choice(block, arm, write)
-                if cell is not None:
-                    for variant in arm.variants:
-                        for run in variant_runs(block, arm, variant, cell):
-                            self._add(run, block, ("train", *self._selected(block), "test"), write)
-        if write:
-            for item in self.items.values():
-                self._tidy(item)
-
-    def _choice(self, block: Block, arm: Arm, write: bool) -> Any:
-        """The cell that the validation split chose, None while it cannot be said. Adds the arm's own runs."""
-        only = len(arm.cells) == 1
-        stages = ("train", *self._selected(block), *(("test",) if only else ()))
-        items = [self._add(run, block, stages, write) for run in arm_runs(block, arm)]
-        if only:
-            return arm.cells[0]
-        choice = self.state.choice(block.name, arm.name)
-        if choice is None:
-            if any(item.folder.done("select") is None for item in items) or not write:
-                return None
-            choice = choose_cell(block, arm, [(item.run, item.folder) for item in items])
-            if choice["cell"] is None:
-                for item in items:
-                    item.error = (
-                        item.error or "no cell of this arm has a finite value on the validation split for every seed"
-                    )
-                return None
-            self.state.choose(block.name, arm.name, choice)
-            self.say(f"{arm.name}: {choice['words']}")
-        for item in items:
-            if dict(item.run.cell) == choice["cell"]:
-                item.stages = (*stages, "test")
-        return choice["cell"]
-
-    def _selected(self, block: Block) -> tuple[str, ...]:
-        return ("select",) if self.files[block.name].get("select") else ()
-
-    def _add(self, run: Run, block: Block, stages: tuple[str, ...], write: bool) -> Item:
-        path = self.folder / run.folder
-        if path not in self.items:
-            item = Item(run, StudyRunFolder(path), stages)
-            if write and item.open:
-                write_plan(item.folder, run, block, self.files[block.name])
-            self.items[path] = item
-        return self.items[path]
-
-    def _tidy(self, item: Item) -> None:
-        """Note what was scored when; let go what nobody needs any more."""
-        for split in ("select", "test"):
-            record = item.folder.done(split)
-            if record is not None:
-                self.state.note_score(item.run.name, split, record)
-        arm = next(b for b in self.study.blocks if b.name == item.run.block).arm(item.run.arm)
-        undecided = not item.run.variant and len(arm.cells) > 1 and self.state.choice(item.run.block, arm.name) is None
-        if item.handle is None and not item.open:
-            item.folder.job.unlink(missing_ok=True)  # of a job that ended while no study looked
-            item.folder.clear_checkpoints()
-            if not self.study.keep_models and not undecided:
-                item.folder.delete_weights()
+        return [item for item in self.items if item.todo or item.error is not None]
 
 
 def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False) -> Outcome:
@@ -254,31 +120,157 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False)
     Raises:
         ConfigError, DataError: nothing was begun.
     """
-    check_folder(study.output_dir)
-    work = StudyRun(study, say)
-    study.output_dir.mkdir(parents=True, exist_ok=True)
-    with locked(study.output_dir / LOCK) as alone, lifeline() as pipe, ending_with_sigterm():
+    folder = study.output_dir
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK) as alone:
         if not alone:
-            raise ConfigError(
-                f"{study.output_dir}: another stepjepa study is at work in this folder; wait, or end that one"
-            )
-        work.prepare(overwrite)
-        executor = make_executor(study.executor, study.jobs, study.output_dir / "jobs", study.slurm, pipe)
-        return work.carry_out(executor)
+            raise ConfigError(f"{folder}: another stepjepa study is running in this folder; wait, or end it")
+        if overwrite:
+            clear_folder(folder)
+        for block in study.blocks:
+            write_builtin(block.data, folder)
+        state, identity = State(folder), study_identity(study)
+        if state.identity is not None:
+            check_same(folder, state.identity, identity)
+        state.take_over(identity)
+        notes = [note for block in study.blocks for note in shared_questions(block, folder)]
+        for note in notes:
+            say(f"note   {note}")
+        local = study.executor == "processes"
+        executor = Processes(study.jobs) if local else Submitit(study.executor, folder / "jobs", study.slurm)
+        run = StudyRun(study, state, say)
+        try:
+            run.carry_out(executor)
+        finally:
+            executor.stop()
+        return Outcome(study, state, list(run.items.values()), notes)
 
 
-@contextlib.contextmanager
-def ending_with_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the study as Ctrl-C does: with its processes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class StudyRun:
+    """A study in its folder, which is being carried out; `say` takes lines that tell how far it is."""
 
-    def terminate(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
+    def __init__(self, study: Study, state: State, say: Callable[[str], None]):
+        self.study, self.state, self.say = study, state, say
+        self.items: dict[Path, Item] = {}
+        self.total = sum(1 for _ in all_runs(study))
 
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def carry_out(self, executor: Processes | Submitit) -> None:
+        """Do what is not done. One failed run does not stop the others."""
+        active: list[tuple[Item, Job]] = []
+        while True:
+            self._plan()
+            for item in self._ready()[: self.study.jobs - len(active)]:
+                item.job = executor.start(item.folder, item.todo)
+                active.append((item, item.job))
+            if not active:
+                return
+            while not any(job.done() for _, job in active):
+                time.sleep(executor.pause)
+            for item, job in [(item, job) for item, job in active if job.done()]:
+                item.error, item.job = failure(job), None
+                if item.error is None and item.todo:
+                    item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
+                self.say(self._line(item))
+            active = [(item, job) for item, job in active if item.job is not None]
+
+    def _ready(self) -> list[Item]:
+        """Runs that can be begun: first all arms of the first seed, so that a part of a study is of use."""
+        ready = [item for item in self.items.values() if item.job is None and item.error is None and item.todo]
+        return sorted(ready, key=lambda item: item.run.block.seeds.index(item.run.seed))
+
+    def _line(self, item: Item) -> str:
+        head = f"[{sum(not one.todo for one in self.items.values())}/{self.total}] {item.run.name}: "
+        if item.error is not None:
+            return f"{head}FAILED: {item.error}"
+        trained = item.folder.done("train") or {}
+        if "diverged" in trained:
+            head += f"diverged at step {trained['steps']}: {trained['diverged']}"
+        elif trained.get("train_seconds") is not None:
+            head += f"trained in {trained['train_seconds']:.0f} s"
+        # The test split is looked at once, at the end.
+        scores = (item.folder.done("select") or {}).get("metrics", {})
+        values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
+        return head + (f"; validation: {values}" if values else "")
+
+    def _plan(self) -> None:
+        """Add every run that can be begun by now, choose where all that is needed is there, tidy up."""
+        for block in self.study.blocks:
+            first = ("train", "select") if "select" in block.data.paths(self.study.output_dir) else ("train",)
+            for arm in block.arms:
+                items = [self._add(run, first if arm.tuned else (*first, "test")) for run in runs_of(block, arm)]
+                cell = self._choice(block, arm, items)
+                for item in items:
+                    if item.run.cell == cell:
+                        item.stages = (*first, "test")
+                for variant in arm.variants if cell is not None else ():
+                    for run in runs_of(block, arm, variant, [cell or {}]):
+                        self._add(run, (*first, "test"))
+        for item in self.items.values():
+            for split in SPLITS[1:]:
+                record = item.folder.done(split)
+                if record is not None:
+                    self.state.note_score(item.run.name, split, record["at"])
+            block, arm = item.run.block, item.run.arm
+            undecided = arm.tuned and self.state.choice(block.name, arm.name) is None
+            if item.job is None and not item.todo:
+                item.folder.tidy(self.study.keep_models or undecided)
+
+    def _add(self, run: Run, stages: tuple[str, ...]) -> Item:
+        path = self.study.output_dir / run.folder
+        if path not in self.items:
+            item = self.items[path] = Item(run, StudyRunFolder(path), stages)
+            if item.todo:
+                write_plan(item.folder, run, self.study.output_dir)
+        return self.items[path]
+
+    def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
+        """The cell that the validation split chose, None while that is not known."""
+        choice = self.state.choice(block.name, arm.name)
+        if not arm.tuned or choice is not None:
+            return arm.cells[0] if choice is None else choice["cell"]
+        if any(item.folder.done("select") is None for item in items):
+            return None
+        choice = choose_cell(block, arm, items)
+        if choice["cell"] is not None:
+            self.state.choose(block.name, arm.name, choice)
+            self.say(f"{arm.name}: {choice['words']}")
+        else:
+            for item in items:
+                item.error = (
+                    item.error or "no cell of this arm has a finite value on the validation split for every seed"
+                )
+        return choice["cell"]
+
+
+def choose_cell(block: Block, arm: Arm, items: Sequence[Item]) -> dict[str, Any]:
+    """The cell with the best mean over the seeds; of equal ones the first. A cell that diverged for a seed is out.
+
+    Args:
+        items: all of the arm's, scored on the validation split.
+
+    Returns:
+        ``cell`` (None where none has a value), ``split``, ``metric``, ``rule``, ``means`` and ``values`` (cell -> seed ->
+        value), and the choice in ``words``.
+    """
+    metric, highest = block.select
+    values: dict[str, dict[str, float | None]] = {}
+    for item in items:
+        record = item.folder.done("select") or {"metrics": {}}
+        values.setdefault(cell_name(item.run.cell), {})[str(item.run.seed)] = record["metrics"].get(metric)
+    means: dict[str, float | None] = {}
+    for name, by_seed in values.items():
+        known = [value for value in by_seed.values() if value is not None]
+        means[name] = sum(known) / len(known) if len(known) == len(by_seed) else None
+    ranked = {name: mean if highest else -mean for name, mean in means.items() if mean is not None}
+    best = max(ranked, key=lambda name: ranked[name]) if ranked else None
+    rule = "highest" if highest else "lowest"
+    return {
+        "cell": next((dict(cell) for cell in arm.cells if cell_name(cell) == best), None),
+        "split": "select",
+        "metric": metric,
+        "rule": rule,
+        "means": means,
+        "values": values,
+        "words": f"the validation split chose {best or 'nothing'} ({rule} {metric} of {len(means)})",
+    }

@@ -1,11 +1,9 @@
-"""What a study is: a base configuration, arms, seeds, controls, data splits, metrics, and how runs are started.
-
-`reading.read_study` makes one from a YAML file.
-"""
+"""What a study is: arms over seeds with controls, data splits and metrics; and the runs that it comes to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +12,6 @@ Values = Mapping[str, Any]
 CONTROLS = ("shuffled", "random")
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
-EXECUTORS = ("processes", "slurm", "local")
 
 
 @dataclass(frozen=True)
@@ -23,11 +20,11 @@ class Arm:
 
     Attributes:
         name: letters, digits and ``_ . , = -``; it names a folder.
-        settings: fields of ``stepjepa train`` that differ from the base's.
+        settings: options of ``stepjepa train`` that differ from the base's.
         cells: values of the hyper-parameters that the validation split chooses among; one empty cell where none are tuned.
         jepa: whether it trains with pairs, so that there are targets to shuffle.
-        variants: what is run beside it: ``shuffled``, ``random``, ``same_flop``.
-        control_arm: another arm of the study that stands for this one with shuffled targets, where there is no variant.
+        variants: what is run alongside it: ``shuffled``, ``random``, ``same_flop``.
+        control_arm: another arm of the study that is this one with shuffled targets, where there is no variant.
     """
 
     name: str
@@ -37,10 +34,20 @@ class Arm:
     variants: tuple[str, ...] = ()
     control_arm: str | None = None
 
+    @property
+    def tuned(self) -> bool:
+        """Whether the validation split has a choice."""
+        return len(self.cells) > 1
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """Variant, "" for the arm itself, to its row of the table, as in ``step_jepa+shuffled``."""
+        return {variant: f"{self.name}+{variant}" if variant else self.name for variant in ("", *self.variants)}
+
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """A metric, its options, and its direction."""
+    """A metric with its options and its direction."""
 
     name: str
     options: Values = field(default_factory=dict)
@@ -49,38 +56,43 @@ class MetricSpec:
 
 @dataclass(frozen=True)
 class Data:
-    """The splits: files or Hub data sets, and the splits of the latter; or how to generate them.
+    """Where the rows come from.
 
     Attributes:
         builtin: options of the built-in problems, None for files.
-        train: files to train on.
-        select, test: for the choice of hyper-parameters, and for the table.
-        splits: of Hub data sets, by `SPLITS`.
+        files: split (`SPLITS`) to its files or Hub data sets; of the built-in problems none.
+        splits: split to the split's name in a Hub data set.
     """
 
     builtin: Values | None = None
-    train: tuple[str, ...] = ()
-    select: str | None = None
-    test: str = ""
-    splits: Values = field(default_factory=dict)
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+    def paths(self, folder: Path) -> dict[str, tuple[str, ...]]:
+        """Split to files, for the study in `folder`, which holds the built-in problems; blocks with the same share them."""
+        if self.builtin is None:
+            return dict(self.files)
+        options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
+        own = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
+        return {split: (str(own / f"{split}.jsonl"),) for split in SPLITS}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a trained model is scored."""
+    """How a trained model is scored: on how many rows, and the sizes of batches and answers."""
 
-    max_examples: int | None = None
-    batch_size: int = 32
-    max_new_tokens: int = 256
+    max_examples: int | None = field(default=None, metadata={"least": 1})
+    batch_size: int = field(default=32, metadata={"least": 1})
+    max_new_tokens: int = field(default=256, metadata={"least": 1})
 
 
 @dataclass(frozen=True)
 class Block:
-    """Arms that are compared with one baseline. A study has several where models or data sets differ.
+    """Arms that are compared with one baseline. A study has several blocks where models or data sets differ.
 
     Attributes:
-        name: empty where there is one only.
-        base: fields of ``stepjepa train`` that all arms share.
+        name: empty where there is only one.
+        base: options of ``stepjepa train`` that all arms share.
         select: the metric that chooses among cells, and whether its highest value wins.
     """
 
@@ -101,10 +113,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Study:
-    """A whole study.
+    """A complete study.
 
     Attributes:
-        shows: what it is to show, in a sentence.
+        shows, source: what it is to show, in a sentence, and where that was published.
         jobs: runs at a time.
         executor: ``processes`` of this machine, ``slurm``, or ``local``: what slurm would run, on this machine.
         slurm: parameters of the jobs.
@@ -117,9 +129,142 @@ class Study:
     output_dir: Path
     blocks: tuple[Block, ...]
     shows: str = ""
-    jobs: int = 1
+    source: str = ""
+    jobs: int = field(default=1, metadata={"least": 1})
     executor: Literal["processes", "slurm", "local"] = "processes"
-    slurm: Values = field(default_factory=dict)
+    slurm: dict[str, Any] = field(default_factory=dict)
     keep_models: bool = True
     alpha: float = 0.05
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model to be trained and scored: an arm or its `variant`, with tuned hyper-parameters (`cell`) and a seed."""
+
+    block: Block
+    arm: Arm
+    variant: str
+    cell: Values
+    seed: int
+
+    @property
+    def row(self) -> str:
+        """Its row of the table."""
+        return self.arm.rows[self.variant]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{'/'.join(self.folder.parts[1:-1])} seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Below the study's output_dir."""
+        parts = (self.block.name, self.row, cell_name(self.cell), f"seed-{self.seed}")
+        return Path("runs", *(part for part in parts if part))
+
+    @property
+    def control(self) -> str:
+        """Its option `control`: ``none``, ``shuffled`` or ``random``."""
+        return self.variant if self.variant in CONTROLS else "none"
+
+    @property
+    def compute(self) -> str:
+        """At what it is equal to the baseline."""
+        return "equal compute" if self.variant == SAME_FLOP else "equal examples"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All options of ``stepjepa train`` that the study sets, but for the data and the folder."""
+        settings: dict[str, Any] = {**self.block.base, **self.arm.settings, **self.cell, "seed": self.seed}
+        if self.variant:
+            settings |= {SAME_FLOP: True} if self.variant == SAME_FLOP else {"control": self.variant}
+        # A run may start from what another study's run of the same seed has left.
+        return {k: v.replace("{seed}", str(self.seed)) if isinstance(v, str) else v for k, v in settings.items()}
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings that are not the base's, without the seed."""
+        base, settings = self.block.base, self.settings
+        same = {"seed", *(k for k in settings if k in base and k not in self.cell and base[k] == settings[k])}
+        return {k: v for k, v in settings.items() if k not in same}
+
+
+def cell_name(cell: Values) -> str:
+    """``learning_rate=0.001,lbd=0.5``, a folder's name."""
+    return ",".join(f"{name}={file_word(value)}" for name, value in cell.items())
+
+
+def file_word(value: Any) -> str:
+    """A value as a part of a file's name."""
+    if isinstance(value, (list, tuple)):
+        return "-".join(map(file_word, value))
+    return re.sub(r"[^\w.-]", "_", f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def runs_of(block: Block, arm: Arm, variant: str = "", cells: Sequence[Values] | None = None) -> list[Run]:
+    """The runs of an arm, or of its variant, which differs from it in that one thing: cells x seeds."""
+    return [Run(block, arm, variant, cell, seed) for cell in cells or arm.cells for seed in block.seeds]
+
+
+def all_runs(study: Study) -> Iterator[Run]:
+    """Every run that there may be; variants of tuned arms have the first cell until one is chosen."""
+    for block in study.blocks:
+        for arm in block.arms:
+            yield from runs_of(block, arm)
+            for variant in arm.variants:
+                yield from runs_of(block, arm, variant, arm.cells[:1])
+
+
+def describe(study: Study) -> Iterator[str]:
+    """Lines that say how many runs there are, what each arm changes, and how it is judged."""
+    where = {"processes": "processes of this machine", "slurm": "SLURM jobs", "local": "jobs on this machine"}
+    yield from (line for line in (study.title, study.shows) if line)
+    every = list(all_runs(study))
+    finished = sum((study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
+    yield ""
+    how = f"{study.jobs} at a time as {where[study.executor]}"
+    yield f"{_runs(every)} in {study.output_dir}, {finished} of them finished; {how}"
+    for block in study.blocks:
+        runs = [run for run in every if run.block is block]
+        data = assignments({split: ", ".join(names) for split, names in block.data.files.items()})
+        if block.data.builtin is not None:
+            data = f"built in: {assignments(block.data.builtin)}"
+        metric, highest = block.select
+        choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
+        yield ""
+        if block.name:
+            yield f"block {block.name}"
+        yield f"base       {assignments(block.base)}"
+        yield f"seeds      {' '.join(map(str, block.seeds))}; baseline {block.baseline}"
+        yield f"data       {data}"
+        yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; " + (
+            choice if any(arm.tuned for arm in block.arms) else "nothing is tuned"
+        )
+        width = max(len(run.row) for run in runs)
+        for arm in block.arms:
+            for variant, row in arm.rows.items():
+                own = [run for run in runs if run.row == row]
+                given = assignments(arm.settings) or "the base"
+                if variant:
+                    inherited = {*arm.settings, *own[0].cell}
+                    given = assignments({k: v for k, v in own[0].changes.items() if k not in inherited})
+                    given = f"as {arm.name}, {given}"
+                elif arm.tuned:
+                    tuned: dict[str, list[Any]] = {name: [] for name in arm.cells[0]}
+                    for name, value in (pair for cell in arm.cells for pair in cell.items()):
+                        tuned[name] += [value] if value not in tuned[name] else []
+                    given += f"; tuned: {assignments(tuned)}"
+                yield f"  {row:<{width}}  {_runs(own):>8}  {given}"
+
+
+def assignments(values: Values) -> str:
+    """``lbd=0.1 predictors=2``."""
+    return " ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
+    )
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
