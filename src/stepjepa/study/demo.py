@@ -225,7 +225,12 @@ def held_out(
     trainer: JEPATrainer, tokenizer: Any, test: list[dict[str, Any]], options: DemoOptions
 ) -> dict[str, float]:
     """LM loss, cosines and collapse signs on the held-out problems, with first pairs in both arms."""
-    paired = JEPAConfig(output_dir=options.output_dir, objective="step_jepa", report_to="none")
+    paired = JEPAConfig(
+        output_dir=options.output_dir,
+        objective="step_jepa",
+        predictors=len(trainer.setup.predictor_ids),
+        report_to="none",
+    )
     store, _ = encode(test, tokenizer, paired)
     collator, model = trainer.data_collator, trainer.model
     assert model is not None
@@ -233,9 +238,9 @@ def held_out(
     lm, labels, sources, targets = 0.0, 0, [], []
     with torch.no_grad():
         for examples in batches(store, 50):
-            batch = {key: value.to(model.device) for key, value in collator(examples).items()}
-            output = model(**batch)
-            lm, labels = lm + float(output.lm_loss_sum), labels + batch["label_ids"].numel()
+            batch = collator(examples).to(model.device)
+            output = model(batch=batch)
+            lm, labels = lm + float(output.lm_loss_sum), labels + batch.label_ids.numel()
             sources.append(output.source_states.float())
             targets.append(output.target_states.float())
     source, target = torch.cat(sources), torch.cat(targets)
