@@ -81,12 +81,19 @@ class Arm:
             self._batches = iter(self._loader)
             batches, items = trainer.get_batch_samples(self._batches, 1, trainer.args.device)
         batch = batches[0]
-        positions = sum(value.numel() for key, value in batch.items() if key.endswith("input_ids"))
+        positions = _positions(batch)
         trainer.training_step(trainer.model, batch, items)
         trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
         trainer.optimizer.step()
         trainer.model.zero_grad()
         return positions
+
+
+def _positions(batch: Any) -> int:
+    """Positions of all rows of a batch: our own, or a mapping of tensors."""
+    if hasattr(batch, "every_rows"):
+        return sum(rows.input_ids.numel() for rows in batch.every_rows)
+    return sum(value.numel() for key, value in batch.items() if key.endswith("input_ids"))
 
 
 def _checkpoint(model: Any, args: TrainingArguments) -> None:

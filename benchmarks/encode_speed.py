@@ -30,12 +30,13 @@ from workload import TEMPLATES  # noqa: E402
 
 from stepjepa.data.cache import cache_key, load_cached, save_cached  # noqa: E402
 from stepjepa.data.chat import ChatRenderer  # noqa: E402
-from stepjepa.data.encode import encode_dataset  # noqa: E402
-from stepjepa.data.options import EncodeOptions  # noqa: E402
+from stepjepa.data.encode import EncodeOptions, encode_dataset  # noqa: E402
 from stepjepa.data.sources import RowSource, row_to_messages  # noqa: E402
-from stepjepa.data.steps import make_splitter  # noqa: E402
+from stepjepa.data.steps import StepRules, make_splitter  # noqa: E402
 from stepjepa.data.synthetic import generate_rows  # noqa: E402
 from stepjepa.data.tokens import encode_texts  # noqa: E402
+from stepjepa.objectives.base import objective_of  # noqa: E402
+from stepjepa.training.options import JEPAOptions  # noqa: E402
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 _CHUNK = 1000
@@ -120,7 +121,10 @@ def main() -> None:
             tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
         else:
             tokenizer = train_tokenizer([message["content"] for chat in chats for message in chat])
-        options = EncodeOptions("step_jepa", make_splitter(args.step_splitter), step_pairs="all")
+        options = EncodeOptions(
+            objective_of(JEPAOptions(objective="step_jepa", step_pairs="all", predictors=0)),
+            StepRules(make_splitter(args.step_splitter)),
+        )
         renderer = ChatRenderer(tokenizer)
 
         def read() -> list[Any]:

@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 
 from stepjepa.analysis.style import save_figure
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import EncodeOptions, encode_dataset
-from stepjepa.data.encoder import read_chat
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
+from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.synthetic import generate_rows
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
 from stepjepa.inspect.layout import row_records
@@ -29,6 +28,8 @@ from stepjepa.inspect.record import Form, RowRecord
 from stepjepa.inspect.rows import token_text, trunk_spans
 from stepjepa.inspect.style import KINDS
 from stepjepa.modeling.presets import train_tokenizer
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.options import JEPAOptions
 
 ASSETS = Path(__file__).parent / "assets"
 COLOURS = {name: kind.light for name, kind in KINDS.items()}
@@ -66,7 +67,8 @@ def tokenizer() -> Any:
 def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[str] = (QUESTION, ANSWER)) -> RowRecord:
     """One chat as training lays it out, K = 2, first pair."""
     renderer, splitter = ChatRenderer(tokenizer()), make_splitter("separator")
-    options = EncodeOptions("step_jepa", splitter, labels=labels)
+    method = objective_of(JEPAOptions(objective="step_jepa", predictors=2))
+    options = EncodeOptions(method, StepRules(splitter), labels=labels)
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)

@@ -21,19 +21,20 @@ import math
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from stepjepa.data.examples import Example
-from stepjepa.data.streams import split_pair
 from stepjepa.data.synthetic import generate_split
-from stepjepa.forest.collate import ForestCollator, sub_batch
+from stepjepa.data.types import Example
+from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.dense import dense_mask
-from stepjepa.losses.cosine import cosine_loss
+from stepjepa.losses.distances import cosine_loss
 from stepjepa.losses.lm import linear_cross_entropy_sum
+from stepjepa.objectives.split import Split
 
 
 class Attention(nn.Module):
@@ -92,27 +93,26 @@ class GPT(nn.Module):
 
 def lay_out(x, collator, split, device):
     """Blocks x (B, T) as rows of trunks with their branches, and their targets as rows of their own."""
-    examples = []
-    for block in x:
-        pairs, rest, _ = split_pair(block, split, last_token=None)
-        # No label spans: a label is a token of the trunk, and y also holds the token behind the block.
-        examples.append(Example(block, label_spans=(), pairs=tuple(pairs), views=rest))
-    return {name: value.to(device) for name, value in collator(examples).items()}
+    objective = Split(SimpleNamespace(split_ratio=split, predictors=len(collator.predictor_ids), last_token=None))
+    found = [(block, objective.pairs_of_text(block)) for block in x]
+    # No labels: a label is a token of the trunk, and y also holds the token behind the block.
+    return collator([Example(block, (), pairs.segments, pairs.pairs) for block, pairs in found]).to(device)
 
 
 def losses(model, batch, y):
     """CE (), each prediction's distance from its target (B,), and, to compare, from the next block's target (B,)."""
-    hidden = model(batch["input_ids"], batch["position_ids"], dense_mask(batch))  # (R, T + K and padding, D)
-    trunk = batch["segment"] == 0  # (R, T + K and padding)
-    labels = y[batch["example"][trunk], batch["order"][trunk]]  # (N,), N = B * T
+    rows = batch.rows
+    hidden = model(rows.input_ids, rows.position_ids, dense_mask(rows))  # (R, T + K and padding, D)
+    trunk = rows.segment == 0  # (R, T + K and padding)
+    labels = y[rows.example[trunk], rows.order[trunk]]  # (N,), N = B * T
     ce = linear_cross_entropy_sum(hidden[trunk], model.head, labels) / len(labels)
-    prediction = hidden.flatten(0, 1)[batch["source_readouts"]]  # (B, D)
+    prediction = hidden.flatten(0, 1)[batch.sources.positions]  # (B, D)
     # Targets in the same rows and a .detach() would give the same numbers, but the backward pass would then compute the
     # zeros of all their tokens. Rows of their own, in a pass that keeps no graph, are cheaper.
-    rows = sub_batch(batch, "target_")
+    rows = batch.target_rows
     with torch.no_grad():
-        states = model(rows["input_ids"], rows["position_ids"], dense_mask(rows))  # (R, T - s and padding, D)
-        target = states.flatten(0, 1)[rows["readouts"]]  # (B, D)
+        states = model(rows.input_ids, rows.position_ids, dense_mask(rows))  # (R, T - s and padding, D)
+        target = states.flatten(0, 1)[batch.targets.positions]  # (B, D)
     return ce, cosine_loss(prediction, target), cosine_loss(prediction, target.roll(1, dims=0))
 
 

@@ -1,6 +1,6 @@
 """Who may import whom inside the library, and that the light entrances stay light.
 
-The order is data, forest, modeling, training, then study and cli. `losses`, `inspect`, `evaluation`, `analysis`
+The order is data, objectives, forest, modeling, training, then study and cli. `losses`, `inspect`, `evaluation`, `analysis`
 and `report` stand beside it with rules of their own.
 """
 
@@ -18,15 +18,22 @@ LOWER = {
     "utils": set(),
     "config": set(),
     "data": {"config"},
+    "objectives": {"config", "data", "losses"},
     "forest": {"config", "data"},
-    "modeling": {"config", "data", "forest", "losses"},  # the LM loss is computed inside the wrapped module's call
-    "training": {"config", "data", "forest", "modeling", "losses"},
+    "modeling": {
+        "config",
+        "data",
+        "objectives",
+        "forest",
+        "losses",
+    },  # the LM loss is computed inside the wrapped module's call
+    "training": {"config", "data", "objectives", "forest", "modeling", "losses"},
     "losses": set(),
-    "inspect": {"config", "data", "forest", "modeling", "training"},
+    "inspect": {"config", "data", "objectives", "forest", "modeling", "training"},
     "generation": {"config", "data", "modeling"},
     "evaluation": {"config", "data", "modeling", "generation"},
-    "analysis": {"data", "forest", "modeling"},
-    "study": {"config", "data", "modeling", "training", "generation", "evaluation", "analysis"},
+    "analysis": {"data", "objectives", "forest", "modeling"},
+    "study": {"config", "data", "objectives", "modeling", "training", "generation", "evaluation", "analysis"},
     "recipes": set(),
     # what others have left on disk, as they read and write it
     "report": {"config", "data", "evaluation", "analysis", "inspect", "study", "training"},

@@ -11,12 +11,11 @@ from stepjepa.analysis import collect
 from stepjepa.analysis.collect import collect_states, layers_of, read_pairs
 from stepjepa.analysis.states import FINAL
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.options import EncodeOptions
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import make_splitter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.predictors import predictor_names
+from support.encoding import settings_of
 from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh
 
@@ -34,7 +33,7 @@ def chats():
 
 
 def read(tokenizer, rows, objective="llm_jepa", max_rows=None, **options):
-    settings = EncodeOptions(objective, make_splitter("separator"), **options)
+    settings = settings_of(objective, **options)
     return read_pairs(RowSource(rows), tokenizer, ChatRenderer(tokenizer), settings, max_rows)
 
 

@@ -9,14 +9,13 @@ import torch.nn.functional as F
 
 from stepjepa.analysis.energies import collect_readings, encode_solutions, shuffled_energies
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.options import EncodeOptions
-from stepjepa.data.steps import make_splitter
 from stepjepa.errors import DataError
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
-from stepjepa.losses.cosine import cosine_loss
+from stepjepa.losses.distances import cosine_loss
 from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.predictors import predictor_names
+from support.encoding import settings_of, views_of
 from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh
 
@@ -33,7 +32,7 @@ def row(question, steps, before=()):
 
 
 def options(**changes):
-    return EncodeOptions("step_jepa", make_splitter("separator"), step_pairs="all", **changes)
+    return settings_of(step_pairs="all", **changes)
 
 
 def encode(tokenizer, rows, **changes):
@@ -125,7 +124,7 @@ def test_only_the_last_answer_is_the_solution(bpe_tokenizer):
     start, stop = one.example.label_spans[0]
     assert len(one.example.label_spans) == 1
     assert bpe_tokenizer.decode(one.example.input_ids[start:stop]) == "One.\n\nTwo.\n\nThree.<|im_end|>"
-    texts = [bpe_tokenizer.decode(one.example.input_ids[p.target_start : p.target_end]) for p in one.example.pairs]
+    texts = [bpe_tokenizer.decode(one.example.trunk[v.start : v.stop]) for v in views_of(one.example)]
     assert texts == ["Two.\n\n", "Three."]
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.examples import Example
+from stepjepa.data.types import Example
 from stepjepa.inspect.html import LIMIT
 from support.drawings import cells
 from support.pages import read_page

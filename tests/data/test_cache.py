@@ -11,14 +11,15 @@ import pytest
 from stepjepa.data.cache import cache_key, load_cached, save_cached
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.options import EncodeOptions
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.errors import ConfigError
+from support.encoding import settings_of
 from support.rows import step_rows
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
-OPTIONS = EncodeOptions("llm_jepa", make_splitter("separator"), views="standalone", predictors=2)
+METHOD = {"objective": "llm_jepa", "views": "standalone", "predictors": 2}
+OPTIONS = settings_of(**METHOD)
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def test_what_is_read_is_what_was_stored(tmp_path, file):
     assert len(again) == len(store) == 30 and again.num_pairs == store.num_pairs > 0
     assert isinstance(again.arrays()["ids"], np.memmap)
     for left, right in zip(again, store, strict=True):
-        assert np.array_equal(left.input_ids, right.input_ids) and np.array_equal(left.views, right.views)
+        assert np.array_equal(left.trunk, right.trunk) and len(left.segments) == len(right.segments) == 2
+        assert all(np.array_equal(one.ids, other.ids) for one, other in zip(left.segments, right.segments, strict=True))
         assert left.label_spans == right.label_spans and left.pairs == right.pairs
     save_cached(tmp_path / "cache", key, store, report)  # once more changes nothing
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [key]
@@ -57,7 +59,7 @@ def test_the_key_knows_data_tokenizer_and_options(file):
     other.add_tokens(["<|new|>"], special_tokens=True)
     keys.add(cache_key(source, other, OPTIONS))
     for change in ({"labels": "all"}, {"max_length": 99}, {"predictors": 3}, {"splitter": make_splitter("lines")}):
-        keys.add(cache_key(source, tokenizer, EncodeOptions(**{**vars(OPTIONS), **change})))
+        keys.add(cache_key(source, tokenizer, settings_of(**METHOD | change)))
     os.utime(file, ns=(1, 1))
     keys.add(cache_key(RowSource(file), tokenizer, OPTIONS))
     file.write_text(file.read_text() + json.dumps(step_rows(1)[0]) + "\n")

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.encode import encode_dataset
 from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import REASONS
-from stepjepa.data.steps import make_splitter
-from stepjepa.data.views import Pair
+from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.errors import ConfigError, DataError
+from support.encoding import settings_of, views_of
+from support.models import Views, paired
 from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
@@ -25,22 +26,20 @@ def chat(answer, question="Q?"):
 
 def encode(tokenizer, chats, objective="regular", splitter=SPLITTER, **options):
     rows = [{"messages": row} if isinstance(row, list) else row for row in chats]
-    return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), EncodeOptions(objective, splitter, **options))
+    return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of(objective, splitter, **options))
 
 
 def texts(tokenizer, example):
     return [tokenizer.decode([index]) for index in example.input_ids.tolist()]
 
 
-def views(tokenizer, example, pair):
-    """(source up to its end, readout token, target, readout token) in words."""
+def views(tokenizer, example) -> list[tuple[str, str, str, str]]:
+    """Of each pair the source up to its end, its readout token, the target, its readout token."""
     words = texts(tokenizer, example)
-    return (
-        "".join(words[: pair.source_end + 1]),
-        words[pair.source_readout],
-        "".join(words[pair.target_start : pair.target_end]),
-        words[pair.target_readout],
-    )
+    return [
+        ("".join(words[: view.end + 1]), words[view.source], "".join(words[view.start : view.stop]), words[view.target])
+        for view in views_of(example)
+    ]
 
 
 HEAD = "<|im_start|>user\nQ?"
@@ -49,32 +48,32 @@ MIDDLE = "<|im_end|>\n<|im_start|>assistant\n"
 
 def test_question_to_answer(bpe_tokenizer):
     store, report = encode(bpe_tokenizer, [chat("So 17.")], "llm_jepa")
-    (pair,) = store[0].pairs
-    assert views(bpe_tokenizer, store[0], pair) == (HEAD, "?", "So 17.", ".")
+    assert views(bpe_tokenizer, store[0]) == [(HEAD, "?", "So 17.", ".")]
+    (pair,) = views_of(store[0])
     assert report.pairs == store.num_pairs == 1
-    assert report.target_tokens == pair.target_end - pair.target_start
+    assert report.target_tokens == pair.stop - pair.start
     for last_token, source, target in ((-1, "<|im_end|>", "<|im_end|>"), (-2, "?", "."), (-3, "Q", "7")):
         example = encode(bpe_tokenizer, [chat("So 1 7.")], "llm_jepa", last_token=last_token)[0][0]
-        found = views(bpe_tokenizer, example, example.pairs[0])
-        assert (found[0], found[1], found[2], found[3].strip()) == (HEAD, source, "So 1 7.<|im_end|>", target)
+        (found,) = views(bpe_tokenizer, example)
+        assert (found[1], found[2], found[3].strip()) == (source, "So 1 7.<|im_end|>", target)
 
 
 def test_step_to_step(bpe_tokenizer):
     answer = "a.\n\nb.\n\n\nc."
     first, _ = encode(bpe_tokenizer, [chat(answer)], "step_jepa")
     head = HEAD + MIDDLE
-    assert [views(bpe_tokenizer, first[0], pair)[::2] for pair in first[0].pairs] == [(f"{head}a.\n\n", "b.\n\n\n")]
+    assert [view[::2] for view in views(bpe_tokenizer, first[0])] == [(f"{head}a.\n\n", "b.\n\n\n")]
     whole, report = encode(bpe_tokenizer, [chat(answer)], "step_jepa", step_pairs="all")
-    assert [views(bpe_tokenizer, whole[0], pair)[::2] for pair in whole[0].pairs] == [
+    assert [view[::2] for view in views(bpe_tokenizer, whole[0])] == [
         (f"{head}a.\n\n", "b.\n\n\n"),
         (f"{head}a.\n\nb.\n\n\n", "c."),
     ]
-    for pair in whole[0].pairs:
-        assert pair.source_readout == pair.source_end and pair.target_readout == pair.target_end - 1
-    assert report.pairs == 2 and report.target_tokens == sum(p.target_end - p.target_start for p in whole[0].pairs)
+    for view in views_of(whole[0]):
+        assert view.source == view.end and view.target == view.stop - 1
+    assert report.pairs == 2 and report.target_tokens == sum(v.stop - v.start for v in views_of(whole[0]))
     back, _ = encode(bpe_tokenizer, [chat(answer)], "step_jepa", last_token=-2)
-    assert back[0].pairs[0].target_readout == back[0].pairs[0].target_end - 2
-    assert back[0].pairs[0].source_readout == back[0].pairs[0].source_end - 1
+    (view,), (at_end,) = views_of(back[0]), views_of(first[0])
+    assert (view.source, view.target) == (at_end.source - 1, at_end.target - 1) and view[2:4] == at_end[2:4]
 
 
 def test_the_template_changes_nothing_about_the_steps():
@@ -82,8 +81,7 @@ def test_the_template_changes_nothing_about_the_steps():
         tokenizer = byte_bpe_tokenizer(template=name)
         question = "Look:\n\na.\n\nb.\n\nc."
         store, report = encode(tokenizer, [chat("a.\n\nb.\n\nc.", question)], "step_jepa")
-        (pair,) = store[0].pairs
-        source, _, target, _ = views(tokenizer, store[0], pair)
+        ((source, _, target, _),) = views(tokenizer, store[0])
         assert source.endswith("a.\n\n") and target == "b.\n\n", name
         assert source.count("a.\n\n") == 2 and source.count("b.\n\n") == 1, name
 
@@ -103,7 +101,7 @@ def test_steps_that_share_a_token_make_no_pair(bpe_tokenizer):
 def test_truncation(bpe_tokenizer):
     messages = chat("a.\n\nb.\n\nc.")
     whole, _ = encode(bpe_tokenizer, [messages], "step_jepa", step_pairs="all")
-    first, second = whole[0].pairs
+    first, second = views_of(whole[0])
     ((start, stop),) = whole[0].label_spans
     assert len(whole[0].input_ids) == stop + 1  # the line break behind the end of turn
 
@@ -116,11 +114,11 @@ def test_truncation(bpe_tokenizer):
     at(stop, strict=True)
     example, report = at(stop - 1)
     assert report.answers_truncated == 1 and example.label_spans == ((start, stop - 1),)
-    assert example.pairs == (first, second) and report.pairs_dropped == {}
-    example, report = at(second.target_end - 1)
-    assert example.pairs == (first,) and report.pairs_dropped == {"pair_truncated": 1}
+    assert views_of(example) == [first, second] and report.pairs_dropped == {}
+    example, report = at(second.stop - 1)
+    assert views_of(example) == [first] and report.pairs_dropped == {"pair_truncated": 1}
     assert report.pairs == 1 and report.examples_without_pairs == {}
-    example, report = at(first.target_end - 1)
+    example, report = at(first.stop - 1)
     assert example.pairs == () and report.pairs_dropped == {"pair_truncated": 2}
     assert report.examples_without_pairs == {"pair_truncated": 1} and report.rows_kept == 1
     example, report = at(start + 1)
@@ -142,9 +140,9 @@ def test_truncation(bpe_tokenizer):
 
 def test_positions(bpe_tokenizer):
     messages = chat("a.\n\nb.\n\nc.")
-    (pair,) = encode(bpe_tokenizer, [messages], "step_jepa")[0][0].pairs
+    (pair,) = views_of(encode(bpe_tokenizer, [messages], "step_jepa")[0][0])
     for predictors in (0, 3):
-        need = pair.source_end + 1 + predictors + pair.target_end - pair.target_start
+        need = pair.end + 1 + predictors + pair.stop - pair.start
         for positions, kept in ((need, 1), (need - 1, 0)):
             store, report = encode(
                 bpe_tokenizer, [messages], "step_jepa", predictors=predictors, max_positions=positions
@@ -204,7 +202,7 @@ def test_every_row_is_counted_once(bpe_tokenizer):
 def test_strict_stops_at_the_first_bad_row(bpe_tokenizer, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]) + "\n", encoding="utf-8")
-    options = EncodeOptions("regular", SPLITTER, strict=True)
+    options = settings_of("regular", strict=True)
     with pytest.raises(DataError) as caught:
         encode_dataset(file, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options)
     assert str(caught.value) == (
@@ -221,9 +219,7 @@ def test_nothing_to_train_on(bpe_tokenizer, tmp_path):
         encode(bpe_tokenizer, [])
     (tmp_path / "a.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match="a.jsonl: the file or data set is empty"):
-        encode_dataset(
-            tmp_path / "a.jsonl", bpe_tokenizer, ChatRenderer(bpe_tokenizer), EncodeOptions("regular", SPLITTER)
-        )
+        encode_dataset(tmp_path / "a.jsonl", bpe_tokenizer, ChatRenderer(bpe_tokenizer), settings_of("regular"))
     with pytest.raises(DataError, match="no row can be trained on: 2 read, all skipped; first: list row 0: columns"):
         encode(bpe_tokenizer, [{"body": "a"}, {"body": "b"}])
     bare = byte_bpe_tokenizer(template="plain_no_eot")
@@ -261,7 +257,11 @@ def test_chunks_change_nothing(bpe_tokenizer, monkeypatch):
     parts, other = encode(bpe_tokenizer, chats, "step_jepa")
     assert len(whole) == len(parts) == 25 and report == other
     for left, right in zip(whole, parts, strict=True):
-        assert np.array_equal(left.input_ids, right.input_ids) and left[1:3] == right[1:3]
+        assert (
+            np.array_equal(left.input_ids, right.input_ids)
+            and left.labels == right.labels
+            and left.pairs == right.pairs
+        )
     assert encode(bpe_tokenizer, chats[::-1])[1].fingerprint != report.fingerprint
 
 
@@ -269,7 +269,7 @@ def test_processes_change_nothing(bpe_tokenizer, monkeypatch):
     monkeypatch.setattr("stepjepa.data.encode.CHUNK_ROWS", 4)
     rows = [*(chat(f"{i}.\n\nb.") for i in range(10)), {"no": 1}, *map(chat, "xyz")]
     rows = [{"messages": row} if isinstance(row, list) else row for row in rows]
-    options = EncodeOptions("step_jepa", SPLITTER)
+    options = settings_of()
     one, two = (
         encode_dataset(rows, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options, processes=processes)
         for processes in (1, 2)
@@ -286,7 +286,7 @@ def test_a_source_that_can_be_read_once_keeps_its_first_row(bpe_tokenizer):
 
 def test_store_round_trip():
     examples = [
-        Example(np.array([5, 6, 7], np.int32), ((1, 3),), (Pair(0, 0, 1, 2, 1), Pair(1, 1, 2, 3, 2))),
+        paired([5, 6, 7], ((1, 3),), [Views(0, 1, 2), Views(1, 2, 3)], predictors=2),
         Example(np.array([8], np.int32), ()),
         Example(np.array([9, 10], np.int32), ((0, 1), (1, 2)), ()),
     ]
@@ -295,7 +295,8 @@ def test_store_round_trip():
         for found, want in zip(store, examples, strict=True):
             assert found.input_ids.tolist() == want.input_ids.tolist() and found.input_ids.dtype == np.int32
             assert found.label_spans == want.label_spans and found.pairs == want.pairs
-            assert all(isinstance(pair, Pair) for pair in found.pairs)
+            assert [s[1:] for s in found.segments] == [s[1:] for s in want.segments]
+            assert [s.ids.tolist() for s in found.segments] == [s.ids.tolist() for s in want.segments]
         assert store[-1].input_ids.tolist() == [9, 10]
         for index in (3, -4):
             with pytest.raises(IndexError):
@@ -312,11 +313,11 @@ def test_a_slow_tokenizer_is_refused(bpe_tokenizer):
         is_fast = False
 
     with pytest.raises(ConfigError, match="slow one and gives no character offsets"):
-        encode_dataset([{"messages": chat("a")}], Slow(), renderer, EncodeOptions("regular", SPLITTER))
+        encode_dataset([{"messages": chat("a")}], Slow(), renderer, settings_of("regular"))
 
 
 def listed(tokenizer, rows, **options):
-    settings = EncodeOptions("step_jepa", SPLITTER, steps_column="steps", step_pairs="all", **options)
+    settings = settings_of(rules=StepRules(SPLITTER, "steps", True), step_pairs="all", **options)
     return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings)
 
 
@@ -332,7 +333,7 @@ def test_steps_of_a_column(bpe_tokenizer):
     store, report = listed(bpe_tokenizer, rows)
     assert report.rows_kept == 3 and [len(example.pairs) for example in store] == [2, 2, 2]
     for example in store:
-        texts = [bpe_tokenizer.decode(example.input_ids[p.target_start : p.target_end]) for p in example.pairs]
+        texts = [bpe_tokenizer.decode(example.trunk[view.start : view.stop]) for view in views_of(example)]
         assert [text.strip() for text in texts] == ["One more.", "So three."]
 
 

@@ -5,9 +5,9 @@ import pytest
 from tokenizers import AddedToken
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import EncodeOptions, encode_dataset
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.encode import encode_dataset
 from support import tokenizers as made
+from support.encoding import settings_of
 from support.templates import FORMATS
 
 QUESTION = "What is 12 + 5?"
@@ -52,7 +52,7 @@ CASES += [("llama3", "llama3"), ("v1", "mistral_v1"), ("v3", "mistral"), ("tekke
 
 
 def encode(tokenizer, chats, **options):
-    settings = EncodeOptions("regular", make_splitter("separator"), **options)
+    settings = settings_of("regular", **options)
     rows = [{"messages": messages} for messages in chats]
     return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings)
 

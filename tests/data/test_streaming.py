@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from stepjepa.data.encoder import Encoded
+from stepjepa.data.encode import Encoded
 from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource

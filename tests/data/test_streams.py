@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from stepjepa.data.chat import ChatRenderer, RowError, plain_template
-from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.encode import encode_dataset
 from stepjepa.data.sources import PairColumns, row_to_messages
 from stepjepa.data.steps import make_splitter
-from stepjepa.data.streams import blocks, is_stream, split_pair, stream_ids
-from stepjepa.data.views import Pair
+from stepjepa.data.streams import blocks, is_stream, stream_ids
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.options import JEPAOptions
+from support.encoding import View, settings_of, views_of
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 SPLITTER = make_splitter("separator")
@@ -60,18 +63,28 @@ def test_blocks_lose_nothing():
 
 def test_split():
     ids = np.arange(100, 140, dtype=np.int32)
-    pairs, views, reason = split_pair(ids, 0.5, None)
-    assert pairs == [Pair(19, 19, 40, 60, 59)] and views.tolist() == list(range(120, 140)) and reason is None
-    assert split_pair(ids, 0.25, -2)[0] == [Pair(9, 8, 40, 70, 68)]
-    assert split_pair(ids[:4], 0.1, None)[0] == [Pair(1, 1, 4, 6, 5)]  # two tokens at least on either side
-    assert split_pair(ids[:3], 0.5, None)[2] == "too_short_to_split"
-    assert split_pair(ids, 0.99, None)[2] == "too_short_to_split"
-    assert split_pair(ids, 0.5, -21)[2] == "view_shorter_than_last_token"
+
+    def split(ids, ratio, last_token=None, predictors=0):
+        options = JEPAOptions(objective="split", split_ratio=ratio, last_token=last_token, predictors=predictors)
+        return objective_of(options).pairs_of_text(ids)
+
+    def views(ids, *options):
+        found = split(ids, *options)
+        return views_of(Example(ids, (), found.segments, found.pairs))
+
+    assert views(ids, 0.5) == [View(19, 19, 20, 40, 39)] and views(ids, 0.5, None, 2) == [View(19, None, 20, 40, 39)]
+    (rest,) = split(ids, 0.5).segments
+    assert rest.ids.tolist() == list(range(120, 140)) and rest.position == 0 and split(ids, 0.5).reason is None
+    assert views(ids, 0.25, -2) == [View(8, 8, 10, 40, 38)]
+    assert views(ids[:4], 0.1) == [View(1, 1, 2, 4, 3)]  # two tokens at least on either side
+    assert split(ids[:3], 0.5).reason == "too_short_to_split"
+    assert split(ids, 0.99).reason == "too_short_to_split"
+    assert split(ids, 0.5, -21).reason == "view_shorter_than_last_token"
 
 
 def encode(tokenizer, rows, renderer=None, **options):
     options = {"objective": "split", "labels": "all", **options}
-    return encode_dataset(rows, tokenizer, renderer, EncodeOptions(splitter=SPLITTER, **options))
+    return encode_dataset(rows, tokenizer, renderer, settings_of(**options))
 
 
 def test_a_data_set_of_text_needs_no_template():
@@ -87,8 +100,8 @@ def test_a_data_set_of_text_needs_no_template():
     assert sum(len(example.input_ids) for example in store) == report.tokens
     for example in store:
         if example.pairs:
-            (pair,) = example.pairs
-            assert np.array_equal(example.views, example.input_ids[pair.source_end + 1 :])
+            (view,), (rest,) = views_of(example), example.segments
+            assert np.array_equal(rest.ids, example.trunk[view.end + 1 :])
     assert report.examples_without_pairs["too_short_to_split"] == sum(not example.pairs for example in store)
 
 
@@ -107,8 +120,8 @@ def test_a_stray_text_row_among_chats_is_counted(bpe_tokenizer):
 def test_a_chat_splits_as_a_sequence(bpe_tokenizer):
     rows = [{"question": "What is 12 + 5?", "answer": "It is 17."}]
     store, _ = encode(bpe_tokenizer, rows, ChatRenderer(bpe_tokenizer), max_length=12)
-    assert len(store[0].input_ids) == 12 and store[0].pairs[0].source_end == 5
-    assert np.array_equal(store[0].views, store[0].input_ids[6:])
+    assert len(store[0].input_ids) == 12 and views_of(store[0])[0].end == 5
+    assert np.array_equal(store[0].segments[0].ids, store[0].trunk[6:])
 
 
 def test_named_columns():
@@ -145,7 +158,7 @@ def test_label_modes(tmp_path, llama3_tokenizer):
     file.write_text(json.dumps(row))
     tokenizer, counts = fresh(llama3_tokenizer), {}
     for labels in ("assistant", "all", "reference"):
-        options = EncodeOptions("regular", SPLITTER, labels=labels)
+        options = settings_of("regular", labels=labels)
         store, report = encode_dataset(file, tokenizer, ChatRenderer(tokenizer), options)
         example, counts[labels] = store[0], report.labelled_tokens
         labelled = [i for start, stop in example.label_spans for i in range(start, stop)]

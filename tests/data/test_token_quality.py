@@ -11,12 +11,12 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.options import EncodeOptions
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.synthetic import generate_rows
 from stepjepa.data.tokens import encode_texts, token_span
 from support import tokenizer_kinds as kinds
 from support import tokenizers as made
+from support.encoding import settings_of, views_of
 from support.templates import FORMATS
 
 COUNT = 2000
@@ -172,7 +172,7 @@ def test_pairs_and_labels_in_every_turn(name):
     """Of several answers each has its own steps, pairs and labels, and a pair never reaches over a turn."""
     tokenizer = made.byte_bpe_tokenizer(template=name) if name in FORMATS else build(name, [])[0]
     turns = [message for number, answer in enumerate(DIALOGUE) for message in asked(f"Q{number}?\n\nAnd?", answer)]
-    settings = EncodeOptions("step_jepa", make_splitter("separator"), step_pairs="all")
+    settings = settings_of(step_pairs="all")
     store, report = encode_dataset([{"messages": turns}], tokenizer, ChatRenderer(tokenizer), settings)
     (example,) = store
 
@@ -180,11 +180,11 @@ def test_pairs_and_labels_in_every_turn(name):
         return tokenizer.decode(example.input_ids[start:stop].tolist(), clean_up_tokenization_spaces=False).lstrip(" ")
 
     thought = "<think>\na\n\nb\n</think>\n\n"
-    assert [said(pair.target_start, pair.target_end) for pair in example.pairs] == [
+    assert [said(view.start, view.stop) for view in views_of(example)] == [
         "So\u00a017.\n\n", "End.", "Two.\n\n", "Three.",
     ]  # fmt: skip
-    for pair, source in zip(example.pairs, ["It is 17.\n\n", "So\u00a017.\n\n", thought, "Two.\n\n"], strict=True):
-        assert pair.target_start == pair.source_end + 1 and said(0, pair.target_start).endswith(source)
+    for view, source in zip(views_of(example), ["It is 17.\n\n", "So\u00a017.\n\n", thought, "Two.\n\n"], strict=True):
+        assert view.start == view.end + 1 and said(0, view.start).endswith(source)
     labels = [said(*span) for span in example.label_spans]
     assert len(labels) == 3
     for label, answer in zip(labels, DIALOGUE, strict=True):

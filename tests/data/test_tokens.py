@@ -5,7 +5,7 @@ import pytest
 from tokenizers import AddedToken, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from stepjepa.data.tokens import TurnEnds, encode_apart, encode_texts, last_characters, token_span
+from stepjepa.data.tokens import TurnEnds, encode_cut, encode_texts, last_characters, token_span
 from support.tokenizer_kinds import trained
 from support.tokenizers import byte_bpe_tokenizer, fresh, mistral_sentencepiece_tokenizer
 
@@ -96,11 +96,11 @@ def test_a_special_token_does_not_own_the_white_space_that_it_swallows():
     assert tokens(tokenizer, "<|a|>\n  x<|a|>  ") == [("<|a|>", 4), ("x", 8), ("<|a|>", 13)]
 
 
-def test_encode_apart(bpe_tokenizer):
+def test_encode_cut(bpe_tokenizer):
     text = "It is 17.\n\nSo"
     whole = encode_texts(bpe_tokenizer, [text])[0]
-    assert encode_apart(bpe_tokenizer, text, [])[0].tolist() == whole[0].tolist()
-    ids, last = encode_apart(bpe_tokenizer, text, [9, 11])
+    assert encode_cut(bpe_tokenizer, text, [])[0].tolist() == whole[0].tolist()
+    ids, last = encode_cut(bpe_tokenizer, text, [9, 11])
     assert bpe_tokenizer.decode(ids) == text
     names = bpe_tokenizer.convert_ids_to_tokens(ids.tolist())
     assert names[-4:] == [".", "\u010a", "\u010a", "So"] and last.tolist()[-4:] == [8, 9, 10, 12]

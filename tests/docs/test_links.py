@@ -126,5 +126,5 @@ def test_dead_links_are_found():
         slug("A `b_c` (d), 2 + 2") == "a-b_c-d-2-2"
         and slug("Question and answer (`llm_jepa`)") == "question-and-answer-llm_jepa"
     )
-    assert defined("stepjepa.losses.cosine", "cosine_loss") and not defined("stepjepa.losses.cosine", "cosines")
+    assert defined("stepjepa.losses.distances", "cosine_loss") and not defined("stepjepa.losses.distances", "cosines")
     assert "the-forest" in anchors(DOCS / "method.md") and "nowhere" not in anchors(DOCS / "method.md")

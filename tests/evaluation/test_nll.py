@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from stepjepa.data.examples import Example
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import RowSource
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import nll
 from stepjepa.evaluation.questions import SystemPrompt, read_questions

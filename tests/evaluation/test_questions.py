@@ -7,12 +7,10 @@ from collections import Counter
 
 import pytest
 
-from stepjepa.data.encode import encode_dataset
-from stepjepa.data.options import EncodeOptions
+from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
-from stepjepa.data.steps import make_splitter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.questions import (
@@ -165,7 +163,7 @@ def test_rows_that_the_template_refuses_are_counted():
 
 
 def encoded(rows, processes=1):
-    options = EncodeOptions("regular", make_splitter("separator", "\n\n"), max_length=60)
+    options = EncodeOptions(max_length=60)
     tokenizer = fresh(byte_bpe_tokenizer())
     return encode_dataset(rows, tokenizer, None, options, processes=processes)[1]
 

@@ -10,15 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
 from stepjepa.modeling.load import lora_config
 from stepjepa.modeling.probe import load_probe, row_numbers
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
-from support.families import EXAMPLES, VOCABULARY, family_config, family_model, own_losses
+from support.families import EXAMPLES, VOCABULARY, examples_with, family_config, family_model, own_losses
 from support.models import tiny_model
 
 # Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
@@ -33,7 +32,11 @@ def ready(model, count=0, **options):
     """The model as training has it, the setup and a batch of `EXAMPLES`."""
     model, setup = set_up_model(model, JEPAOptions(predictors=count, **{**STEPS, **options}), 0, "cpu")
     attention = model.config.get_text_config()._attn_implementation
-    return model, setup, make_collator(setup, JEPAOptions(predictors=count, **STEPS), 0, attention, "cpu")(EXAMPLES)
+    return (
+        model,
+        setup,
+        make_collator(setup, JEPAOptions(predictors=count, **STEPS), 0, attention, "cpu")(examples_with(count)),
+    )
 
 
 @pytest.mark.parametrize("family", HEADS)
@@ -42,7 +45,7 @@ def test_the_loss_is_that_of_the_models_own_head(family):
     expected = own_losses(model)
     model, _, batch = ready(model)
     with torch.no_grad():
-        assert float(model(**batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
+        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
 
 
 def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
@@ -101,7 +104,7 @@ def test_inspect_refuses_what_sees_the_future(tmp_path):
 
 def long_example(length: int) -> Example:
     ids = np.random.default_rng(length).integers(3, 90, length).astype(np.int32)
-    return Example(ids, ((length // 3, length),), (Pair(8, 8, 9, length - 5, length - 6),))
+    return Example(ids, ((length // 3, length),))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
@@ -121,7 +124,7 @@ def test_a_window_in_the_configuration_that_the_class_ignores_is_ignored(family,
     assert [record.getMessage().count("sliding_window") for record in caplog.records] == [1]
     batch = make_collator(setup, JEPAOptions(predictors=0, **STEPS), 0, "sdpa", "cpu")([example])
     with torch.no_grad():
-        assert float(model(**batch).lm_loss_sum) == pytest.approx(float(expected), rel=1e-5)
+        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(float(expected), rel=1e-5)
     assert model.config.sliding_window == window
 
 
@@ -150,14 +153,14 @@ def test_a_backbone_that_its_class_misnames_is_found(family, forward, count):
     model, setup, batch = ready(model, count)
     assert setup.forward == forward
     with torch.no_grad():
-        assert float(model(**batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
+        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mllama", "moss_transcribe_diarize"])
 def test_every_trained_parameter_of_a_multimodal_class_gets_a_gradient(family):
     """DDP waits for the gradient of each trainable parameter; text gives a vision tower none."""
     model, _, batch = ready(family_model(family).train(), 2)
-    output = model(**batch)
+    output = model(batch=batch)
     (output.lm_loss_sum + output.source_states.sum() + output.target_states.sum()).backward()
     parameters = dict(model.named_parameters())
     assert {name for name, one in parameters.items() if one.requires_grad} == {

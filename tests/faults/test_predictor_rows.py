@@ -102,13 +102,13 @@ def test_the_rows_are_embedded_as_the_vocabulary_s_are(tmp_path, tokenizer, name
     trainer.model.eval()
     with torch.no_grad():
         trainer.model.jepa.predictors.weight += 0.1
-        found = trainer.model(**batch_of(trainer)).source_states
+        found = trainer.model(batch=batch_of(trainer)).source_states
         reference = grown(trainer.model, trainer.model.jepa.predictors.weight)
         expected, ids = [], list(range(len(tokenizer), len(tokenizer) + 2))
         for row in range(len(trainer.train_dataset)):
             example = trainer.train_dataset[Draw(0, row)]
             for pair in example.pairs:
-                source = [*example.input_ids[: pair.source_end + 1].tolist(), *ids]
+                source = [*example.trunk[: example.sees(pair.source) + 1].tolist(), *ids]
                 states = getattr(reference, reference.base_model_prefix)(torch.tensor([source])).last_hidden_state
                 expected.append(states[0, -1])
     assert len(expected) > 4

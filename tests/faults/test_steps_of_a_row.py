@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stepjepa.cli.main import main
+from support.encoding import views_of
 
 THOUGHTS = "<think>\nI wonder what {n} and one more come to.\n\nOne takes {n} and counts on from there.\n</think>\n\n"
 STYLES = [
@@ -97,8 +98,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
     from stepjepa.analysis.collect import read_pairs
     from stepjepa.analysis.energies import encode_solutions
     from stepjepa.data.chat import ChatRenderer
-    from stepjepa.data.encode import encode_dataset
-    from stepjepa.data.encoder import read_chat
+    from stepjepa.data.encode import encode_dataset, read_chat
     from stepjepa.data.prepare import PrepareOptions, prepare
     from stepjepa.data.sources import RowSource
     from stepjepa.training.encoding import settings_for
@@ -137,7 +137,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
             texts = [chat.rendered.text[span.start + a : span.start + b] for a, b in chat.steps.spans[0]]
             assert [text.strip() for text in texts] == row["steps"] and "".join(texts) == row["messages"][-1]["content"]
             assert [text.strip() for text in solution.steps] == row["steps"], case
-            ids = [example.input_ids[pair.target_start : pair.target_end] for pair in example.pairs]
+            ids = [example.trunk[view.start : view.stop] for view in views_of(example)]
             assert [bpe_tokenizer.decode(part).strip() for part in ids] == row["steps"][1:], case
         if trained.pairs > 1:
             pairs = read_pairs(source, bpe_tokenizer, renderer, settings)
@@ -279,7 +279,7 @@ def encoded(tokenizer, source, **changes):
 
 
 def targets(tokenizer, store) -> list[list[str]]:
-    return [[tokenizer.decode(e.input_ids[p.target_start : p.target_end]) for p in e.pairs] for e in store]
+    return [[tokenizer.decode(e.trunk[view.start : view.stop]) for view in views_of(e)] for e in store]
 
 
 def test_several_turns_thoughts_and_introductions(bpe_tokenizer):

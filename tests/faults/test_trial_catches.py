@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from stepjepa.forest import dense
 from stepjepa.modeling import masks
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
-from support.families import EXAMPLES, family_model
+from support.families import examples_with, family_model
 from support.models import tiny_model
 
 PAIRS = {"objective": "step_jepa", "predictors": 2}
@@ -77,7 +78,7 @@ def test_segments_that_go_wrong_leave_the_dense_mask(monkeypatch):
 
 def test_inline_is_tried_too(monkeypatch):
     own = masks.dense_mask
-    monkeypatch.setattr(masks, "dense_mask", lambda batch, window: own({**batch, "floor": batch["order"] * 0}, window))
+    monkeypatch.setattr(masks, "dense_mask", lambda batch, window: own(replace(batch, floor=batch.order * 0), window))
     with pytest.raises(ConfigError, match="forward=inline cannot serve"):
         chosen(tiny_model("llama"), forward="inline")
     assert chosen(tiny_model("llama"))[1] == "packed"
@@ -100,7 +101,7 @@ def flex(monkeypatch, wrong):
     own = masks.block_mask
     if wrong:
         monkeypatch.setattr(
-            masks, "block_mask", lambda batch, window: own({**batch, "attach": batch["attach"] * 0 - 1}, window)
+            masks, "block_mask", lambda batch, window: own(replace(batch, attach=batch.attach * 0 - 1), window)
         )
     model = tiny_model("llama", "flex_attention")
     return set_up_model(model, JEPAOptions(**PAIRS), 0, "cuda")[1].forward
@@ -138,7 +139,7 @@ def choose_as(rank, folder, answers):
     torch.set_num_threads(1)
     if rank == 1:
         masks.dense_mask = lambda batch, window=None: dense.dense_mask(
-            {**batch, "attach": batch["attach"] * 0 - 1}, window
+            replace(batch, attach=batch.attach * 0 - 1), window
         )
     for forward in ("auto", "packed"):
         try:
@@ -170,6 +171,6 @@ def test_the_states_that_training_reads_are_those_of_separate_passes():
         model, setup = set_up_model(family_model("moss_transcribe_diarize"), options, 0, "cpu")
         collator = make_collator(setup, options, 0, model.config.get_text_config()._attn_implementation, "cpu")
         with torch.no_grad():
-            output = model(**collator(EXAMPLES))
+            output = model(batch=collator(examples_with(2)))
         states.append(torch.cat([output.source_states, output.target_states]))
     torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepjepa.forest.controls import shuffled_order
+from stepjepa.forest.collate import shuffled_order
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [2, 1, 1], [0, 3, 1, 2], [1, 0, 1], [2, 2, 2]])

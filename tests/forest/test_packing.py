@@ -7,11 +7,11 @@ import random
 import numpy as np
 import torch
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.packing import best_fit, plan_rows, row_lengths
 from stepjepa.forest.two_pass import TwoPassCollator
+from support.models import Views, paired
 
 
 def test_best_fit_takes_the_fullest_row_that_has_room():
@@ -53,26 +53,27 @@ def test_max_row_length():
 
 def test_labels_and_pairs_keep_the_batchs_order():
     """Rows are filled longest first; what is read out is in the order of the examples all the same."""
-    short = Example(np.array([1, 2, 3, 4], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
-    long = Example(np.arange(10, 20, dtype=np.int32), ((5, 10),), (Pair(4, 4, 5, 10, 9),))
+    short = paired([1, 2, 3, 4], [(2, 4)], [Views(1, 2, 4)])
+    long = paired(range(10, 20), [(5, 10)], [Views(4, 5, 10)])
     batch = ForestCollator((), 0)([short, long])
-    flat = batch["input_ids"].flatten()
-    assert flat[batch["target_readouts"]].tolist() == [4, 19]
-    assert flat[batch["source_readouts"]].tolist() == [2, 14]
-    assert batch["label_ids"].tolist() == [3, 4, 15, 16, 17, 18, 19]
-    assert flat[batch["label_positions"]].tolist() == [2, 3, 14, 15, 16, 17, 18]
+    flat = batch.rows.input_ids.flatten()
+    assert flat[batch.targets.positions].tolist() == [4, 19]
+    assert flat[batch.sources.positions].tolist() == [2, 14]
+    assert batch.label_ids.tolist() == [3, 4, 15, 16, 17, 18, 19]
+    assert flat[batch.label_positions].tolist() == [2, 3, 14, 15, 16, 17, 18]
 
 
 def test_two_pass_rows():
-    example = Example(np.array([1, 2, 3, 4], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
+    example = paired([1, 2, 3, 4], [(2, 4)], [Views(1, 2, 4)], predictors=2)
     batch = TwoPassCollator((90, 91), 0)([example])
-    assert batch["view_input_ids"].tolist() == [[1, 2, 90, 91], [3, 4, 0, 0]]
-    assert batch["view_attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
-    assert batch["view_position_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
-    assert batch["source_readouts"].tolist() == [3]
-    assert batch["target_readouts"].tolist() == [5]
+    assert batch.views.input_ids.tolist() == [[1, 2, 90, 91], [3, 4, 0, 0]]
+    assert batch.views.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch.views.position_ids.tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
+    first = batch.rows.input_ids.numel()  # views are addressed behind the chats
+    assert batch.sources.positions.tolist() == [first + 3]
+    assert batch.targets.positions.tolist() == [first + 5]
 
 
 def test_a_batch_without_labels_or_pairs():
     batch = ForestCollator((90,), 0)([Example(np.array([0], np.int32), ())])
-    assert batch["label_ids"].shape == batch["source_readouts"].shape == torch.Size([0])
+    assert batch.label_ids.shape == batch.sources.positions.shape == torch.Size([0])

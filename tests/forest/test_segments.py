@@ -7,32 +7,30 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.dense import dense_mask
-from stepjepa.forest.layout import build_forest
 from stepjepa.forest.segments import attention_costs, segment_plan, segmented_attention
-from support.models import made_up_examples
+from support.models import Views, made_up_examples, paired
 
 
-def long_examples():
+def long_examples(predictors):
     """Two examples of 300 and 200 tokens, long enough to attend segment by segment."""
-    pairs = [Pair(99, 99, 100, 130, 129), Pair(129, 129, 130, 160, 159)]
     return [
-        Example(np.full(300, 5, np.int32), ((99, 300),), tuple(pairs)),
+        paired(np.full(300, 5), [(99, 300)], [Views(99, 100, 130), Views(129, 130, 160)], predictors),
         Example(np.full(200, 6, np.int32), ((9, 200),)),
     ]
 
 
-@pytest.mark.parametrize("examples", [made_up_examples(), long_examples()], ids=["short", "long"])
+@pytest.mark.parametrize("made", [made_up_examples, long_examples], ids=["short", "long"])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("predictors", [(), (96,), (96, 97)])
-def test_equals_dense_attention_in_value_and_gradient(examples, window, predictors):
-    batch = ForestCollator(predictors, 0).pack_one_row([build_forest(example, predictors) for example in examples])
+def test_equals_dense_attention_in_value_and_gradient(made, window, predictors):
+    examples = made(len(predictors))
+    batch = ForestCollator(predictors, 0).in_one_row(examples).rows
     apart = [len(forest) > 1 for forest in segment_plan(batch, window).forests]
-    assert any(apart) is (examples[0].input_ids.size == 300)
-    tokens = batch["input_ids"].shape[1]
+    assert any(apart) is (examples[0].trunk.size == 300)
+    tokens = batch.input_ids.shape[1]
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, 3, tokens, 8, generator=generator).requires_grad_() for _ in range(3)]
     weight = torch.randn(1, 3, tokens, 8, generator=generator)
@@ -50,18 +48,17 @@ def test_equals_dense_attention_in_value_and_gradient(examples, window, predicto
 
 
 def plan_of(*examples):
-    forests = [build_forest(example, (90, 91)) for example in examples]
-    batch = ForestCollator((90, 91), 0).pack_one_row(forests)
+    batch = ForestCollator((90, 91), 0).in_one_row(examples).rows
     return batch, segment_plan(batch)
 
 
 def test_a_long_forest_attends_segment_by_segment():
     """A trunk of 400, a branch of two behind token 9, a target of 30; then a trunk of two."""
-    long = Example(np.full(400, 5, np.int32), ((10, 400),), (Pair(9, 9, 10, 40, 39),))
+    long = paired(np.full(400, 5), [(10, 400)], [Views(9, 10, 40)], predictors=2)
     short = Example(np.array([20, 21], np.int32), ((1, 2),))
     batch, plan = plan_of(long, short)
-    assert batch["input_ids"].shape == (1, 434)
-    assert batch["forests"].tolist() == [[0, 432], [432, 434]]
+    assert batch.input_ids.shape == (1, 434)
+    assert batch.forests.tolist() == [[0, 432], [432, 434]]
     assert plan.sizes == (0, 432, 0, 2, 0)
     trunk, branch, target = plan.forests[0]
     assert (trunk.length, trunk.branch, trunk.mask) == (400, False, None)
@@ -73,7 +70,7 @@ def test_a_long_forest_attends_segment_by_segment():
 
 
 def test_a_short_forest_attends_whole():
-    short = Example(np.array([10, 11, 12, 13], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
+    short = paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2)
     batch, plan = plan_of(short)
     (only,) = plan.forests[0]
     assert (only.length, only.branch) == (8, False)
@@ -88,8 +85,8 @@ def test_costs_by_hand():
 def test_long_examples_come_as_one_row_and_the_cheaper_form_is_chosen():
     def batch(length, count=6):
         examples = [Example(np.full(length, 5, np.int32), ((1, length),)) for _ in range(count)]
-        return ForestCollator((), 0, segmented=True)(examples)
+        return ForestCollator((), 0, segmented=True)(examples).rows
 
-    assert batch(400)["input_ids"].shape == (1, 2400) and "forests" in batch(400)
-    assert "forests" not in batch(10)
-    assert "forests" not in ForestCollator((), 0)([Example(np.full(400, 5, np.int32), ((1, 400),))] * 6)
+    assert batch(400).input_ids.shape == (1, 2400) and batch(400).forests is not None
+    assert batch(10).forests is None
+    assert ForestCollator((), 0)([Example(np.full(400, 5, np.int32), ((1, 400),))] * 6).rows.forests is None

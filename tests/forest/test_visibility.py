@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example
 from stepjepa.forest.collate import PADDING, ForestCollator
 from stepjepa.forest.dense import additive_mask, dense_mask
 from stepjepa.forest.flex import block_mask, mask_mod
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.visibility import visible
-from support.models import made_up_examples
+from support.models import Views, made_up_examples, paired
 
-EXAMPLE = Example(np.array([10, 11, 12, 13], np.int32), ((2, 4),), (Pair(1, 1, 2, 4, 3),))
+EXAMPLE = paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2)
 # q down, k across: a b c d | p1 p2 | c' d'
 EXPECTED = """
 1 . . . . . . .
@@ -48,7 +47,7 @@ def test_layout():
 
 
 def test_layout_without_predictors_reads_the_trunk():
-    forest = build_forest(EXAMPLE, ())
+    forest = build_forest(paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)]), ())
     assert forest.input_ids.tolist() == [10, 11, 12, 13, 12, 13]
     assert forest.position_ids.tolist() == [0, 1, 2, 3, 2, 3]
     assert forest.source_readouts.tolist() == [1]
@@ -60,12 +59,12 @@ def test_descending_order_is_the_callers():
 
 
 def test_dense_mask_of_one_example():
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE])
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE]).rows
     assert torch.equal(dense_mask(batch)[0, 0], matrix(EXPECTED))
 
 
 def test_sliding_window_counts_positions_not_places():
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE])
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE]).rows
     expected = """
     1 . . . . . . .
     1 1 . . . . . .
@@ -80,30 +79,28 @@ def test_sliding_window_counts_positions_not_places():
 
 
 def test_padding_sees_itself_only_and_nothing_sees_it():
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=10)([EXAMPLE])
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=10)([EXAMPLE]).rows
     mask = dense_mask(batch)[0, 0]
     assert mask.shape == (10, 10)
     assert torch.equal(mask[:8, :8], matrix(EXPECTED))
     assert torch.equal(mask[8:, 8:], torch.eye(2, dtype=torch.bool))
     assert not mask[:8, 8:].any() and not mask[8:, :8].any()
-    assert batch["example"][0, 8:].tolist() == [PADDING, PADDING]
+    assert batch.example[0, 8:].tolist() == [PADDING, PADDING]
 
 
 def test_two_examples_in_a_row_are_blind_to_each_other():
     other = Example(np.array([20, 21], np.int32), ((1, 2),))
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1).pack(
-        [build_forest(EXAMPLE, (90, 91)), build_forest(other, (90, 91))], [[0, 1]]
-    )
-    mask = dense_mask(batch)[0, 0]
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE, other])
+    mask = dense_mask(batch.rows)[0, 0]
     assert torch.equal(mask[:8, :8], matrix(EXPECTED))
     assert torch.equal(mask[8:, 8:], matrix("1 .\n1 1"))
     assert not mask[:8, 8:].any() and not mask[8:, :8].any()
-    assert batch["label_positions"].tolist() == [1, 2, 8]
+    assert batch.label_positions.tolist() == [1, 2, 8]
 
 
 def test_a_second_branch_does_not_see_the_first():
-    example = Example(np.array([10, 11, 12], np.int32), ((1, 3),), (Pair(0, 0, 1, 2, 1), Pair(1, 1, 2, 3, 2)))
-    batch = ForestCollator((90,), 0, pad_to_multiple_of=1)([example])
+    example = paired([10, 11, 12], [(1, 3)], [Views(0, 1, 2), Views(1, 2, 3)], predictors=1)
+    batch = ForestCollator((90,), 0, pad_to_multiple_of=1)([example]).rows
     expected = """
     1 . . . . . .
     1 1 . . . . .
@@ -118,8 +115,8 @@ def test_a_second_branch_does_not_see_the_first():
 
 def test_inline_isolates_the_target_and_nothing_after_it():
     """a b p1 p2 c d e in one sequence, of which c d is the target."""
-    example = Example(np.array([10, 11, 12, 13, 14], np.int32), ((2, 5),), (Pair(1, 1, 2, 4, 3),))
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1, inline=True)([example])
+    example = paired([10, 11, 12, 13, 14], [(2, 5)], [Views(1, 2, 4)], predictors=2)
+    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1, inline=True)([example]).rows
     expected = """
     1 . . . . . .
     1 1 . . . . .
@@ -129,7 +126,7 @@ def test_inline_isolates_the_target_and_nothing_after_it():
     . . . . 1 1 .
     1 1 1 1 1 1 1
     """
-    assert batch["input_ids"].tolist() == [[10, 11, 90, 91, 12, 13, 14]]
+    assert batch.input_ids.tolist() == [[10, 11, 90, 91, 12, 13, 14]]
     assert torch.equal(dense_mask(batch)[0, 0], matrix(expected))
 
 
@@ -149,9 +146,9 @@ def test_additive_mask():
 
 @pytest.mark.parametrize("window", [None, 6])
 def test_block_mask_says_what_the_dense_mask_says(window):
-    batch = ForestCollator((96, 97), 0, pad_to_multiple_of=128)(made_up_examples())
+    batch = ForestCollator((96, 97), 0, pad_to_multiple_of=128)(made_up_examples(2)).rows
     dense = dense_mask(batch, window)
-    rows, length = batch["input_ids"].shape
+    rows, length = batch.input_ids.shape
     q, k = torch.arange(length)[:, None], torch.arange(length)[None, :]
     rule = mask_mod(batch, window)
     assert length == 128
@@ -166,5 +163,5 @@ def test_block_mask_leaves_out_blocks_between_examples():
     """Two examples that fill a block each: the block between them is empty."""
     examples = [Example(np.full(128, 5 + i, np.int32), ((1, 128),)) for i in range(2)]
     collator = ForestCollator((), 0)
-    batch = collator.pack([build_forest(e, ()) for e in examples], [[0, 1]])
+    batch, _ = collator.pack([build_forest(e, ()) for e in examples], [[0, 1]])
     assert block_mask(batch).to_dense()[0, 0].tolist() == [[1, 0], [0, 1]]

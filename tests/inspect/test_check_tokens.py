@@ -6,13 +6,12 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.options import EncodeOptions
-from stepjepa.data.steps import make_splitter
 from stepjepa.errors import DataError
 from stepjepa.inspect.check.tokens import padding_lines
 from stepjepa.inspect.padding import measure_padding, row_collator
 from stepjepa.inspect.record import Form
 from support.checks import NO_SYSTEM, ROWS, tokens_of, warned, words
+from support.encoding import settings_of
 
 
 def test_counts_by_hand():
@@ -152,7 +151,7 @@ def test_the_record_and_the_lines():
 
 
 def examples(**options):
-    settings = EncodeOptions("step_jepa", make_splitter("separator"), predictors=2, **options)
+    settings = settings_of(predictors=2, **options)
     tokenizer = words()
     store, data = encode_dataset(ROWS, tokenizer, ChatRenderer(tokenizer), settings)
     return list(store), data

@@ -4,10 +4,10 @@ import io
 
 import numpy as np
 import pytest
-
-from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
 from stepjepa.forest.tube import TubeOptions, tube_of_spans
+
+from stepjepa.data.examples import Example
 from stepjepa.inspect.style import KINDS
 from stepjepa.inspect.terminal import draw, make_console
 from support.records import row_record

@@ -9,9 +9,9 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from stepjepa.data.views import Pair
 
 from stepjepa.cli.main import main
-from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import row_figure, save_png, spread
 from stepjepa.inspect.style import KINDS, letter_colour

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from stepjepa.data.views import Pair
 
 from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
 from stepjepa.inspect.record import Readout
 from stepjepa.inspect.style import KINDS
 from support.records import row_record

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from stepjepa.data.views import Pair
 
 from stepjepa.cli.main import main
-from stepjepa.data.views import Pair
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
@@ -58,7 +58,7 @@ def test_cosines_and_losses_are_those_of_training(name, form):
     batch = collator([EXAMPLE])
     attach_forest_forward(probe.model, VOCABULARY)
     with torch.no_grad():
-        expected = probe.model(**batch)
+        expected = probe.model(batch=batch)
     assert float(found.losses.sum()) == pytest.approx(float(expected.lm_loss_sum), rel=1e-5)
     cosines = torch.nn.functional.cosine_similarity(expected.source_states, expected.target_states)
     assert pair_cosines(record, found.states.numpy()) == pytest.approx(cosines.tolist(), abs=1e-5)

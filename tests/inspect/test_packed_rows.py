@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 from rich.cells import cell_len
-
-from stepjepa.data.examples import Example
 from stepjepa.data.views import Pair
+
+from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.padding import packing_line

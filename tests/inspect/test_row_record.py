@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from stepjepa.data.views import Pair
 
 from stepjepa.data.examples import Example, ExampleStore
-from stepjepa.data.views import Pair
 from stepjepa.inspect.record import Readout, Span
 from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.presets import train_tokenizer

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from stepjepa.data.encoder import ReadChat, read_chat
 
 from stepjepa.data.chat import ChatRenderer, plain_template
 from stepjepa.data.encode import EncodeOptions, encode_dataset
-from stepjepa.data.encoder import ReadChat, read_chat
 from stepjepa.data.examples import Example
 from stepjepa.data.steps import make_splitter
 from stepjepa.inspect.layout import trunk_names

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 from rich.cells import cell_len
+from stepjepa.data.views import Pair
 
 from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
 from stepjepa.inspect.style import ASCII, UNICODE, token_label
 from stepjepa.inspect.terminal import draw, make_console, mask_lines, shown_positions, token_lines
 from support.records import row_record

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from stepjepa.forest.tube import TubeOptions, draw_tube, joined, tube_of_spans
 
 from stepjepa.data.examples import Example
-from stepjepa.forest.tube import TubeOptions, draw_tube, joined, tube_of_spans
 from support.records import row_record
 
 #       0    1    2  3  4   5    6    7  8  9

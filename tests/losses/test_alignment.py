@@ -9,10 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.losses.cosine import cosine_loss
-from stepjepa.losses.l2 import l2_loss
-from stepjepa.losses.mse import mse_loss
-from stepjepa.losses.smooth_l1 import smooth_l1_loss
+from stepjepa.losses.distances import cosine_loss, l2_loss, mse_loss, smooth_l1_loss
 
 DISTANCES = [cosine_loss, l2_loss, mse_loss, smooth_l1_loss]
 SOURCE = torch.tensor([[3.0, 4.0], [1.0, 0.0]])

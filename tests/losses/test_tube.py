@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from stepjepa.losses.tube import combine, turning_angle
+from stepjepa.losses.distances import combine, turning_angle
 
 STATES = [[1.0, 2.0], [3.0, 5.0], [10.0, 20.0], [0.5, 0.25]]
 # v0 = h2 - h1, v1 = 2 h0 + h2 - 4 h3, v2 nothing, v3 = h1 / 2

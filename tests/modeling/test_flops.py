@@ -10,10 +10,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from stepjepa.data.views import Pair
+from stepjepa.data.types import ISOLATED, Pair, Read, Segment, Span
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.layout import build_forest
-from stepjepa.forest.tube import TubeOptions, draw_tube
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.cost import LayerCost, Work
@@ -22,7 +20,9 @@ from stepjepa.modeling.flops import KINDS, ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.predictors import PredictorRows
 from stepjepa.modeling.segments import use_sdpa, use_segments
-from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_example, made_up_examples, tiny_model
+from stepjepa.objectives.semantic_tube import draw_pairs
+from support.models import ARCHITECTURES, TRAINED_VOCABULARY, Views, made_up_example, made_up_examples, tiny_model
+from support.tube import tube_options
 
 CASES = [(name, attention) for name, (_, _, kinds) in ARCHITECTURES.items() for attention in kinds]
 
@@ -57,7 +57,7 @@ def ready(name="llama", attention="sdpa", lora=None, rows=False, **changes):
 def counted(model, batch) -> int:
     """What torch counts in forward and backward; the losses on states have no matrix products."""
     with FlopCounterMode(display=False, custom_mapping=UNKNOWN) as counter:
-        output = model(**batch)
+        output = model(batch=batch)
         loss = output.lm_loss_sum + output.source_states.square().sum()
         (loss + output.target_states.square().sum()).backward()
     return counter.get_total_flops()
@@ -65,16 +65,17 @@ def counted(model, batch) -> int:
 
 def batches(count, attention="sdpa", examples=None):
     """Every layout: one padded row, several, targets apart, inline, two passes, and one row by segments."""
-    examples, ids = examples or made_up_examples(), predictor_ids(count)
+    examples, ids = examples or made_up_examples(count), predictor_ids(count)
     one = ForestCollator(ids, 0)
     yield one(examples)
     yield ForestCollator(ids, 0, max_row_length=40)(examples)
     yield replace(one, separate_targets=True)(examples)
-    yield replace(one, inline=True)(examples)
+    if any(example.segments for example in examples):
+        yield replace(one, inline=True)(examples)
     yield TwoPassCollator(ids, 0)(examples)
     yield TwoPassCollator(ids, 0, separate_targets=True)(examples)
     if attention == "sdpa":
-        yield one.pack_one_row([build_forest(example, ids) for example in examples])
+        yield one.in_one_row(examples)
         yield ForestCollator(ids, 0, attention_length=1, segmented=True, separate_targets=True)(examples)
 
 
@@ -82,7 +83,7 @@ def check(model, count, attention="sdpa", examples=None):
     """Every form of a batch costs what torch counts."""
     cost = ModelCost.of(model, TRAINED_VOCABULARY)
     for batch in batches(count, attention, examples):
-        by_segments = any(name.endswith("forests") for name in batch)
+        by_segments = any(rows.forests is not None for rows in batch.every_rows)
         if by_segments:
             use_segments(causal_lm(model))
         flops = batch_flops(batch, cost)
@@ -152,10 +153,10 @@ def test_lora_on_experts_is_exact_but_for_a_constant():
     """In every call PEFT adds B @ A to the weights of all experts and of the router."""
     model = ready("mixtral", lora={"target_modules": "all-linear"})
     cost = ModelCost.of(model, TRAINED_VOCABULARY)
-    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples()[:1])
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples(2)[:1])
     constant = counted(model, batch) - sum(batch_flops(batch, cost).values())
     assert constant > 0
-    for more in (made_up_examples(), made_up_examples()[2:]):
+    for more in (made_up_examples(2), made_up_examples(2)[2:]):
         batch = ForestCollator(predictor_ids(2), 0)(more)
         assert counted(model, batch) - sum(batch_flops(batch, cost).values()) == constant
 
@@ -172,8 +173,8 @@ def test_predictor_head(kind):
 
 def test_tube():
     rng = np.random.default_rng(0)
-    tubes = [draw_tube((2, 6), (7, 12), TubeOptions(times=2), rng) for _ in range(2)]
-    examples = [made_up_example(20 + n, [], n)._replace(label_spans=((15, 18),), tube=t) for n, t in enumerate(tubes)]
+    tubes = [tuple(draw_pairs(Span(2, 6), Span(7, 12), tube_options(times=2), rng)) for _ in range(2)]
+    examples = [made_up_example(20 + n, [], n)._replace(labels=((15, 18),), pairs=t) for n, t in enumerate(tubes)]
     model = ready()
     add_extras(model, None, "linear")
     check(model, 0, examples=examples)
@@ -204,7 +205,7 @@ BY_HAND = ModelCost((LayerCost(Work(10), Work(1), Work(100)),), Work(), Work(100
 
 def test_kinds_of_a_packed_row():
     """Trunk 6, branch 2, target 3, one padded token; the labels are read at 1 .. 4, source and target at one token each."""
-    example = made_up_example(6, [Pair(2, 2, 3, 6, 5)])
+    example = made_up_example(6, [Views(2, 3, 6)], predictors=2)
     batch = ForestCollator(predictor_ids(2), 0, pad_to_multiple_of=12)([example])
     expected = {
         "trunk": 6 + 4 * 10 + 6 * 12 * 100,
@@ -221,8 +222,7 @@ def test_kinds_of_a_packed_row():
 def test_kinds_by_segments_and_alone(monkeypatch):
     """A branch sees its trunk's 6 keys and its own 2, the trunk and the target only themselves."""
     monkeypatch.setattr("stepjepa.forest.segments.CALL_COST", 0)
-    example = made_up_example(6, [Pair(2, 2, 3, 6, 5), Pair(2, 2, 4, 6, 5)])  # a branch that serves two targets
-    forest = build_forest(example, predictor_ids(2))
+    example = made_up_example(6, [Views(2, 3, 6), Views(2, 4, 6)], predictors=2)  # a branch that serves two targets
     expected = {
         "trunk": 6 + 4 * 10 + 6 * 6 * 100,
         "branch": 2 + 10 + 2 * 8 * 100,
@@ -230,18 +230,23 @@ def test_kinds_by_segments_and_alone(monkeypatch):
         "head": 4000,
         "padding": 0,
     }
-    assert batch_flops(ForestCollator(predictor_ids(2), 0).pack_one_row([forest]), BY_HAND) == expected
+    assert batch_flops(ForestCollator(predictor_ids(2), 0).in_one_row([example]), BY_HAND) == expected
 
 
 def test_kinds_of_two_passes():
     """Rows of 6, 5 (the source: 3 of the trunk, 2 predictors) and 3 tokens; the last two are padded to 5."""
-    example = made_up_example(6, [Pair(2, 2, 3, 6, 5)])
+    example = made_up_example(6, [Views(2, 3, 6)], predictors=2)
     flops = batch_flops(TwoPassCollator(predictor_ids(2), 0)([example]), BY_HAND)
     assert [flops[kind] for kind in KINDS] == [6 * 611, 5 * 511, 3 * 511, 4000, 2 * 511]
 
 
 def test_a_source_apart_is_no_target():
-    example = made_up_example(6, [Pair(8, 8, 9, 11, 10, 6)])._replace(views=np.arange(5, 10, dtype=np.int32))
+    views = [
+        Segment(np.arange(5, 8, dtype=np.int32), ISOLATED, 0),
+        Segment(np.arange(8, 10, dtype=np.int32), ISOLATED, 0),
+    ]
+    pair = Pair(Read.one(1, 2), Read.one(2, 1))
+    example = made_up_example(6, [])._replace(segments=tuple(views), pairs=(pair,))
     flops = batch_flops(ForestCollator((), 0, pad_to_multiple_of=1)([example]), BY_HAND)
     assert flops["branch"] == 3 + 10 + 3 * 11 * 100 and flops["target"] == 2 + 10 + 2 * 11 * 100
 
@@ -249,7 +254,7 @@ def test_a_source_apart_is_no_target():
 def test_targets_without_gradient_cost_a_forward():
     model, ids = ready(), predictor_ids(2)
     cost = ModelCost.of(model, TRAINED_VOCABULARY)
-    example = made_up_examples()[0]
+    example = made_up_examples(2)[0]
     collator = ForestCollator(ids, 0, pad_to_multiple_of=1)
     whole, apart = (
         batch_flops(collate([example]), cost) for collate in (collator, replace(collator, separate_targets=True))
@@ -259,7 +264,7 @@ def test_targets_without_gradient_cost_a_forward():
 
 def test_leaving_out_a_kind_is_noticed():
     model = ready()
-    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples())
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples(2))
     flops = batch_flops(batch, ModelCost.of(model, TRAINED_VOCABULARY))
     total = counted(model, batch)
     for kind in KINDS:

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.layout import build_forest
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.segments import use_segments
@@ -23,7 +22,7 @@ def predictor_ids(count: int) -> tuple[int, ...]:
 def run(model, batch):
     """States, LM sum and all gradients of a loss that weighs every state differently."""
     model.zero_grad()
-    output = model(**batch)
+    output = model(batch=batch)
     weights = torch.linspace(-1, 1, output.source_states.numel()).view_as(output.source_states)
     total = output.lm_loss_sum + (output.source_states * weights).sum()
     total = total + (output.target_states * weights.flip(0)).sum()
@@ -50,7 +49,7 @@ def plain_lm_loss(model, examples):
 def test_packed_equals_two_pass_and_plain(name, attention, count):
     model = tiny_model(name, attention)
     attach_forest_forward(model, TRAINED_VOCABULARY)
-    examples = made_up_examples()
+    examples = made_up_examples(count)
     reference, reference_gradient = run(model, TwoPassCollator(predictor_ids(count), 0)(examples))
     labels = sum(stop - start for example in examples for start, stop in example.label_spans)
     with torch.no_grad():
@@ -58,8 +57,7 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
     batches = [ForestCollator(predictor_ids(count), 0, max_row_length=length)(examples) for length in (None, 40)]
     if attention == "sdpa":
         use_segments(model)
-        forests = [build_forest(example, predictor_ids(count)) for example in examples]
-        batches.append(ForestCollator(predictor_ids(count), 0).pack_one_row(forests))
+        batches.append(ForestCollator(predictor_ids(count), 0).in_one_row(examples))
     for batch in batches:
         packed, gradient = run(model, batch)
         assert packed.source_states.shape == (4, 32)
@@ -73,19 +71,19 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
 
 def test_rows_hold_several_examples():
     """The case above is what it says: one row for all four examples, or several rows."""
-    examples = made_up_examples()
-    assert ForestCollator(predictor_ids(2), 0)(examples)["input_ids"].shape[0] == 1
-    assert ForestCollator(predictor_ids(2), 0, max_row_length=40)(examples)["input_ids"].shape[0] > 2
+    examples = made_up_examples(2)
+    assert ForestCollator(predictor_ids(2), 0)(examples).rows.input_ids.shape[0] == 1
+    assert ForestCollator(predictor_ids(2), 0, max_row_length=40)(examples).rows.input_ids.shape[0] > 2
 
 
 def test_lm_gradient_equals_plain_fine_tuning():
     model = tiny_model("llama")
     attach_forest_forward(model, TRAINED_VOCABULARY)
-    examples = made_up_examples()
+    examples = made_up_examples(2)
     plain_lm_loss(model, examples).backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    model(**ForestCollator(predictor_ids(2), 0)(examples)).lm_loss_sum.backward()
+    model(batch=ForestCollator(predictor_ids(2), 0)(examples)).lm_loss_sum.backward()
     for name, parameter in model.named_parameters():
         assert expected[name].norm() > 0
         difference = (parameter.grad - expected[name]).norm() / expected[name].norm()
@@ -96,7 +94,7 @@ def test_lm_gradient_equals_plain_fine_tuning():
 def test_gradient_checkpointing_changes_nothing(name):
     model = tiny_model(name)
     attach_forest_forward(model, TRAINED_VOCABULARY)
-    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples())
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples(2))
     model.train()
     _, expected = run(model, batch)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -109,7 +107,7 @@ def test_no_list_of_hidden_states_is_kept():
     attach_forest_forward(model, TRAINED_VOCABULARY)
     seen = []
     model.model.register_forward_hook(lambda module, args, output: seen.append(output))
-    model(**ForestCollator(predictor_ids(2), 0)(made_up_examples()))
+    model(batch=ForestCollator(predictor_ids(2), 0)(made_up_examples(2)))
     assert len(seen) == 1
     assert seen[0].hidden_states is None and seen[0].past_key_values is None
 
@@ -117,10 +115,10 @@ def test_no_list_of_hidden_states_is_kept():
 def test_bf16_autocast_is_close_and_losses_are_float32():
     model = tiny_model("llama")
     attach_forest_forward(model, TRAINED_VOCABULARY)
-    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples())
-    exact = model(**batch)
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples(2))
+    exact = model(batch=batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = model(**batch)
+        rough = model(batch=batch)
     assert rough.lm_loss_sum.dtype == torch.float32
     assert abs(float(rough.lm_loss_sum / exact.lm_loss_sum) - 1) < 0.01
     assert (rough.source_states.float() - exact.source_states).abs().max() < 0.2

@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_the_models_own_logits(family):
     model, setup = set_up_model(family_model(family), options, 0, "cpu")
     for batch in batches(model, setup, options):
         model.zero_grad()
-        model(**batch).lm_loss_sum.backward()
+        model(batch=batch).lm_loss_sum.backward()
         gradient = gradient_of(model)
         assert gradient.shape == expected.shape
         same(gradient, expected, family)

@@ -12,8 +12,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import encode
-from stepjepa.training.objective import jepa_losses
 from stepjepa.training.options import JEPAOptions
 
 
@@ -38,9 +38,9 @@ def examples_for(folder, tokenizer, **options):
 
 def test_lm_loss(golden):
     folder, tokenizer, model, values = golden
-    examples, _ = examples_for(folder, tokenizer)
+    examples, _ = examples_for(folder, tokenizer, predictors=0)
     with torch.no_grad():
-        output = model(**ForestCollator((), 0)(examples))
+        output = model(batch=ForestCollator((), 0)(examples))
     expected = values["lm"]
     labels = sum(stop - start for example in examples for start, stop in example.label_spans)
     assert labels == expected["n_tokens"]
@@ -57,8 +57,8 @@ def test_step_jepa_cases(golden):
         examples, settings = examples_for(folder, tokenizer, jepa_loss=case["loss"], predictors=case["K"])
         for collator in (ForestCollator(tuple(ids), 0), TwoPassCollator(tuple(ids), 0)):
             model.zero_grad()
-            output = model(**collator(examples))
-            loss = jepa_losses(settings, output.source_states, output.target_states).mean()
+            output = model(batch=collator(examples))
+            loss = objective_of(settings).distances(output.source_states, output.target_states).mean()
             assert loss.item() == pytest.approx(case["jepa_loss"], rel=2e-5, abs=1e-6), case
             if "cosine_per_example" in case:
                 cosines = torch.cosine_similarity(output.source_states, output.target_states, dim=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,8 +63,8 @@ def test_standalone_token_ids(golden, tmp_path):
         # This tokenizer knows predictor tokens; the rows begin as its vocabulary's and have ids of their own.
         predictors = trainer.processing_class.convert_tokens_to_ids(predictor_names(int(count)))[::-1]
         for example, row in zip(trainer.eval_dataset.store, rows, strict=True):
-            views = [int(i) if i >= 0 else predictors[-1 - int(i)] for i in example.views]
-            assert example.input_ids.tolist() == row["full"]
+            views = [index for segment in example.segments for index in segment.tokens(predictors).tolist()]
+            assert example.trunk.tolist() == row["full"]
             assert views == row["user"] + row["assistant"]
 
 
@@ -96,9 +97,9 @@ def test_gradients(golden, tmp_path):
         counts = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
         # The reference labels are the answer without its end of turn: 74 of our 82 labelled tokens.
         ids = trainer.processing_class.convert_tokens_to_ids("<|eot_id|>")
-        kept = batch["label_ids"] != ids
-        batch["label_ids"], batch["label_positions"] = batch["label_ids"][kept], batch["label_positions"][kept]
-        counts[0] = batch["label_ids"].numel()
+        kept = batch.label_ids != ids
+        batch = replace(batch, label_ids=batch.label_ids[kept], label_positions=batch.label_positions[kept])
+        counts[0] = batch.label_ids.numel()
         loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=counts)
         assert loss.item() == pytest.approx(case["total_loss"], rel=2e-5)
         loss.backward()
@@ -171,7 +172,7 @@ def test_split(golden, tmp_path, forward):
         assert [example.input_ids.tolist() for example in store] == values["x"]
         batch = trainer.data_collator(list(store))
         with torch.no_grad():
-            output = trainer.model(**batch)
+            output = trainer.model(batch=batch)
         torch.testing.assert_close(output.source_states[0, :4], torch.tensor(case["z_pred_first4"]), atol=1e-5, rtol=0)
         torch.testing.assert_close(output.target_states[0, :4], torch.tensor(case["z_tgt_first4"]), atol=1e-5, rtol=0)
         assert trainer.evaluate()["eval_jepa_loss"] == pytest.approx(case["jepa_cosine"], abs=1e-5)

@@ -9,23 +9,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stepjepa.forest.tube import TubeOptions, tube_of_spans
-from stepjepa.losses.cosine import cosine_loss
-from stepjepa.losses.mse import mse_loss
-from stepjepa.losses.tube import combine, turning_angle
+from stepjepa.losses.distances import combine, cosine_loss, mse_loss, turning_angle
+from stepjepa.objectives.semantic_tube import draws_spans
+from support.tube import tube_of_spans, tube_options
 
 # The reference's case -> our options and distance. Its "all" is not a sampler: the chat from its second token on counts
 # as the user's content.
 CASES = {
-    "random_span default": (TubeOptions(), cosine_loss),
-    "random_span draw_both": (TubeOptions(sampler="draw_both"), cosine_loss),
-    "random_span times 3": (TubeOptions(times=3), cosine_loss),
-    "random_span max_length 8": (TubeOptions(max_length=8), cosine_loss),
-    "random_span all": (TubeOptions(), cosine_loss),
-    "random_span cosine_like": (TubeOptions(length_adjustment="cosine_like"), cosine_loss),
-    "random_span mse": (TubeOptions(), mse_loss),
-    "linear e2e": (TubeOptions(mode="e2e"), cosine_loss),
-    "curvature": (TubeOptions(mode="curvature"), turning_angle),
+    "random_span default": (tube_options(), cosine_loss),
+    "random_span draw_both": (tube_options(sampler="draw_both"), cosine_loss),
+    "random_span times 3": (tube_options(times=3), cosine_loss),
+    "random_span max_length 8": (tube_options(max_length=8), cosine_loss),
+    "random_span all": (tube_options(), cosine_loss),
+    "random_span cosine_like": (tube_options(length_adjustment="cosine_like"), cosine_loss),
+    "random_span mse": (tube_options(), mse_loss),
+    "linear e2e": (tube_options(mode="e2e"), cosine_loss),
+    "curvature": (tube_options(mode="curvature"), turning_angle),
 }
 
 
@@ -53,7 +52,7 @@ def tubes(values, case, options):
     rows = contents(values, case)
     recorded = iter(case["spans_start_end_fulllength"])
     for user, answer in rows:
-        drawn = [next(recorded) for _ in range(options.times)] if options.draws else []
+        drawn = [next(recorded) for _ in range(options.tube_times)] if draws_spans(options) else []
         assert all(n == user[1] - user[0] + answer[1] - answer[0] for _, _, n in drawn)
         yield tube_of_spans(user, answer, [(s, t) for s, t, _ in drawn], options)
     assert next(recorded, None) is None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.dense import dense_mask
-from stepjepa.forest.layout import build_forest
 from stepjepa.modeling.forward import attach_forest_forward, last_states
 from stepjepa.modeling.masks import attention_masks
 from stepjepa.modeling.segments import use_segments
@@ -17,7 +18,7 @@ from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 def states(model, batch):
     mask = attention_masks(batch, model.config, model.dtype)
     with torch.no_grad():
-        return last_states(model, batch["input_ids"], mask, batch["position_ids"])
+        return last_states(model, batch.input_ids, mask, batch.position_ids)
 
 
 def reaches(batch):
@@ -45,18 +46,17 @@ def test_changing_a_token_changes_only_what_sees_it(name, attention):
     attach_forest_forward(model, TRAINED_VOCABULARY)
     if attention == "segments":
         use_segments(model)
-        forests = [build_forest(example, (96, 97)) for example in made_up_examples()]
-        batch = ForestCollator((96, 97), 0).pack_one_row(forests)
+        batch = ForestCollator((96, 97), 0).in_one_row(made_up_examples(2)).rows
     else:
-        batch = ForestCollator((96, 97), 0)(made_up_examples())
-    assert batch["input_ids"].shape[0] == 1
+        batch = ForestCollator((96, 97), 0)(made_up_examples(2)).rows
+    assert batch.input_ids.shape[0] == 1
     before = states(model, batch)
     reached = reaches(batch)
-    width = batch["input_ids"].shape[1]
+    width = batch.input_ids.shape[1]
     for token in range(0, width, 3):
-        changed = {**batch, "input_ids": batch["input_ids"].clone()}
-        changed["input_ids"][0, token] = (batch["input_ids"][0, token] + 11) % TRAINED_VOCABULARY
-        after = states(model, changed)
+        ids = batch.input_ids.clone()
+        ids[0, token] = (ids[0, token] + 11) % TRAINED_VOCABULARY
+        after = states(model, replace(batch, input_ids=ids))
         same = (after == before).all(dim=-1)
         blind = ~reached[:, token]
         assert blind.sum() > width // 3
@@ -68,8 +68,8 @@ def test_branches_and_targets_never_reach_the_trunk():
     """The LM loss does not know whether there are pairs: its value is equal bit for bit when branch tokens change."""
     model = tiny_model("llama")
     attach_forest_forward(model, TRAINED_VOCABULARY)
-    batch = ForestCollator((96, 97), 0)(made_up_examples())
-    changed = {**batch, "input_ids": torch.where(batch["segment"] > 0, 5, batch["input_ids"])}
-    assert (changed["input_ids"] != batch["input_ids"]).sum() > 20
+    batch = ForestCollator((96, 97), 0)(made_up_examples(2))
+    rows = replace(batch.rows, input_ids=torch.where(batch.rows.segment > 0, 5, batch.rows.input_ids))
+    assert (rows.input_ids != batch.rows.input_ids).sum() > 20
     with torch.no_grad():
-        assert model(**changed).lm_loss_sum == model(**batch).lm_loss_sum
+        assert model(batch=replace(batch, rows=rows)).lm_loss_sum == model(batch=batch).lm_loss_sum

@@ -14,7 +14,6 @@ import torch
 
 from stepjepa.modeling.extras import with_predictors
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.training.objective import LossParts, total_loss, total_weight
 from stepjepa.training.options import JEPAOptions
 from support.objectives import (
     CASES,
@@ -32,6 +31,7 @@ from support.objectives import (
     STEPS,
     TUBE,
     Options,
+    Parts,
     Run,
     assert_same_direction_and_size,
     in_one_row,
@@ -52,16 +52,16 @@ def test_packed_equals_two_pass(tokenizer, case):
         "several rows": run.collator(max_row_length=150)(run.examples),
         "segments": in_one_row(run.collator())(run.examples),
     }
-    assert len(batches["several rows"]["input_ids"]) > 2 and "forests" in batches["segments"]
+    assert len(batches["several rows"].rows.input_ids) > 2 and batches["segments"].rows.forests is not None
     reference_batch = run.collator("two_pass")(run.examples)
-    apart = run.options.separate_targets
-    assert ("target_input_ids" in reference_batch) == apart
+    apart = run.setup.objective.separate_targets
+    assert (reference_batch.target_rows is not None) == apart
     expected, jepa_gradient, lm_gradient = losses(run, reference_batch)
     assert expected.jepa > 0 and (expected.regularizer > 0) == (run.options.regularizer != "none")
     for name, batch in batches.items():
-        assert "view_input_ids" not in batch and ("target_input_ids" in batch) == apart
+        assert batch.views is None and (batch.target_rows is not None) == apart
         found, found_jepa_gradient, found_lm_gradient = losses(run, batch)
-        for part in LossParts._fields:
+        for part in Parts._fields:
             value, want = getattr(found, part).item(), getattr(expected, part).item()
             assert value == pytest.approx(want, rel=1e-5, abs=1e-5), (name, part)
         assert_same_direction_and_size(found_lm_gradient, lm_gradient)
@@ -95,7 +95,8 @@ def test_the_comparison_can_fail(tokenizer):
     expected, jepa_gradient, _ = losses(run, run.collator("two_pass")(run.examples))
     swapped = run.collator(predictor_order="descending")(run.examples)
     moved = run.collator()(run.examples)
-    moved["position_ids"] = moved["position_ids"] + (moved["segment"] == moved["segment"].max()).long()
+    last = (moved.rows.segment == moved.rows.segment.max()).long()
+    moved = replace(moved, rows=replace(moved.rows, position_ids=moved.rows.position_ids + last))
     for batch in (swapped, moved):
         found, gradient, _ = losses(run, batch)
         assert abs(found.jepa - expected.jepa) > 1e-3
@@ -170,7 +171,7 @@ def test_views_are_what_the_texts_say(tokenizer, case, model):
     if case["objective"] == "llm_jepa":
         predictors = predictors[::-1]
     with torch.no_grad():
-        output = run.model(**run.collator()(run.examples))
+        output = run.model(batch=run.collator()(run.examples))
         for number, row in enumerate(rows):
             source, source_read, target, first, target_read = by_hand(tokenizer, case, row, predictors)
             expected_source, expected_target = alone(run, source)[source_read], alone(run, target, first)[target_read]
@@ -183,28 +184,23 @@ def test_views_are_what_the_texts_say(tokenizer, case, model):
     "case", [{**TUBE[1], "jepa_loss": "l2"}, {**TUBE[2], "tube_layer": 1}, TUBE[4], TUBE[7], TUBE[8]], ids=name_of
 )
 def test_a_tube_is_the_weighted_mean_over_spans(tokenizer, case):
-    run = prepare(tokenizer, {"objective": "semantic_tube", "gamma": 0.0, **case})
+    run = prepare(tokenizer, {"objective": "semantic_tube", **case})
     distances, weights = [], []
     for example in run.examples:
         with torch.no_grad():
-            own = run.model.model(torch.tensor([example.input_ids.tolist()]), output_hidden_states=True)
+            own = run.model.model(torch.tensor([example.trunk.tolist()]), output_hidden_states=True)
         states = own.hidden_states[1][0] if "tube_layer" in case else own.last_hidden_state[0]
-        for number, weight in enumerate(example.tube.weight.tolist()):
-            source, target = torch.zeros(32), torch.zeros(32)
-            for vector, side in ((source, example.tube.source), (target, example.tube.target)):
-                for position, coefficient, pair in zip(*side, strict=True):
-                    if pair == number:
-                        vector += float(coefficient) * states[position]
+        for pair in example.pairs:
+            source, target = (sum(c * states[token] for _, token, c in read.terms) for read in pair[:2])
             cosine = torch.cosine_similarity(source, target, dim=0)
             distance = (source - target).norm() if run.options.jepa_loss == "l2" else 1 - cosine
             distances.append(torch.arccos(cosine) if run.options.tube_mode == "curvature" else distance)
-            weights.append(weight)
+            weights.append(pair.weight)
     expected = (torch.stack(distances) * torch.tensor(weights)).sum() / sum(weights)
     for forward in ("packed", "two_pass"):
         batch = run.collator(forward)(run.examples)
         parts, _, _ = losses(run, batch)
-        loss = total_loss(run.options, parts, torch.tensor(1.0), total_weight(batch), 1.0)
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+        assert (parts.jepa / batch.weight).item() == pytest.approx(expected.item(), rel=1e-4)
     unequal = len(set(weights)) > 1
     assert unequal == (run.options.tube_length_adjustment != "none" or run.options.tube_mode == "curvature")
     assert not unequal or abs(torch.stack(distances).mean() - expected) > 1e-3 * expected

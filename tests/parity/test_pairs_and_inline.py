@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.data.examples import Example
+from stepjepa.data.types import Example
 from stepjepa.forest.layout import build_forest
 from stepjepa.modeling.extras import with_predictors
 from support.objectives import (
@@ -40,7 +40,7 @@ def jepa_and_gradient(run: Run, examples: list[Example]) -> tuple[torch.Tensor, 
 def test_all_pairs_are_the_sum_of_single_pairs(tokenizer, loss, predictors, target_grad):
     case = {"objective": "step_jepa", "step_pairs": "all", "jepa_loss": loss, "predictor_head": "mlp"}
     run = prepare(tokenizer, {**case, "predictors": predictors, "target_grad": target_grad})
-    single = [[example._replace(pairs=(pair,))] for example in run.examples for pair in example.pairs]
+    single = [[example.with_pairs([pair])] for example in run.examples for pair in example.pairs]
     assert max(len(example.pairs) for example in run.examples) == 3 and len(single) > 8
     value, gradient = jepa_and_gradient(run, run.examples)
     values, gradients = zip(*(jepa_and_gradient(run, examples) for examples in single), strict=True)
@@ -69,16 +69,16 @@ def test_pairs_share_branches_and_targets(tokenizer, target_grad):
     case = {"objective": "step_jepa", "multi_horizon": [1, 2], "step_pairs": "all", "predictors": 2}
     run = prepare(tokenizer, {**case, "target_grad": target_grad}, [row])
     (example,) = run.examples
-    starts = sorted({pair.target_start for pair in example.pairs})
+    starts = sorted({example.view_on_trunk(pair.target).start for pair in example.pairs})
     answer_end = example.label_spans[0][1] - 1
     targets = answer_end - starts[0]  # steps 2 to 4, each once
     assert len(example.pairs) == 5 and len(starts) == 3
     batch = run.collator()(run.examples)
-    assert batch["input_ids"].numel() == len(example.input_ids) + 3 * 2 + (targets if target_grad else 0)
+    assert batch.rows.input_ids.numel() == len(example.input_ids) + 3 * 2 + (targets if target_grad else 0)
     if not target_grad:
-        assert batch["target_input_ids"].numel() == targets
-    assert len(batch["source_readouts"].unique()) == 3 and len(batch["source_readouts"]) == 5
-    assert len(batch["target_readouts"].unique()) == 3 and len(batch["target_readouts"]) == 5
+        assert batch.target_rows.input_ids.numel() == targets
+    assert len(batch.sources.positions.unique()) == 3 and len(batch.sources.positions) == 5
+    assert len(batch.targets.positions.unique()) == 3 and len(batch.targets.positions) == 5
 
 
 # Inline
@@ -104,10 +104,11 @@ def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torc
     target = range(0)
     if example.pairs:
         (pair,) = example.pairs
-        behind = pair.source_end + 1
+        behind = example.sees(pair.source) + 1
         ids[behind:behind] = predictors
         labels[behind:behind] = [-100] * len(predictors)
-        target = range(pair.target_start + len(predictors), pair.target_end + len(predictors))
+        copied = example.view_on_trunk(pair.target)
+        target = range(copied.start + len(predictors), copied.stop + len(predictors))
     mask = torch.zeros(1, 1, len(ids), len(ids), dtype=torch.bool)
     for q in range(len(ids)):
         for k in range(q + 1):
@@ -130,14 +131,14 @@ def test_inline_reads_what_packed_reads_and_trains_the_lm_in_place(tokenizer, ca
     parts, gradient, lm_gradient = losses(inline, batch)
     expected, expected_gradient, other_lm_gradient = losses(packed, packed.collator()(packed.examples))
     with torch.no_grad():
-        states, expected_states = (run.model(**run.collator()(run.examples)) for run in (inline, packed))
+        states, expected_states = (run.model(batch=run.collator()(run.examples)) for run in (inline, packed))
     for name in ("source_states", "target_states"):
-        assert expected_states[name].shape[0] > 2
-        torch.testing.assert_close(states[name], expected_states[name], atol=1e-5, rtol=0)
+        assert getattr(expected_states, name).shape[0] > 2
+        torch.testing.assert_close(getattr(states, name), getattr(expected_states, name), atol=1e-5, rtol=0)
     assert parts.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-5, abs=1e-5)
     assert_same_direction_and_size(gradient, expected_gradient)
-    assert batch["label_ids"].numel() == sum(stop - start for e in inline.examples for start, stop in e.label_spans)
-    assert not set(batch["label_ids"].tolist()) & set(inline.setup.predictor_ids)
+    assert batch.label_ids.numel() == sum(stop - start for e in inline.examples for start, stop in e.label_spans)
+    assert not set(batch.label_ids.tolist()) & set(inline.setup.predictor_ids)
 
     order = inline.setup.predictor_ids
     order = order[::-1] if inline.options.predictor_order == "descending" else order
@@ -178,7 +179,7 @@ def test_inline_takes_the_first_pair_of_a_chat_of_several_turns(tokenizer, objec
     case = {"objective": objective, "predictors": 2, **target}
     run = prepare(tokenizer, {**case, "forward": "inline"}, turns)
     several = prepare(tokenizer, case, turns).examples
-    firsts = [example._replace(pairs=example.pairs[:1]) for example in several]
+    firsts = [example.with_pairs(example.pairs[:1]) for example in several]
     assert [len(example.pairs) for example in several] == [2, 2]
     assert [example.pairs for example in run.examples] == [example.pairs for example in firsts]
     parts, gradient, _ = losses(run, run.collator()(several))

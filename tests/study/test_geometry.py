@@ -20,6 +20,7 @@ from stepjepa.study.scoring import GEOMETRY, score_model
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
+from support.encoding import views_of
 from support.rows import step_rows
 
 ROWS = 180  # more pairs to fit than the model has dimensions
@@ -44,9 +45,9 @@ def by_hand(folder, rows):
     options.check()
     store, _ = encode(rows, tokenizer, options)
     source, target = [], []
-    for ids, pair in ((store[i].input_ids, pair) for i in range(len(store)) for pair in store[i].pairs):
-        ids = torch.as_tensor(ids)
-        for states, part in ((source, ids[: pair.source_end + 1]), (target, ids[pair.target_start : pair.target_end])):
+    for example, view in ((one, view) for one in store for view in views_of(one)):
+        ids = torch.as_tensor(example.trunk)
+        for states, part in ((source, ids[: view.end + 1]), (target, ids[view.start : view.stop])):
             with torch.no_grad():
                 states.append(net.model(part[None].long()).last_hidden_state[0, -1].numpy())
     return np.stack(source), np.stack(target)

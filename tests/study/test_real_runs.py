@@ -191,7 +191,7 @@ def test_answer_nll_is_the_trainer_s_lm_loss(results):
     collator = make_collator(setup, options, 0, model.config._attn_implementation, "cpu")
     batch = collator([store[i] for i in range(len(store))])
     with torch.no_grad():
-        loss = float(model.eval()(**batch).lm_loss_sum) / batch["label_ids"].numel()
+        loss = float(model.eval()(batch=batch).lm_loss_sum) / batch.label_ids.numel()
     assert found["answer_nll"] == pytest.approx(loss, rel=1e-4)
     assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
     metrics = {"prefix": {"reference_column": "ground_truth"}, "answer_nll": {}}

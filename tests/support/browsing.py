@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from support.models import Views, paired
 
 # Prompt q; step 1 is a b, step 2 is c d, step 3 is e f; g ends the turn. K = 2: the branches are 8-9 and 12-13, the targets
 # 10-11 (c d) and 14-15 (e f).
 WORDS = "q a b c d e f g".split()
-EXAMPLE = Example(np.arange(8, dtype=np.int32), ((1, 8),), (Pair(2, 2, 3, 5, 4), Pair(4, 4, 5, 7, 6)))
+EXAMPLE = paired(np.arange(8), ((1, 8),), [Views(2, 3, 5), Views(4, 5, 7)], predictors=2)
 
 
 def words_of(index):

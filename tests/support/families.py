@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example
+from support.models import Views, paired
 
 VOCABULARY, WINDOW = 100, 6
 _WIDTH, _HEADS, _LAYERS = 32, 4, 2
@@ -194,17 +194,17 @@ def family_model(family: str, attention: str | None = None, seed: int = 0) -> An
     return model.eval()
 
 
-def _example(length: int, seed: int, *pairs: Pair) -> Example:
-    ids = np.random.default_rng(seed).integers(3, 90, length).astype(np.int32)
-    return Example(ids, ((length // 3, length),), pairs)
+def examples_with(predictors: int) -> list[Example]:
+    """Longer than the window; one without a pair."""
+    views: list[list[Views]] = [[Views(8, 9, 14), Views(13, 14, 20)], [], [Views(11, 15, 25)]]
+    found = []
+    for seed, (length, own) in enumerate(zip((20, 15, 31), views, strict=True), 1):
+        ids = np.random.default_rng(seed).integers(3, 90, length)
+        found.append(paired(ids, ((length // 3, length),), own, predictors))
+    return found
 
 
-# Longer than the window; one without a pair.
-EXAMPLES = [
-    _example(20, 1, Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)),
-    _example(15, 2),
-    _example(31, 3, Pair(11, 11, 15, 25, 24)),
-]
+EXAMPLES = examples_with(0)
 
 
 @torch.no_grad()

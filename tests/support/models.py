@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example, Pair, Span
 from stepjepa.modeling.predictors import PredictorRows
+from stepjepa.objectives.base import PairBuilder
 
 TRAINED_VOCABULARY, VOCABULARY = 96, 100
 _SIZES = {
@@ -58,20 +59,36 @@ def tiny_model(name: str, attention: str = "sdpa", seed: int = 0, **changes: Any
     return model.eval()
 
 
-def made_up_example(length: int, pairs: list[Pair], seed: int = 0) -> Example:
+class Views(NamedTuple):
+    """A pair on the trunk: the source ends with token `source_end`, the target is [target_start, target_end); each is read
+    at its last token."""
+
+    source_end: int
+    target_start: int
+    target_end: int
+
+
+def paired(ids: Any, labels: Any, views: Sequence[Views] = (), predictors: int = 0) -> Example:
+    """An example of these tokens, with branches of so many predictors."""
+    ids = np.asarray(ids, np.int32)
+    builder = PairBuilder(ids, predictors)
+    for source_end, start, stop in views:
+        builder.pairs.append(Pair(builder.branch(source_end, source_end), builder.copy(start, stop, stop - 1)))
+    found = builder.found("")
+    return Example(ids, tuple(Span(*span) for span in labels), found.segments, found.pairs)
+
+
+def made_up_example(length: int, views: Sequence[Views], seed: int = 0, predictors: int = 0) -> Example:
     """Random tokens; the last two thirds are labelled."""
     ids = np.random.default_rng(seed).integers(3, TRAINED_VOCABULARY, length).astype(np.int32)
-    return Example(ids, ((length // 3, length),), tuple(pairs))
+    return paired(ids, ((length // 3, length),), views, predictors)
 
 
-def made_up_examples() -> list[Example]:
+def made_up_examples(predictors: int = 0) -> list[Example]:
     """Four examples: two pairs (one after the other), none, one, one."""
-    return [
-        made_up_example(20, [Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)], 1),
-        made_up_example(15, [], 2),
-        made_up_example(31, [Pair(11, 11, 15, 25, 24)], 3),
-        made_up_example(9, [Pair(3, 3, 5, 9, 8)], 4),
-    ]
+    views: list[list[Views]] = [[Views(8, 9, 14), Views(13, 14, 20)], [], [Views(11, 15, 25)], [Views(3, 5, 9)]]
+    lengths = enumerate(zip((20, 15, 31, 9), views, strict=True), 1)
+    return [made_up_example(length, own, seed, predictors) for seed, (length, own) in lengths]
 
 
 def add_to_vocabulary(model: Any, count: int, seed: int) -> list[int]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from stepjepa.data.examples import Example
+from stepjepa.data.types import LM, Example, ForestOutput
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.modeling.ema import add_target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
-from stepjepa.training.objective import LossParts, loss_parts, used_targets
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import ModelSetup, make_collator, set_up_model
 from support.models import tiny_model
@@ -149,13 +148,14 @@ def prepare(tokenizer, case: Options, rows: list | None = None) -> Run:
             parameter *= 4.0 if parameter.ndim == 2 else 1.0
     options = JEPAOptions(**case)
     options.check()
+    options.seed = SEED  # type: ignore[attr-defined]
     store, _ = encode(rows or chats(), tokenizer, options, max_positions(model))
     model, setup = set_up_model(model, options, SEED, "cpu", None, tokenizer)
     if options.target_encoder == "ema":
         generator = torch.Generator().manual_seed(1)
         for shadow in add_target_encoder(causal_lm(model)).shadow.values():
             shadow += 0.1 * shadow.std() * torch.randn(shadow.shape, generator=generator)
-    drawn = DrawnExamples(store, options, SEED, options.jepa_ratio)
+    drawn = DrawnExamples(store, setup.objective, SEED, options.jepa_ratio)
     return Run(options, model, setup, [drawn[Draw(0, row)] for row in range(len(store))])
 
 
@@ -170,10 +170,23 @@ def in_one_row(collator: ForestCollator) -> ForestCollator:
     return InOneRow(**{field.name: getattr(collator, field.name) for field in fields(collator)})
 
 
-def losses(run: Run, batch) -> tuple[LossParts, torch.Tensor, torch.Tensor]:
+class Parts(NamedTuple):
+    """The sums of a batch, () each."""
+
+    lm: torch.Tensor
+    jepa: torch.Tensor
+    regularizer: torch.Tensor
+
+    @classmethod
+    def of(cls, output: ForestOutput) -> Parts:
+        zero = output.lm_loss_sum.new_zeros(())
+        values = (output.parts[name].sum if name in output.parts else zero for name in (LM, "jepa_loss", "regularizer"))
+        return cls(*values)
+
+
+def losses(run: Run, batch) -> tuple[Parts, torch.Tensor, torch.Tensor]:
     """The parts of the loss, and the gradients of what belongs to JEPA and of LM, each of all parameters in one."""
-    output = run.model(**batch)
-    parts = loss_parts(run.options, output, batch, used_targets(run.options, output, SEED), step=5)
+    parts = Parts.of(run.model(batch=batch, step=5))
     parameters = list(run.model.parameters())
 
     def gradient(value: torch.Tensor) -> torch.Tensor:

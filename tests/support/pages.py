@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example
 from stepjepa.inspect.html import FormRows, Variant, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
+from support.models import Views, paired
 from support.records import row_record
 
 
@@ -34,8 +34,8 @@ def stepped_example(length: int, pairs: int) -> Example:
     """A trunk of `length` tokens, the last two thirds labelled, with `pairs` pairs of steps of equal length."""
     start = length // 3
     edges = np.linspace(start, length, pairs + 2).astype(int).tolist()
-    found = tuple(Pair(a - 1, a - 1, a, b, b - 1) for a, b in zip(edges[1:-1], edges[2:], strict=True))
-    return Example((np.arange(length) % 97).astype(np.int32), ((start, length),), found)
+    views = [Views(a - 1, a, b) for a, b in zip(edges[1:-1], edges[2:], strict=True)]
+    return paired(np.arange(length) % 97, ((start, length),), views, predictors=2)
 
 
 def records(example: Example, texts: Any, forms=("packed", "two_pass")) -> dict[str, RowRecord]:

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stepjepa.data.types import Batch
 from stepjepa.errors import ConfigError
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, placed_predictors, set_up_model
-from support.families import EXAMPLES, VOCABULARY, family_model, own_losses
+from support.families import EXAMPLES, VOCABULARY, examples_with, family_model, own_losses
 
 TOLERANCE = 1e-4
 PREDICTOR_COUNTS = (0, 2)  # K of the runs that are tried
@@ -50,22 +51,23 @@ def outcome(family: str, count: int, lines: list[str]) -> Outcome:
     assert len(chosen) == (setup.forward == "two_pass")
     ids = placed_predictors(setup.predictor_ids, options)
     with torch.no_grad():
-        expected = model(**TwoPassCollator(ids, 0)(EXAMPLES))
+        expected = model(batch=TwoPassCollator(ids, 0)(examples_with(count)))
         for batch in batches(model, setup, options):
-            found = model(**batch)
+            found = model(batch=batch)
             same(found.lm_loss_sum, torch.tensor(own), f"{family}: LM loss")
             same(found.source_states, expected.source_states, f"{family}: sources")
             same(found.target_states, expected.target_states, f"{family}: targets")
     return Outcome(kind, setup.forward, chosen[0].split("because ", 1)[1] if chosen else "")
 
 
-def batches(model: Any, setup: Any, options: JEPAOptions) -> list[dict[str, torch.Tensor]]:
+def batches(model: Any, setup: Any, options: JEPAOptions) -> list[Batch]:
     """The examples as training lays them out, in one row and in several."""
     attention = model.config.get_text_config()._attn_implementation
     rows = (
         [options] if setup.forward == "two_pass" else [options, JEPAOptions(**{**vars(options), "max_row_length": 60})]
     )
-    return [make_collator(setup, one, 0, attention, "cpu")(EXAMPLES) for one in rows]
+    examples = examples_with(options.predictors or 0)
+    return [make_collator(setup, one, 0, attention, "cpu")(examples) for one in rows]
 
 
 def same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from stepjepa.data.types import Batch
 from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
@@ -50,6 +51,6 @@ def trained(trainer) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
     return logs_of(trainer), found
 
 
-def batch_of(trainer, rows=None) -> dict[str, torch.Tensor]:
+def batch_of(trainer, rows=None) -> Batch:
     dataset = trainer.train_dataset
     return trainer.data_collator([dataset[Draw(0, row)] for row in (range(len(dataset)) if rows is None else rows)])

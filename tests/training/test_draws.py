@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stepjepa.objectives.base import objective_of, random_target
 from stepjepa.training.batches import Draw, DrawnExamples, EpochSampler, Mixture
 from stepjepa.training.draws import keeps_pairs
 from stepjepa.training.encoding import encode
-from stepjepa.training.objective import random_target, used_targets
 from stepjepa.training.options import JEPAOptions
 from support.rows import step_rows
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
@@ -31,7 +31,7 @@ def test_shuffled_targets_are_those_of_other_examples(tmp_path, tokenizer, optio
     examples = list(plain.train_dataset.store)
     owner = [number for number, example in enumerate(examples) for _ in example.pairs]
     with torch.no_grad():
-        output, moved = (t.model(**batch_of(t)) for t in (plain, shuffled))
+        output, moved = (t.model(batch=batch_of(t)) for t in (plain, shuffled))
     torch.testing.assert_close(moved.source_states, output.source_states)
     distance = (moved.target_states[:, None] - output.target_states[None]).abs().amax(dim=-1)
     assert (distance.min(dim=1).values < 1e-5).all(), "every target is one of the batch"
@@ -61,13 +61,13 @@ def test_the_random_target_is_one_fixed_vector(tmp_path, tokenizer):
     vector = random_target(32, 7, torch.device("cpu"))
     assert not torch.equal(vector, random_target(32, 8, torch.device("cpu"))) and 0.6 < vector.std() < 1.4
     for rows in (range(10), range(10, 20)):
-        output = trainer.model(**batch_of(trainer, rows))
         torch.manual_seed(len(rows))
-        targets = used_targets(trainer.args, output, trainer.args.seed)
+        output = trainer.model(batch=batch_of(trainer, rows), step=0)
+        targets = output.target_states
         assert len(targets) > 3 and all(torch.equal(target, vector) for target in targets)
     expected = 1 - torch.cosine_similarity(output.source_states, vector[None]).mean()
     batch = batch_of(trainer, range(10, 20))
-    lm = output.lm_loss_sum / batch["label_ids"].numel()
+    lm = output.lm_loss_sum / batch.label_ids.numel()
     loss = trainer.compute_loss(trainer.model, batch)
     assert loss.item() == pytest.approx((lm + 0.5 * expected).item(), rel=1e-5)
     before = trainer.evaluate()["eval_jepa_loss"]
@@ -77,6 +77,11 @@ def test_the_random_target_is_one_fixed_vector(tmp_path, tokenizer):
 
 
 # Draws
+
+
+def views_of(example) -> tuple:
+    """Where the views of every pair are on the trunk."""
+    return tuple((example.sees(pair.source), example.view_on_trunk(pair.target)) for pair in example.pairs)
 
 
 def kept_rows(dataset: DrawnExamples, draws: list[Draw]) -> dict[int, bool]:
@@ -91,9 +96,11 @@ def test_jepa_ratio_depends_on_seed_epoch_and_row_alone(tokenizer):
     for epoch in (0, 1):
         sampler.set_epoch(epoch)
         draws = list(sampler)
-        whole = kept_rows(DrawnExamples(store, options, 5, 0.3), draws)
-        ranks = [kept_rows(DrawnExamples(store, options, 5, 0.3), draws[rank::2][::-1]) for rank in (0, 1)]
-        resumed = kept_rows(DrawnExamples(store, options, 5, 0.3), draws[100:])
+        whole = kept_rows(DrawnExamples(store, objective_of(options), 5, 0.3), draws)
+        ranks = [
+            kept_rows(DrawnExamples(store, objective_of(options), 5, 0.3), draws[rank::2][::-1]) for rank in (0, 1)
+        ]
+        resumed = kept_rows(DrawnExamples(store, objective_of(options), 5, 0.3), draws[100:])
         assert ranks[0] | ranks[1] == whole and len(whole) == 200
         assert all(whole[row] == kept for row, kept in resumed.items())
         assert whole == {row: keeps_pairs(5, epoch, row, 0.3) for row in range(200)}
@@ -129,25 +136,25 @@ def test_random_pairs_differ_over_epochs_and_are_reproducible(tokenizer):
     assert len(store[row].pairs) == 5
 
     def drawn(seed: int) -> list[tuple]:
-        dataset = DrawnExamples(store, options, seed)
-        return [dataset[Draw(epoch, row)].pairs for epoch in range(60)]
+        dataset = DrawnExamples(store, objective_of(options), seed)
+        return [views_of(dataset[Draw(epoch, row)]) for epoch in range(60)]
 
     pairs = drawn(1)
     assert pairs == drawn(1) != drawn(2)
     assert all(len(found) == 1 for found in pairs)
-    counts = [pairs.count((pair,)) for pair in store[row].pairs]
+    counts = [pairs.count((views,)) for views in views_of(store[row])]
     assert sum(counts) == 60 and min(counts) >= 4
-    others = DrawnExamples(store, options, 1)
-    assert [others[Draw(0, number)].pairs for number in range(30)] != [
-        others[Draw(1, number)].pairs for number in range(30)
-    ]
+    others = DrawnExamples(store, objective_of(options), 1)
+    first, second = ([views_of(others[Draw(epoch, number)]) for number in range(30)] for epoch in (0, 1))
+    assert first != second
 
 
 def test_spans_differ_over_epochs_and_are_reproducible(tmp_path, tokenizer):
     trainers = [trainer_for(tmp_path, tokenizer, seed=seed, **TUBE) for seed in (1, 1, 2)]
 
     def spans(trainer, epoch: int) -> list[list[int]]:
-        return [trainer.train_dataset[Draw(epoch, row)].tube.target.position.tolist() for row in range(20)]
+        drawn = (trainer.train_dataset[Draw(epoch, row)] for row in range(20))
+        return [[term.token for pair in example.pairs for term in pair.target.terms] for example in drawn]
 
     assert spans(trainers[0], 0) == spans(trainers[1], 0)
     assert spans(trainers[0], 0) != spans(trainers[0], 1) and spans(trainers[0], 0) != spans(trainers[2], 0)

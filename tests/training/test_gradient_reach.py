@@ -10,11 +10,11 @@ import torch
 from transformers import TrainerCallback
 
 from stepjepa.modeling.ema import momentum_at, target_encoder
-from stepjepa.modeling.forward import ForestOutput, causal_lm
+from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.objectives.base import random_target
 from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.objective import loss_parts, random_target, used_targets
 from stepjepa.training.trainer import JEPATrainer
 from support.models import tiny_model
 from support.rows import step_rows
@@ -109,7 +109,7 @@ def test_every_parameter_and_every_predictor_moves(tmp_path, tokenizer, options)
     assert len(vocabulary) == len(tokenizer) and len(rows) == 3
     assert trainer.setup.predictor_ids == [len(tokenizer), len(tokenizer) + 1, len(tokenizer) + 2]
     assert ((rows - rows_before).norm(dim=-1) > 1e-6).all()
-    unused = set(range(len(tokenizer))) - set(collated(trainer)["input_ids"].unique().tolist())
+    unused = set(range(len(tokenizer))) - set(collated(trainer).rows.input_ids.unique().tolist())
     assert unused and torch.equal(vocabulary[sorted(unused)], before[sorted(unused)])
 
 
@@ -121,7 +121,7 @@ def test_one_predictor_repeated_is_one_row(tmp_path, tokenizer, options):
     assert len(rows) == 1 and trainer.setup.predictor_ids == [len(tokenizer)]
     example = trainer.train_dataset.store[next(i for i, e in enumerate(trainer.train_dataset.store) if e.pairs)]
     batch = trainer.data_collator([example])
-    assert (batch["input_ids"] == len(tokenizer)).sum() == 3 * len(example.pairs)
+    assert (batch.rows.input_ids == len(tokenizer)).sum() == 3 * len(example.pairs)
     train(trainer)
     assert (rows - before)[-1].norm() > 1e-6
 
@@ -147,9 +147,9 @@ def test_the_head_is_on_the_source_alone(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path, tokenizer, predictor_head="mlp", **STEPS)
     batch = collated(trainer)
     with torch.no_grad():
-        before = trainer.model(**batch)
+        before = trainer.model(batch=batch)
         trainer.model.jepa.head.layers[2].bias += 1.0
-        after = trainer.model(**batch)
+        after = trainer.model(batch=batch)
     torch.testing.assert_close(after.source_states, before.source_states + 1.0)
     assert torch.equal(after.target_states, before.target_states)
     assert torch.equal(after.lm_loss_sum, before.lm_loss_sum)
@@ -168,10 +168,10 @@ def test_the_gradient_is_the_sum_of_both_sides(tmp_path, tokenizer, options):
     found, without = gradients(both), gradients(source_only)
     model, batch = both.model, collated(both)
     model.zero_grad()
-    output = model(**batch)
-    held = ForestOutput(output.lm_loss_sum, output.source_states.detach(), output.target_states)
-    parts = loss_parts(both.args, held, batch, used_targets(both.args, held, both.args.seed))
-    (parts.jepa / both._get_num_items_in_batch([batch], torch.device("cpu"))[1]).backward()
+    output = model(batch=batch)
+    held = both.setup.objective.distances(output.source_states.detach(), output.target_states)
+    weights_P = torch.ones(len(held)) if batch.weights is None else batch.weights
+    ((held * weights_P).sum() / both._get_num_items_in_batch([batch], torch.device("cpu"))[1]).backward()
     target_only = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     assert flat(target_only).norm() > 1e-3 and flat(without).norm() > 1e-3
     torch.testing.assert_close(flat(found), flat(without) + flat(target_only), atol=1e-6, rtol=1e-3)
@@ -227,7 +227,7 @@ def test_a_random_target_has_no_gradient(tmp_path, tokenizer, options):
         assert (norms[letters(trainer, tokenizer, "bcd")] > 0).all()
         assert (norms[letters(trainer, tokenizer, "fghjklmno")] == 0).all()
         batch = collated(trainer)
-        output = trainer.model(**batch)
+        output = trainer.model(batch=batch)
         expected = 1 - torch.cosine_similarity(output.source_states, random_target(32, 42, torch.device("cpu"))[None])
         assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.mean().item(), rel=1e-5)
     torch.testing.assert_close(flat(found[0]), flat(found[1]))
@@ -362,12 +362,12 @@ def test_targets_come_from_the_shadows_and_sources_from_the_weights(tmp_path, to
     def states():
         model.eval()
         with torch.no_grad():
-            output = model(**batch)
+            output = model(batch=batch)
         return output.source_states, output.target_states
 
     source, target = states()
     with torch.no_grad():
-        same = plain.model.eval()(**batch)
+        same = plain.model.eval()(batch=batch)
     assert torch.equal(same.source_states, source) and torch.equal(same.target_states, target)
     changed = [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():
@@ -383,7 +383,7 @@ def test_targets_come_from_the_shadows_and_sources_from_the_weights(tmp_path, to
     with torch.no_grad():
         for parameter, weight in zip(plain.model.parameters(), model.parameters(), strict=True):
             parameter.copy_(weight)
-        torch.testing.assert_close(plain.model(**batch).target_states, moved_target)
+        torch.testing.assert_close(plain.model(batch=batch).target_states, moved_target)
     assert [parameter.data_ptr() for parameter in changed] == own, "the weights were not put back"
 
 
@@ -402,11 +402,11 @@ def test_under_autocast_the_trunk_keeps_its_own_weights(tmp_path, tokenizer):
     batch = collated(trainer)
     encoder = target_encoder(trainer.model)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        alone = trainer.model(**batch)
+        alone = trainer.model(batch=batch)
     for shadow in encoder.shadow.values():
         shadow *= 2.0
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = trainer.model(**batch)
+        output = trainer.model(batch=batch)
     assert (output.target_states - alone.target_states).abs().max() > 1e-2
     assert torch.equal(output.source_states, alone.source_states)
     assert torch.equal(output.lm_loss_sum, alone.lm_loss_sum)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepjepa.training.objective import lbd_at
+from stepjepa.training.loss_scale import lbd_at
 from stepjepa.training.options import JEPAOptions
 from support.rows import step_rows
 from support.training import STEPS, Options, logs_of, name_of, trained, trainer_for

@@ -15,6 +15,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.batches import Draw
 from stepjepa.training.run_folder import RunFolder
+from support.encoding import views_of
 from support.rows import step_rows
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 
@@ -37,14 +38,14 @@ def test_the_regularizer_enters_the_loss_with_its_weight(tmp_path, tokenizer, ki
     )
     used = {"vicreg": 1.0, "sigreg": 0.05}[kind] if weight is None else weight
     batch = batch_of(trainer)
-    output = trainer.model(**batch)
+    output = trainer.model(batch=batch)
     source, target = output.source_states, output.target_states
     if kind == "vicreg":
         plain = vicreg_regularizer(source, target, 1.0, 0.04)
     else:
         plain = sigreg_regularizer(source, target, random_directions(32, 16, 0))
     jepa = 1 - torch.cosine_similarity(source, target)
-    expected = output.lm_loss_sum / len(batch["label_ids"]) + 0.5 * (jepa.mean() + used * plain)
+    expected = output.lm_loss_sum / len(batch.label_ids) + 0.5 * (jepa.mean() + used * plain)
     parameters = list(trainer.model.parameters())
     expected_gradient = torch.autograd.grad(expected, parameters)
     loss = trainer.compute_loss(trainer.model, batch)
@@ -63,13 +64,13 @@ def test_the_regularizer_enters_the_loss_with_its_weight(tmp_path, tokenizer, ki
 def test_sigreg_draws_its_directions_anew_every_step(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path, tokenizer, regularizer="sigreg", sigreg_directions=4, **STEPS)
     batch, found = batch_of(trainer), []
-    output = trainer.model(**batch)
+    output = trainer.model(batch=batch)
     source, target = output.source_states, output.target_states
     distance = (1 - torch.cosine_similarity(source, target)).mean()
     for step in (0, 3):
         trainer.state.global_step = step
         plain = sigreg_regularizer(source, target, random_directions(32, 4, step))
-        expected = output.lm_loss_sum / len(batch["label_ids"]) + 0.5 * (distance + 0.05 * plain)
+        expected = output.lm_loss_sum / len(batch.label_ids) + 0.5 * (distance + 0.05 * plain)
         found.append(trainer.compute_loss(trainer.model, batch).item())
         assert found[-1] == pytest.approx(expected.item(), rel=1e-6)
     assert abs(found[0] - found[1]) > 1e-4
@@ -104,7 +105,7 @@ def test_keys_of_log_and_evaluation(tmp_path, tokenizer, options):
     if options["objective"] != "regular":
         draw = trainer.eval_dataset
         pairs = (draw[Draw(0, row)] for row in range(6))
-        expected = sum(len(e.pairs) if e.tube is None else len(e.tube.weight) for e in pairs)
+        expected = sum(len(example.pairs) for example in pairs)
         assert metrics["eval_num_pairs"] == expected > 1
 
 
@@ -175,12 +176,12 @@ def test_plain_text_and_token_ids(tmp_path, tokenizer, kind, objective):
     assert [example.label_spans for example in store] == [((1, len(ids)),) for ids in streams]
     if objective == "split":
         for example, ids in zip(store, streams, strict=True):
-            cut, (pair,) = int(len(ids) * 0.4), example.pairs
-            assert pair.source_end == cut - 1 and example.views.tolist() == ids[cut:]
-            assert (pair.target_start, pair.target_end) == (len(ids), len(ids) + len(ids) - cut)
+            cut, (view,) = int(len(ids) * 0.4), views_of(example)
+            assert view.end == cut - 1 and (view.start, view.stop) == (cut, len(ids))
+            assert example.segments[-1].ids.tolist() == ids[cut:]
     trainer.train()
     labels = sum(len(ids) - 1 for ids in streams)
-    assert len(batch_of(trainer)["label_ids"]) == labels and trainer.data_reports["train"].labelled_tokens == labels
+    assert len(batch_of(trainer).label_ids) == labels and trainer.data_reports["train"].labelled_tokens == labels
     pairs = [log.get("num_pairs") for log in logs_of(trainer)]
     assert pairs == ([3, 3] if objective == "split" else [None, None])
 
@@ -202,7 +203,8 @@ def test_two_named_columns(tmp_path, tokenizer):
         named = trainer_for(tmp_path, tokenizer, rows, source_column="from", target_column="to", **options)
         known = trainer_for(tmp_path, tokenizer, chats, **options)
         for got, want in zip(named.train_dataset.store, known.train_dataset.store, strict=True):
-            assert got.input_ids.tolist() == want.input_ids.tolist() and got.pairs == want.pairs and got.pairs
+            assert got.input_ids.tolist() == want.input_ids.tolist() and got.pairs == want.pairs
+            assert got.view_spans == want.view_spans and got.view_pairs
         named.train()
         assert all(log["num_pairs"] > 1 for log in logs_of(named))
 
@@ -216,8 +218,8 @@ def test_multiple_choice(tmp_path, tokenizer):
     assert (report.rows_kept, report.pairs, dict(report.rows_skipped)) == (5, 5, {"no_such_choice": 1})
     answers = []
     for example in trainer.train_dataset.store:
-        (pair,) = example.pairs
-        answers.append(tokenizer.decode(example.input_ids[pair.target_start : pair.target_end]))
+        (view,) = views_of(example)
+        answers.append(tokenizer.decode(example.trunk[view.start : view.stop]))
     assert answers == ["0.", "It is 2.", "9.", "3.", "It is 6."]
     trainer.train()
     assert len(logs_of(trainer)) == 2 and math.isfinite(logs_of(trainer)[0]["loss"])

@@ -9,6 +9,7 @@ Shapes: L layers, N pairs, B pairs of a batch, R rows, T tokens, D width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,14 +20,11 @@ import numpy as np
 import torch
 
 from stepjepa.analysis.states import FINAL, States
-from stepjepa.data.encode import CHUNK_ROWS, make_encoder, nothing_kept
-from stepjepa.data.encoder import PlacedRow
-from stepjepa.data.examples import Example
-from stepjepa.data.options import EncodeOptions
+from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, PlacedRow, make_encoder, nothing_kept
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.types import Example, Rows
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, row_states
@@ -77,9 +75,12 @@ def read_pairs(
         ConfigError: a tokenizer or template that cannot be used.
     """
     encode, every = make_encoder(rows, tokenizer, renderer, options), None
-    if options.objective == "step_jepa":
-        steps = replace(options, step_pairs="all", horizons=(1,), last_token=None, one_pair=False)
-        every = make_encoder(rows, tokenizer, renderer, steps)
+    objective = options.objective
+    if options.needs_steps:
+        method = copy.copy(objective.options)  # type: ignore[union-attr]
+        method.step_pairs, method.horizon, method.multi_horizon = "all", 1, None
+        method.last_token, method.forward = None, "packed"
+        every = make_encoder(rows, tokenizer, renderer, replace(options, objective=type(objective)(method)))
     report, examples, numbers, steps_of = DataReport(rows.name), list[Example](), list[int](), list[int]()
     for first, chunk in _chunks(rows, max_rows):
         encoded = encode(chunk)
@@ -87,17 +88,20 @@ def read_pairs(
         row_of = np.repeat(np.arange(first, first + len(chunk)), encoded.counts).tolist()
         all_steps: Sequence[Example] = encoded.store if every is None else every(chunk).store
         for row, example, whole in zip(row_of, encoded.store, all_steps, strict=True):
-            ends = np.unique([end for pair in whole.pairs for end in (pair.source_end + 1, pair.target_end)])
+            ends = [whole.sees(pair.source) + 1 for pair in whole.pairs]
+            ends += [view.stop for pair in whole.pairs if (view := whole.view_on_trunk(pair.target)) is not None]
             for pair in example.pairs:
-                examples.append(example._replace(pairs=(pair,)))
+                target = example.view_on_trunk(pair.target)
+                examples.append(example.with_pairs([pair]))
                 numbers.append(row)
-                steps_of.append(1 + int(np.searchsorted(ends, pair.target_start, side="right")))
+                start = 0 if target is None else target.start
+                steps_of.append(1 + int(np.searchsorted(np.unique(ends), start, side="right")))
     if not report.rows_read:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least two rows")
     if not report.examples:
         raise nothing_kept(report)
     if len(examples) < 2:
-        raise _too_few(report, len(examples), options.objective)
+        raise _too_few(report, len(examples), objective.name if objective is not None else "regular")
     given = np.array(steps_of, np.int64) if every is not None else None
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), given, report)
 
@@ -166,8 +170,15 @@ def collect_states(
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             batch = collator([pairs.examples[place] for place in places])
-            for side, rows in (("source", sub_batch(batch, "view_")), ("target", sub_batch(batch, "target_"))):
-                read = read_layers(model, rows, batch[f"{side}_readouts"], chosen, head=side == "source")
+            # All sources of a run are read alike: behind a branch, or on the trunk.
+            sources = batch.rows if batch.views is None else batch.views
+            first = 0 if batch.views is None else batch.rows.input_ids.numel()
+            sides = (
+                ("source", sources, batch.sources.positions - first),
+                ("target", batch.target_rows, batch.targets.positions),
+            )
+            for side, rows, positions in sides:
+                read = read_layers(model, rows, positions, chosen, head=side == "source")
                 if len({states_BD.shape[1] for states_BD in read}) > 1:
                     raise ConfigError(f"{name}: its layers have states of different widths; choose some with --layers")
                 if side not in found:
@@ -190,12 +201,12 @@ def collect_states(
 
 @torch.no_grad()
 def read_layers(
-    model: Any, rows: Batch, read_B: torch.Tensor, layers: Sequence[int], head: bool = False
+    model: Any, rows: Rows, read_B: torch.Tensor, layers: Sequence[int], head: bool = False
 ) -> list[np.ndarray]:
     """States (B, D) float32 of one padded batch at the positions `read_B` of its flattened (R * T) states, layer by layer.
 
     Args:
-        rows: ``input_ids``, ``attention_mask`` and ``position_ids``, each (R, T).
+        rows: (R, T), padded.
         head: send the states behind the final norm through the model's predictor head, if it has one.
     """
     inner: Any = causal_lm(model)
@@ -223,7 +234,7 @@ def read_layers(
             for layer in layers:
                 if layer > 0:
                     stack.callback(modules[layer - 1].register_forward_hook(behind(layer)).remove)
-        last = row_states(inner, {key: value.to(device) for key, value in rows.items()})
+        last = row_states(inner, rows.to(device))
     if FINAL in layers:
         found[FINAL] = last.index_select(0, read_B).float()
         predictor = predictor_head(inner)
@@ -242,8 +253,9 @@ def _chunks(rows: RowSource, max_rows: int | None) -> Iterator[tuple[int, list[P
 
 
 def _source_length(example: Example) -> int:
-    pair = example.pairs[0]
-    return pair.source_end + 1 - (pair.source_start if pair.source_start >= len(example.input_ids) else 0)
+    source = example.pairs[0].source
+    view, segment = example.view_on_trunk(source), example.segment(source)
+    return view.stop if view is not None else segment.length if segment is not None else 0
 
 
 def _too_few(report: DataReport, found: int, objective: str) -> DataError:

@@ -17,18 +17,15 @@ import numpy as np
 import torch
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import make_encoder
-from stepjepa.data.encoder import PlacedRow, read_chat
-from stepjepa.data.examples import Example
-from stepjepa.data.options import EncodeOptions
+from stepjepa.data.encode import EncodeOptions, PlacedRow, make_encoder, read_chat
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import encode_texts, token_span
+from stepjepa.data.types import Batch, Example
 from stepjepa.errors import DataError
-from stepjepa.forest.collate import Batch, sub_batch
 from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import predictor_head
-from stepjepa.modeling.forward import causal_lm, row_states
+from stepjepa.modeling.forward import causal_lm, read_vectors, row_states
 from stepjepa.modeling.logits import output_head
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of (P, D) and (P, D), (P,)
@@ -97,11 +94,16 @@ def _with_steps(
     ((_, last),) = encode_texts(tokenizer, [chat.text])
     starts = [token_span(last, answer.start + start, answer.start + stop)[0] for start, stop in spans]
     labelled = example.label_spans[-1]
-    pairs = tuple(pair for pair in example.pairs if pair.source_end >= labelled[0])
+    pairs = [pair for pair in example.pairs if example.sees(pair.source) >= labelled.start]
     # By the target, because a step without a token of its own begins where the next one does.
-    sources = tuple(bisect_right(starts, pair.target_start) - 1 - options.horizons[0] for pair in pairs)
+    targets = [example.view_on_trunk(pair.target) for pair in pairs]
+    sources = tuple(
+        bisect_right(starts, target.start) - 1 - pair.horizon
+        for pair, target in zip(pairs, targets, strict=True)
+        if target is not None
+    )
     return EncodedSolution(
-        example._replace(label_spans=(labelled,), pairs=pairs), tuple(text[a:b] for a, b in spans), sources
+        example.with_pairs(pairs)._replace(labels=(labelled,)), tuple(text[a:b] for a, b in spans), sources
     )
 
 
@@ -156,19 +158,20 @@ def _read_batch(
 ) -> list[tuple[torch.Tensor, torch.Tensor, float, int]]:
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
-    batch = {name: value.to(device) for name, value in collator(examples).items()}
-    states_TD = row_states(inner, batch)
-    views_TD = row_states(inner, sub_batch(batch, "view_")) if "view_input_ids" in batch else states_TD
-    source_PD = views_TD.index_select(0, batch["source_readouts"]).float()
+    batch = collator(examples).to(device)
+    states_TD = row_states(inner, batch.rows)
+    if batch.views is not None:
+        states_TD = torch.cat([states_TD, row_states(inner, batch.views)])
+    source_PD = read_vectors(states_TD, batch.sources).float()
     predictor = predictor_head(inner)
     source_PD = (source_PD if predictor is None else predictor(source_PD)).cpu()
-    target_PD = views_TD.index_select(0, batch["target_readouts"]).float().cpu()
+    target_PD = read_vectors(states_TD, batch.targets).float().cpu()
     head, labels = output_head(inner, vocabulary), [len(label_indices(example)[0]) for example in examples]
     pairs = [len(example.pairs) for example in examples]
-    predicting = states_TD.index_select(0, batch["label_positions"]).split(labels)
+    predicting = states_TD.index_select(0, batch.label_positions).split(labels)
     losses = [
         float(head.loss_sum(inner, states, ids))
-        for states, ids in zip(predicting, batch["label_ids"].split(labels), strict=True)
+        for states, ids in zip(predicting, batch.label_ids.split(labels), strict=True)
     ]
     sides = zip(source_PD.split(pairs), target_PD.split(pairs), strict=True)
     return [(*both, -loss, count) for both, loss, count in zip(sides, losses, labels, strict=True)]

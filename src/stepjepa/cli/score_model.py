@@ -25,6 +25,7 @@ from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.trial import choose_forward
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import ModelSetup, make_collator
@@ -137,7 +138,7 @@ def read(options: Any, scorer: Scorer, encoded: Sequence[EncodedSolution], bar: 
     attach_forest_forward(model, scorer.vocabulary)
     forward = choose_forward(model, "auto", scorer.vocabulary, device, scorer.predictors.ids)
     attention = text_config(causal_lm(model).config)._attn_implementation
-    setup = ModelSetup(scorer.vocabulary, [], forward)
+    setup = ModelSetup(scorer.vocabulary, [], forward, objective_of(method))
     collator: Any = make_collator(setup, method, scorer.tokenizer.pad_token_id or 0, attention, device)
     collator = replace(collator, predictor_ids=scorer.predictors.ids)
     bar.begin("energies", len(encoded), 0)

@@ -13,7 +13,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.evaluation.best_of import Candidate, best_of, best_of_lines
 from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.solutions import SolutionSet
-from stepjepa.training.objective import jepa_losses
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
 
 
@@ -35,7 +35,7 @@ def solution_records(
     if len(groups_P):
 
         def distance(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-            return jepa_losses(method, source_PD, target_PD)
+            return objective_of(method).distances(source_PD, target_PD)
 
         views = readings.source_states, readings.target_states
         own = distance(*views).double().numpy()

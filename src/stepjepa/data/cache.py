@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from stepjepa.data.encode import EncodeOptions
 from stepjepa.data.examples import ExampleStore
-from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import read_json, write_json
 from stepjepa.version import __version__
 
-_FORMAT = 2
+_FORMAT = 3
 _REPORT = "report.json"  # written last: an entry without it is none
 
 

@@ -1,23 +1,418 @@
-"""From a whole data set to its examples, in this process or in several."""
+"""From rows to examples: read, render, tokenise, label and pair, a chunk of rows at a time, in this process or in
+several."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encoder import PlacedRow, RowEncoder
+import numpy as np
+
+from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat, RowError
 from stepjepa.data.examples import ExampleStore
-from stepjepa.data.options import EncodeOptions
-from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource, listed_columns
-from stepjepa.data.streams import is_stream
+from stepjepa.data.report import DataReport, StepCounts
+from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, listed_columns, listed_steps, row_to_messages
+from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
+from stepjepa.data.streams import blocks, is_stream, stream_ids
+from stepjepa.data.tokens import (
+    TokenisedText,
+    TurnEnds,
+    check_tokenizer,
+    encode_cut,
+    encode_texts,
+    label_spans,
+    template_turn_end,
+    token_span,
+)
+from stepjepa.data.types import ISOLATED, TRUNK, Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError
 from stepjepa.utils.parallel import mapped
 
 CHUNK_ROWS = 1000
+PlacedRow = tuple[str, Any]  # where the row is, for messages; the row
+
+
+class TokenChat(NamedTuple):
+    """A chat as an objective gets it.
+
+    Attributes:
+        ids: its tokens, (T,) int32 before any cut.
+        trunk: those that are kept.
+        turns: its assistant turns, in tokens.
+        messages: as ``{"role", "content"}``.
+        tokenizer, renderer: to write and tokenise other texts.
+    """
+
+    ids: np.ndarray
+    trunk: np.ndarray
+    turns: Sequence[Turn]
+    messages: Sequence[dict[str, str]]
+    tokenizer: Any
+    renderer: ChatRenderer
+
+
+class PairMaker(Protocol):
+    """An objective, as far as rows become examples by it; see `objectives.base.Objective`."""
+
+    name: str
+    needs_steps: bool
+    takes_text: bool
+
+    @property
+    def predictors(self) -> int: ...
+    @property
+    def one_pair(self) -> bool: ...
+    def pairs_of(self, chat: TokenChat) -> PairsFound: ...
+    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound: ...
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """How rows become examples.
+
+    Attributes:
+        objective: finds the pairs; None for none.
+        rules: how the steps of the rows are found, for objectives that need them.
+        max_length: longest trunk in tokens; what is longer is cut on the right.
+        max_positions: positions that the model has, for learned absolute positions; None for rotary models.
+        system_prompt: put in front of chats that have none.
+        strict: a row that cannot be used, or whose answer is cut, is an error instead of a count.
+        labels: see `tokens.label_spans`.
+        columns: the two columns that hold the views, None for the known names.
+    """
+
+    objective: PairMaker | None = None
+    rules: StepRules = field(default_factory=lambda: StepRules(make_splitter("separator")))
+    max_length: int = 1024
+    max_positions: int | None = None
+    system_prompt: str | None = None
+    strict: bool = False
+    labels: str = "assistant"
+    columns: PairColumns | None = None
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the steps of the answers are found."""
+        return self.objective is not None and self.objective.needs_steps
+
+
+class ReadChat(NamedTuple):
+    """A row as a chat.
+
+    Attributes:
+        messages: checked.
+        rendered: as the template writes it.
+        steps: of its answers, by their characters in `rendered`; None where none are needed.
+    """
+
+    messages: list[dict[str, str]]
+    rendered: RenderedChat
+    steps: RowSteps | None
+
+    @property
+    def answers(self) -> list[MessageSpan]:
+        """Where the answers are."""
+        return [span for span in self.rendered.spans if span.role == "assistant"]
+
+    @property
+    def digest(self) -> bytes:
+        """Of the messages, and of the steps where they matter."""
+        parts: Any = self.messages if self.steps is None else [self.messages, self.steps.spans]
+        return hashlib.sha256(json.dumps(parts).encode()).digest()
+
+
+def chat_of(row: Any, options: EncodeOptions) -> list[dict[str, str]]:
+    """The checked chat of a row; of one that is only to give its steps, which hold the answer, these as the answer.
+
+    Raises:
+        RowError: the row holds no chat, or not the list of steps that is needed.
+    """
+    rules = options.rules
+    if rules.required and isinstance(row, Mapping) and not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
+        row = {**row, "answer": join_steps(listed_steps(row, str(rules.column)))[0]}
+    return row_to_messages(row, options.system_prompt, options.columns)
+
+
+def read_chat(row: Any, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
+    """A row rendered, with its steps where the objective needs them.
+
+    Raises:
+        RowError: the row holds no chat, or not the steps that it must hold, or the template refuses it.
+    """
+    messages = chat_of(row, options)
+    read = ReadChat(messages, renderer.render(messages), None)
+    if not options.needs_steps:
+        return read
+    answers = [read.rendered.text[span.start : span.end] for span in read.answers]
+    return read._replace(steps=steps_of(row, answers, options.rules))
+
+
+class Encoded(NamedTuple):
+    """A chunk of rows as examples.
+
+    Attributes:
+        counts: examples of each row: 0 for one that is refused, several for a long text.
+        store: the examples, in the rows' order.
+        report: on these rows alone.
+        digest: those of what each row holds, one behind the other.
+    """
+
+    counts: list[int]
+    store: ExampleStore
+    report: DataReport
+    digest: bytes
+
+
+class RowEncoder:
+    """Turns chunks of rows into examples; each by itself, so that chunks may be encoded anywhere and in any order.
+
+    Args:
+        name: of the data set.
+        tokenizer: a Hugging Face tokenizer.
+        renderer: None where the tokenizer has no chat template, which plain text does not need.
+        streams: whether the data set is one of plain text, not of chats.
+
+    Raises:
+        ConfigError: a tokenizer that cannot be used.
+    """
+
+    def __init__(self, name: str, tokenizer: Any, renderer: ChatRenderer | None, options: EncodeOptions, streams: bool):
+        check_tokenizer(tokenizer)
+        self.name, self.tokenizer, self.options, self.streams = name, tokenizer, options, streams
+        self.renderer = renderer
+        self.ends = TurnEnds(tokenizer)
+
+    def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
+        """The examples of a chunk.
+
+        Raises:
+            DataError: with ``strict`` the first row that cannot be used.
+            ConfigError: chats without a template.
+        """
+        return _Chunk(self).encode(rows)
+
+    @cached_property
+    def chats(self) -> ChatRenderer:
+        """The renderer; asked for by the first chat, because plain text needs none."""
+        return self.renderer or ChatRenderer(self.tokenizer)
+
+    def new_counts(self) -> StepCounts:
+        """Where the steps of the data set come from, nothing counted yet."""
+        return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
+
+    @cached_property
+    def template_ends_turns(self) -> bool:
+        """Whether the template writes an end-of-turn token behind a last answer."""
+        try:
+            return template_turn_end(self.tokenizer, self.chats) is not None
+        except RowError:
+            return True
+
+
+class _Chunk:
+    """What is counted while one chunk is encoded."""
+
+    def __init__(self, encoder: RowEncoder):
+        self.encoder, self.options, self.tokenizer = encoder, encoder.options, encoder.tokenizer
+        self.report = DataReport(encoder.name, steps=encoder.new_counts())
+        self.end_id: int | None = None
+        self.appended_eos = False
+
+    def encode(self, rows: Sequence[PlacedRow]) -> Encoded:
+        """See `RowEncoder.__call__`."""
+        digests: list[bytes] = []
+        examples: list[list[Example]] = [[] for _ in rows]
+        chats: list[tuple[int, str, ReadChat]] = []
+        for index, (place, row) in enumerate(rows):
+            try:
+                if self.encoder.streams and is_stream(row):
+                    ids = stream_ids(row, self.tokenizer)
+                    digests.append(hashlib.sha256(ids.tobytes()).digest())
+                    examples[index] = self._text(place, ids)
+                    continue
+                chat = read_chat(row, self.encoder.chats, self.options)
+                digests.append(chat.digest)
+                chats.append((index, place, chat))
+            except RowError as error:
+                self._refuse(error.reason, place, str(error))
+        # All texts of a chunk are tokenised in one call.
+        texts = [self._closed_text(chat.rendered) for _, _, chat in chats]
+        tokens = encode_texts(self.tokenizer, texts) if texts else []
+        for (index, place, chat), text, tokenised in zip(chats, texts, tokens, strict=True):
+            try:
+                examples[index] = [self._chat(place, chat, text, tokenised)]
+            except RowError as error:
+                self._refuse(error.reason, place, str(error))
+        store = ExampleStore([example for several in examples for example in several])
+        report = self.report
+        report.rows_read, report.examples, report.pairs = len(rows), len(store), store.num_pairs
+        report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
+        report.end_of_turn = "" if self.encoder.streams or not chats else self._end_of_turn()
+        return Encoded([len(several) for several in examples], store, report, b"".join(digests))
+
+    def _refuse(self, reason: str, place: str, message: str) -> None:
+        """Skip a row, or with ``strict`` stop at it."""
+        message = " ".join(message.split())  # names of columns and a template's own words may hold line breaks
+        if self.options.strict:
+            raise DataError(f"{place}: {message} (--strict_data stops at the first such row)")
+        self.report.skip(reason, place, message)
+
+    def _end_of_turn(self) -> str:
+        """The end-of-turn token for the report."""
+        if self.end_id is None:
+            return "none: the template writes no special token behind an answer and the tokenizer has no EOS"
+        token = self.tokenizer.convert_ids_to_tokens(self.end_id)
+        return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
+
+    def _text(self, place: str, ids: np.ndarray) -> list[Example]:
+        """Examples of one row of plain text: blocks of which every token is labelled."""
+        limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
+        pieces = blocks(ids, limit)
+        if not pieces:
+            self._refuse("nothing_to_learn", place, "the text has fewer than two tokens")
+        objective = self.options.objective
+        return [
+            self._paired(
+                Example(piece, (Span(1, len(piece)),)),
+                PairsFound() if objective is None else objective.pairs_of_text(piece),
+            )
+            for piece in pieces
+        ]
+
+    def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText) -> Example:
+        """The example of one chat, and what there is to count about it.
+
+        Raises:
+            RowError: nothing of it can be trained on.
+        """
+        ids, last = tokenised
+        if not self.encoder.template_ends_turns:
+            ids, last = self._cut_at_answers(chat.rendered, text, ids, last)
+        limit = self.options.max_length
+        turns, ids = self._turns(chat, ids, last)
+        ends = {self.end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
+        answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
+        labels = label_spans(self.options.labels, ids, answers, ends, limit)
+        if not labels:
+            first = turns[0].answer.start
+            if first < limit:
+                raise RowError("nothing_to_learn", "the answer is empty, and nothing ends its turn; fill it in")
+            raise RowError(
+                "no_room_for_answer", f"the prompt has {first} tokens and max_length is {limit}; raise --max_length"
+            )
+        if max(turn.label_stop for turn in turns) > limit:
+            if self.options.strict:
+                raise DataError(
+                    f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
+                    "raise --max_length or drop --strict_data"
+                )
+            self.report.answers_truncated += 1
+        trunk, found = ids[:limit], PairsFound()
+        if self.options.objective is not None:
+            chats = self.encoder.chats
+            found = self.options.objective.pairs_of(TokenChat(ids, trunk, turns, chat.messages, self.tokenizer, chats))
+        example = self._paired(Example(trunk, labels), found)
+        if chat.steps is not None:
+            self.report.steps.count(place, chat.steps)
+        self.report.system_folded += chat.rendered.folded_system
+        self.report.see_system_prompt(chat.messages)
+        return example
+
+    def _paired(self, example: Example, found: PairsFound) -> Example:
+        """The example with those of its pairs that fit into `max_length` and the model's positions; counts the others."""
+        options, whole = self.options, example._replace(segments=found.segments)
+        pairs, views, reason = list(found.pairs), list(found.view_spans), found.reason
+        limits = (("pair_truncated", options.max_length, False), ("beyond_positions", options.max_positions, True))
+        for why, limit, positions in limits:
+            if limit is None or not (pairs or views):
+                continue
+            before = len(pairs) + len(views)
+            pairs = [pair for pair in pairs if _reach(whole, pair, positions) <= limit]
+            views = [both for both in views if max(view.stop for view in both) <= limit]
+            if len(pairs) + len(views) < before:
+                self.report.pairs_dropped[why] += before - len(pairs) - len(views)
+                reason = None if pairs or views else why
+        if options.objective is not None and options.objective.one_pair and len(pairs) > 1:
+            self.report.pairs_dropped["second_pair"] += len(pairs) - 1
+            pairs = pairs[:1]
+        if options.objective is not None and not pairs and not views:
+            self.report.examples_without_pairs[reason or "empty_view"] += 1
+        example = whole.with_pairs(pairs)._replace(view_spans=tuple(views))
+        self.report.labelled_tokens += sum(stop - start for start, stop in example.labels)
+        segments = (example.segment(pair.target) for pair in example.pairs)
+        self.report.target_tokens += sum(segment.length for segment in segments if segment is not None)
+        self.report.target_tokens += sum(target.stop - target.start for _, target in views)
+        return example
+
+    def _appends_eos(self, chat: RenderedChat) -> bool:
+        last_is_answer = chat.spans[-1].role == "assistant"
+        return last_is_answer and not self.encoder.template_ends_turns and self.tokenizer.eos_token_id is not None
+
+    def _closed_text(self, chat: RenderedChat) -> str:
+        """The text to tokenise: where an EOS takes the place of what the template writes behind the last answer, that
+        is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
+        return chat.text[: chat.spans[-1].end] if self._appends_eos(chat) else chat.text
+
+    def _cut_at_answers(self, chat: RenderedChat, text: str, ids: np.ndarray, last: np.ndarray) -> TokenisedText:
+        """Tokens that do not merge the end of an answer with the template's text behind it.
+
+        Needed only where no end-of-turn token stands between: the answer's last token would be lost to the labels.
+        """
+        ends = [span.end for span in chat.spans if span.role == "assistant" and span.start < span.end < len(text)]
+        if all(last[token_span(last, end, end).start - 1] == end - 1 for end in ends):
+            return ids, last
+        return encode_cut(self.tokenizer, text, ends)
+
+    def _turns(self, row: ReadChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
+        """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
+        chat, turns = row.rendered, list[Turn]()
+        user: tuple[Span, int] | None = None
+        for index, span in enumerate(chat.spans):
+            following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
+            content = token_span(last, span.start, span.end)
+            mark = self.encoder.ends.find(ids, content.stop, token_span(last, following, following).start)
+            if mark is not None and span.role == "assistant" and not self.encoder.template_ends_turns:
+                # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
+                mark = mark if ids[mark] == self.tokenizer.eos_token_id else None
+            close = content.stop if mark is None else mark + 1
+            if span.role == "user":
+                user = (content, close)
+            if span.role != "assistant":
+                continue
+            if mark is not None:
+                self.end_id = int(ids[mark])
+            elif index + 1 == len(chat.spans) and self._appends_eos(chat):
+                ids = np.append(ids, np.int32(self.tokenizer.eos_token_id))
+                close, self.end_id, self.appended_eos = len(ids), self.tokenizer.eos_token_id, True
+            found = row.steps.spans[len(turns)] if row.steps is not None else []
+            steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
+            turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, close, steps))
+        return turns, ids
+
+
+def _reach(example: Example, pair: Any, positions: bool) -> int:
+    """Positions that the views of a pair take, counted from 0; of what stands on the trunk without `positions` the tokens
+    that it takes there, whatever stands before it in the forest."""
+    reach = 0
+    for read in (pair.source, pair.target):
+        for term in read.terms:
+            if term.segment == TRUNK:
+                reach = max(reach, term.token + 1)
+                continue
+            segment = example.segments[term.segment - 1]
+            if positions:
+                end = segment.position + segment.length
+            elif segment.attach != ISOLATED:
+                end = segment.attach + 1
+            else:
+                end = (segment.origin or 0) + segment.length
+            reach = max(reach, end)
+    return reach
 
 
 def encode_dataset(
@@ -43,7 +438,7 @@ def encode_dataset(
 
     Raises:
         DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
-        ConfigError: a tokenizer whose tokens cannot be traced to the text, or chats without a template.
+        ConfigError: a slow tokenizer, or chats without a template.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     encoder = make_encoder(rows, tokenizer, renderer, options)
@@ -72,9 +467,9 @@ def make_encoder(rows: RowSource, tokenizer: Any, renderer: ChatRenderer | None,
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     number, row = first
     streams = options.columns is None and is_stream(row)
-    if streams and options.objective not in ("regular", "split"):
+    if streams and options.objective is not None and not options.objective.takes_text:
         raise DataError(
-            f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective} needs chats (messages, "
+            f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats (messages, "
             "question/answer, prompt/completion or text/code); plain text trains with --objective split or regular"
         )
     return RowEncoder(rows.name, tokenizer, renderer, options, streams)

@@ -1,56 +1,48 @@
-"""Tokenised examples: what the forest is built from, kept in a few flat arrays."""
+"""Examples in a few flat arrays, so that a data loader's workers share the memory instead of copying objects."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from stepjepa.data.tokens import TokenSpan
-from stepjepa.data.views import Pair
+from stepjepa.data.types import Example, Pair, Read, Segment, Span, Term
 
-NO_VIEWS = np.zeros(0, np.int32)
+__all__ = ["Example", "ExampleStore"]
 
-
-class Example(NamedTuple):
-    """One tokenised chat or text.
-
-    Attributes:
-        input_ids: (T,) int32, the trunk: the chat as the template writes it.
-        label_spans: token spans that the LM loss is computed on (`data.labels`).
-        pairs: source/target pairs; empty trains as plain language modelling.
-        views: int32, tokens of the views that are encoded apart from the trunk, one view after the other. Pairs address
-            them by T, T + 1, ...; a negative entry ``-1 - j`` stands for predictor j in the order of the run.
-        tube: linear combinations of trunk states in place of pairs (`forest.tube.Tube`), drawn with the example.
-    """
-
-    input_ids: np.ndarray
-    label_spans: tuple[TokenSpan, ...]
-    pairs: tuple[Pair, ...] = ()
-    views: np.ndarray = NO_VIEWS
-    tube: Any = None
+_NONE = -1  # in an array, for None
 
 
 class ExampleStore(Sequence):
-    """Examples in flat arrays, so that a data loader's workers share the memory instead of copying objects."""
+    """Examples one after the other.
 
-    ARRAYS = ("ids", "views", "spans", "pairs", "id_edges", "view_edges", "span_edges", "pair_edges")
+    Attributes:
+        lengths: (E,) int64, tokens of each trunk.
+    """
+
+    # name -> (columns, dtype); each of them once more as ``.._edges`` (E + 1,) int64, where every example begins in it.
+    TABLES = {
+        "ids": (0, np.int32),
+        "labels": (2, np.int32),
+        "segment_ids": (0, np.int32),
+        "segments": (7, np.int32),  # vocabulary tokens, attach, position, group, slots, slot, origin
+        "pairs": (5, np.int32),  # terms of the source, terms of the target, their layers, horizon
+        "weights": (0, np.float32),
+        "terms": (2, np.int32),  # segment, token
+        "coefficients": (0, np.float64),
+        "view_spans": (4, np.int32),
+    }
+    ARRAYS = (*TABLES, *(f"{name}_edges" for name in TABLES))
 
     def __init__(self, examples: Sequence[Example]):
-        ids = np.concatenate([e.input_ids for e in examples]) if examples else np.zeros(0, np.int32)
-        self._set(
-            {
-                "ids": ids,
-                "views": np.concatenate([e.views for e in examples]) if examples else NO_VIEWS,
-                "spans": np.array([s for e in examples for s in e.label_spans], dtype=np.int32).reshape(-1, 2),
-                "pairs": np.array([p for e in examples for p in e.pairs], np.int32).reshape(-1, len(Pair._fields)),
-                "id_edges": _edges([len(example.input_ids) for example in examples]),
-                "view_edges": _edges([len(example.views) for example in examples]),
-                "span_edges": _edges([len(example.label_spans) for example in examples]),
-                "pair_edges": _edges([len(example.pairs) for example in examples]),
-            }
-        )
+        rows = [_tables(example) for example in examples]
+        arrays: dict[str, np.ndarray] = {}
+        for name, (columns, dtype) in self.TABLES.items():
+            parts = [np.asarray(row[name], dtype).reshape(-1, *([columns] * bool(columns))) for row in rows]
+            arrays[name] = np.concatenate(parts) if parts else np.zeros((0, columns) if columns else 0, dtype)
+            arrays[f"{name}_edges"] = _edges([len(part) for part in parts])
+        self._set(arrays)
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ExampleStore:
@@ -63,39 +55,80 @@ class ExampleStore(Sequence):
     def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
         """One store of the examples of several, in their order."""
         parts = [store.arrays() for store in stores]
-        arrays = {name: np.concatenate([part[name] for part in parts]) for name in cls.ARRAYS[:4]}
-        for name in cls.ARRAYS[4:]:
-            arrays[name] = _edges(np.concatenate([np.diff(part[name]) for part in parts]))
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in cls.TABLES}
+        for name in cls.TABLES:
+            arrays[f"{name}_edges"] = _edges(np.concatenate([np.diff(part[f"{name}_edges"]) for part in parts]))
         return cls.of_arrays(arrays)
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._ids, self._views, self._spans, self._pairs = (arrays[name] for name in self.ARRAYS[:4])
-        self._id_edges, self._view_edges, self._span_edges, self._pair_edges = (arrays[n] for n in self.ARRAYS[4:])
-        self.lengths = np.diff(self._id_edges)
+        self._arrays = {name: arrays[name] for name in self.ARRAYS}
+        self.lengths = np.diff(self._arrays["ids_edges"])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that the store is made of, by the names in `ARRAYS`, E examples one after the other.
-
-        ``ids`` (T,) and ``views`` (V,) tokens, ``spans`` (S, 2), ``pairs`` (P, 6), all int32; ``..._edges`` (E + 1,) int64,
-        where each example begins in them.
-        """
-        return {name: getattr(self, f"_{name}") for name in self.ARRAYS}
+        """All that the store is made of, by the names in `ARRAYS`."""
+        return dict(self._arrays)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:  # type: ignore[override]
         index = range(len(self))[index]
-        spans = self._spans[self._span_edges[index] : self._span_edges[index + 1]].tolist()
-        pairs = self._pairs[self._pair_edges[index] : self._pair_edges[index + 1]].tolist()
-        ids = self._ids[self._id_edges[index] : self._id_edges[index + 1]]
-        views = self._views[self._view_edges[index] : self._view_edges[index + 1]]
-        return Example(ids, tuple((a, b) for a, b in spans), tuple(Pair(*pair) for pair in pairs), views)
+
+        def own(name: str) -> np.ndarray:
+            edges = self._arrays[f"{name}_edges"]
+            return self._arrays[name][edges[index] : edges[index + 1]]
+
+        labels = tuple(Span(*span) for span in own("labels").tolist())
+        views = tuple((Span(a, b), Span(c, d)) for a, b, c, d in own("view_spans").tolist())
+        pairs = own("pairs").tolist()
+        if not pairs:
+            return Example(own("ids"), labels, view_spans=views)
+        segments, start, tokens = [], 0, own("segment_ids")
+        for length, attach, position, group, slots, slot, origin in own("segments").tolist():
+            ids = tokens[start : start + length]
+            segments.append(Segment(ids, attach, position, group, slots, slot, None if origin == _NONE else origin))
+            start += length
+        terms = zip(own("terms").tolist(), own("coefficients").tolist(), strict=True)
+        read = (Term(segment, token, coefficient) for (segment, token), coefficient in terms)
+        found = []
+        for (sources, targets, layer, target_layer, horizon), weight in zip(
+            pairs, own("weights").tolist(), strict=True
+        ):
+            source, target = (
+                Read(tuple(next(read) for _ in range(count)), None if at == _NONE else at)
+                for count, at in ((sources, layer), (targets, target_layer))
+            )
+            found.append(Pair(source, target, weight, horizon))
+        return Example(own("ids"), labels, tuple(segments), tuple(found), views)
 
     @property
     def num_pairs(self) -> int:
-        """Pairs in all examples."""
-        return len(self._pairs)
+        """Pairs in all examples, those included that are drawn every epoch, as `Example.view_pairs` counts them."""
+        return len(self._arrays["pairs"]) + len(self._arrays["view_spans"])
+
+
+def _tables(example: Example) -> dict[str, Any]:
+    """The rows of one example in each of the store's tables."""
+    pairs = example.pairs
+    terms = [term for pair in pairs for read in pair[:2] for term in read.terms]
+    return {
+        "ids": example.trunk,
+        "labels": example.labels,
+        "segment_ids": np.concatenate([s.ids for s in example.segments]) if example.segments else (),
+        "segments": [
+            (len(s.ids), s.attach, s.position, s.group, s.slots, s.slot, _NONE if s.origin is None else s.origin)
+            for s in example.segments
+        ],
+        "pairs": [(len(pair.source.terms), len(pair.target.terms), *_layers(pair), pair.horizon) for pair in pairs],
+        "weights": [pair.weight for pair in pairs],
+        "terms": [term[:2] for term in terms],
+        "coefficients": [term.coefficient for term in terms],
+        "view_spans": [(*source, *target) for source, target in example.view_spans],
+    }
+
+
+def _layers(pair: Pair) -> Iterable[int]:
+    return (_NONE if read.layer is None else read.layer for read in pair[:2])
 
 
 def _edges(counts: Any) -> np.ndarray:

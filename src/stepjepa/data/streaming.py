@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stepjepa.data.encode import CHUNK_ROWS, nothing_kept
-from stepjepa.data.encoder import Encoded, PlacedRow
-from stepjepa.data.examples import Example
+from stepjepa.data.encode import CHUNK_ROWS, Encoded, PlacedRow, nothing_kept
 from stepjepa.data.files import Part
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.utils.parallel import mapped
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from stepjepa.data.sources import TEXT_COLUMNS
-from stepjepa.data.views import Pair
 from stepjepa.errors import RowError
 from stepjepa.utils.text import lone_surrogate
 
@@ -52,29 +51,6 @@ def blocks(ids: np.ndarray, length: int) -> list[np.ndarray]:
     """`ids` (T,) in pieces of at most `length` tokens; a last piece of one token, which predicts nothing, is left out."""
     pieces = [ids[start : start + length] for start in range(0, len(ids), length)]
     return [piece for piece in pieces if len(piece) > 1]
-
-
-def split_pair(ids: np.ndarray, ratio: float, last_token: int | None) -> tuple[list[Pair], np.ndarray, str | None]:
-    """First part -> the rest of a token sequence, cut at ``max(2, int(T * ratio))`` (``split``, the nanoGPT form).
-
-    The rest is encoded apart, with positions of its own from 0, as in the notebook that this follows. It must hold two
-    tokens or more.
-
-    Args:
-        ids: (T,) tokens.
-        last_token: None, or a negative offset from the end of each part.
-
-    Returns:
-        The pair, the tokens of its target (V,), and where there is none, the reason.
-    """
-    length, cut = len(ids), max(2, int(len(ids) * ratio))
-    rest = length - cut
-    back = -1 if last_token is None else last_token
-    if rest < 2:
-        return [], ids[:0], "too_short_to_split"
-    if cut + back < 0 or rest + back < 0:
-        return [], ids[:0], "view_shorter_than_last_token"
-    return [Pair(cut - 1, cut + back, length, length + rest, length + rest + back)], ids[cut:].copy(), None
 
 
 def _checked_ids(values: Any, vocabulary: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""From character spans to token spans.
+"""From texts to tokens, and from character spans to token spans.
 
 One rule: a token belongs to the span that holds its last character. So a source view never sees a character of its
 target, even where a tokenizer merges the end of one step with its separator.
@@ -8,14 +8,15 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from stepjepa.data.offsets import byte_level_last_characters, traced_last_characters
-from stepjepa.data.token_text import added_tokens
+from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError
 
 TokenSpan = tuple[int, int]
@@ -23,25 +24,27 @@ TokenisedText = tuple[np.ndarray, np.ndarray]  # ids and last characters, as `en
 
 _FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+_SPELT: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()  # tokens of byte-level tokenizers, in bytes
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Make sure that tokens can be traced to the text: a fast tokenizer says where they stand, a slow one spells them.
+    """Make sure that the tokenizer says where its tokens are in a text.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: it does not: a slow one.
     """
-    if getattr(tokenizer, "is_fast", False):
-        return
-    try:
-        ids = _slow_ids(tokenizer, "a")
-        tokenizer.convert_ids_to_tokens(ids)
-        tokenizer.decode(ids)
-    except Exception as error:  # whatever a class that implements only parts of a tokenizer raises
+    if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
             f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is a slow one and gives no "
-            f"character offsets, and cannot write its tokens out either ({error}); load or convert it as a fast tokenizer"
-        ) from None
+            "character offsets; load it as a fast tokenizer (use_fast=True), or convert it with "
+            "transformers.convert_slow_tokenizer"
+        )
+
+
+def added_tokens(tokenizer: Any) -> dict[int, Any]:
+    """The tokenizer's added tokens by id; none for kinds that keep no record of them."""
+    found = tokenizer.added_tokens_decoder
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
@@ -49,19 +52,12 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
 
     No special tokens are added: the chat template has written them, so there is never a second BOS.
 
+    Args:
+        tokenizer: one that `check_tokenizer` lets pass.
+
     Returns:
         For each text: ids (T,) int32, and the index of each token's last character (T,) int64, never decreasing.
-
-    Raises:
-        RowError: ``no_offsets``, the tokens of a text cannot be traced to it, which happens with slow tokenizers only. None
-            of the texts is returned then; a caller that wants the others asks for them one by one.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        every = [_slow_ids(tokenizer, text) for text in texts]
-        return [
-            (np.asarray(ids, dtype=np.int32), traced_last_characters(tokenizer, text, ids))
-            for text, ids in zip(texts, every, strict=True)
-        ]
     found: list[TokenisedText | None] = [None] * len(texts)
     if type(tokenizer.backend_tokenizer.decoder).__name__ == "ByteLevel":
         for place, (text, ids) in enumerate(zip(texts, _fast_ids(tokenizer, texts), strict=True)):
@@ -69,6 +65,50 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
             found[place] = None if last is None else (np.array(ids, dtype=np.int32), last)
     by_offsets = iter(_by_offsets(tokenizer, [text for text, pair in zip(texts, found, strict=True) if pair is None]))
     return [next(by_offsets) if pair is None else pair for pair in found]
+
+
+def encode_cut(tokenizer: Any, text: str, cuts: Sequence[int]) -> TokenisedText:
+    """As `encode_texts` for one text, but no token reaches over any of the character positions `cuts`."""
+    edges = [0, *cuts, len(text)]
+    pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    ids = np.concatenate([ids for ids, _ in pieces])
+    return ids, np.concatenate([last + start for (_, last), start in zip(pieces, edges[:-1], strict=True)])
+
+
+def byte_level_last_characters(tokenizer: Any, text: str, ids: Sequence[int]) -> np.ndarray | None:
+    """Index of the last character of each token (T,) int64, for byte-level BPE; None where its tokens do not add up to the
+    text, as with normalised ones. Tokens that hold parts of a character count with that character.
+
+    This costs less than the offsets that the tokenizer gives, and is exact where these are trimmed of white space.
+    """
+    known = _SPELT.setdefault(tokenizer, {})
+    unknown = set(ids).difference(known)
+    if unknown:
+        added, letters = added_tokens(tokenizer), _byte_letters()
+        for index in unknown:
+            name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
+            if index in added:
+                known[index] = name.encode()
+            elif all(letter in letters for letter in name):
+                known[index] = bytes(letters[letter] for letter in name)
+            else:
+                return None
+    pieces, raw = [known[index] for index in ids], text.encode()
+    if b"".join(pieces) != raw:
+        return None
+    last = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)).cumsum() - 1
+    if len(raw) == len(text):
+        return last
+    # Every byte of UTF-8 but a continuation begins a character.
+    return (((np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80).cumsum() - 1)[last]
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """Byte-level BPE's letter for each byte (GPT-2): printable ones are themselves, the others from U+0100 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
 
 
 def _by_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
@@ -104,22 +144,6 @@ def _fast_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer(list(texts), **_IDS_ONLY)["input_ids"]  # a class of its own, which does more than its backend
 
 
-def _slow_ids(tokenizer: Any, text: str) -> list[int]:
-    return [int(index) for index in tokenizer(text, add_special_tokens=False)["input_ids"]]
-
-
-def encode_apart(tokenizer: Any, text: str, cuts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """As `encode_texts` for one text, but no token reaches over any of the character positions `cuts`.
-
-    Returns:
-        Token ids and the last character of each, both (T,).
-    """
-    edges = [0, *cuts, len(text)]
-    pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
-    ids = np.concatenate([ids for ids, _ in pieces])
-    return ids, np.concatenate([last + start for (_, last), start in zip(pieces, edges[:-1], strict=True)])
-
-
 def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.ndarray:
     """Index of the last character of each token, (T,) int64.
 
@@ -136,7 +160,7 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     return np.maximum.accumulate(last)
 
 
-def token_span(last_character: np.ndarray, start: int, end: int) -> TokenSpan:
+def token_span(last_character: np.ndarray, start: int, end: int) -> Span:
     """Tokens [first, stop) whose last character lies in [start, end). Empty (first == stop) where there is none.
 
     Args:
@@ -144,7 +168,7 @@ def token_span(last_character: np.ndarray, start: int, end: int) -> TokenSpan:
     """
     first = int(last_character.searchsorted(start, side="left"))
     stop = int(last_character.searchsorted(end, side="left"))
-    return first, max(first, stop)
+    return Span(first, max(first, stop))
 
 
 def template_turn_end(tokenizer: Any, renderer: Any) -> int | None:
@@ -179,3 +203,36 @@ class TurnEnds:
             if index in self._marks:
                 return place
         return None
+
+
+LABELS = ("assistant", "all", "reference")
+
+
+def label_spans(
+    mode: str, ids: np.ndarray, answers: Sequence[Span], ends: Iterable[int], limit: int
+) -> tuple[Span, ...]:
+    """Which tokens the LM loss is computed on.
+
+    - ``assistant``: every answer and the end-of-turn token behind it.
+    - ``all``: every token but the first, which nothing predicts.
+    - ``reference``: every token of system, user and assistant, but no end of turn and no padding: what the published
+      LLM-JEPA code trains on, whose collator puts the input ids in place of the answer-only labels and leaves the padding
+      token out, which is the end of turn. Kept for comparison: such a model is not taught to stop.
+
+    Args:
+        mode: one of `LABELS`.
+        ids: (T,) the trunk.
+        answers: each with the end of its turn.
+        ends: ids of end-of-turn and padding tokens (``reference``).
+        limit: tokens of the trunk that are kept.
+    """
+    length = min(len(ids), limit)
+    if mode == "assistant":
+        spans = [Span(max(start, 1), min(stop, length)) for start, stop in answers]
+        return tuple(span for span in spans if span.start < span.stop)
+    if mode == "all":
+        return (Span(1, length),) if length > 1 else ()
+    labelled = ~np.isin(ids[:length], np.fromiter(ends, np.int64))
+    labelled[0] = False
+    edges = np.flatnonzero(np.diff(labelled, prepend=False, append=False)).reshape(-1, 2).tolist()
+    return tuple(Span(start, stop) for start, stop in edges)

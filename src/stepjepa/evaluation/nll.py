@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stepjepa.data.encode import make_encoder
-from stepjepa.data.examples import Example
-from stepjepa.data.options import EncodeOptions
+from stepjepa.data.encode import EncodeOptions, make_encoder
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.metrics.registry import NLL
@@ -68,7 +66,7 @@ class AnswerLikelihood:
             DataError: no answer can be used.
         """
         limit = min(max_length or NO_LIMIT, positions or NO_LIMIT)
-        options = EncodeOptions("regular", make_splitter("separator", "\n\n"), max_length=limit)
+        options = EncodeOptions(max_length=limit)
         rows = [{"messages": question.chat} for question in questions.questions]
         encoder = make_encoder(RowSource(rows), prompter.tokenizer, prompter.renderer, options)
         encoded = encoder([(one.place, row) for one, row in zip(questions.questions, rows, strict=True)])

@@ -1,65 +1,39 @@
-"""Collation: a batch of examples to integer tensors, in the data loader's workers.
+"""Collation: a batch of examples to tensors, in the data loader's workers; masks are built from them on the batch's device.
 
-Nothing but integers leaves the worker; masks are built from them on the batch's device.
-
-Shapes: B examples, R rows, T tokens a row, N labelled positions, P pairs, M positions that are read.
+Shapes: B examples, R rows, T tokens a row, N labelled positions, P pairs, M terms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from stepjepa.data.examples import Example
-from stepjepa.forest.controls import shuffled_order
-from stepjepa.forest.layout import Forest, build_forest, build_inline, build_targets
+from stepjepa.data.types import ISOLATED, Batch, Example, Read, Rows, StateReads
+from stepjepa.forest.layout import Forest, ReadTerms, build_forest, build_inline, build_targets
 from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, rows_cost
 from stepjepa.forest.segments import attention_costs
-from stepjepa.forest.visibility import ISOLATED
 
-Batch = dict[str, torch.Tensor]
 PADDING = -1
-_READ = ("label_positions", "source_readouts", "target_readouts")
 
 
 @dataclass(frozen=True)
 class ForestCollator:
-    """Packs the forests of a batch into rows (the `packed` forward, and `inline`).
+    """Packs the forests of a batch into rows (the `packed` forward, and `inline`). Called with examples it gives a `Batch`.
 
     Attributes:
-        predictor_ids: ids of the K predictor tokens in the order in which they stand behind a source.
+        predictor_ids: see `layout.build_forest`.
         pad_token_id: fills the rows; padding sees itself only and nothing sees it.
         pad_to_multiple_of: row lengths are rounded up to this.
         segmented: the model can attend by segments (`forest.segments`), so a batch for which that is cheaper comes as
             one row without padding, with `forests`.
         attention_length, max_row_length: see `packing.plan_rows`.
         inline: predictors and isolated view stand in the sequence itself (`layout.build_inline`).
-        separate_targets: the targets, which need no gradient, come as rows of their own: every key of a packed batch
-            once more with ``target_`` in front, and `target_readouts` counts in those rows. Absent without a pair.
-        shuffle_targets: each source gets the target of another example (`controls`); pairs that find none are left out.
-
-    Called with a list of examples it returns
-
-        ================== ========= ==============================================================
-        input_ids          (R, T)    int64
-        position_ids       (R, T)    int64
-        example            (R, T)    int64, which example of the batch; -1 for padding
-        segment            (R, T)    int64, 0 = trunk
-        order              (R, T)    int64, index inside the segment
-        attach             (R, T)    int64, see `visibility.visible`
-        floor              (R, T)    int64, the same; only for `inline`
-        label_positions    (N,)      int64, indices into the flattened (R * T) states
-        label_ids          (N,)      int64, the token that each of these must predict
-        source_readouts    (P,)      int64, indices into the flattened states
-        target_readouts    (P,)      int64
-        read_positions     (M,)      int64, all of the above, each once
-        forests            (B, 2)    int64, start and end in the one row; only for attention by segments
-        ================== ========= ==============================================================
-
-    Examples with `tube` (the semantic tube) add the fields of `combination_fields`.
+        separate_targets: the targets, which need no gradient, come as `target_rows`.
+        shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs that find none are left
+            out.
     """
 
     predictor_ids: tuple[int, ...]
@@ -74,43 +48,63 @@ class ForestCollator:
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
+        return self._batch(examples, self.lay_out)
+
+    def in_one_row(self, examples: Sequence[Example]) -> Batch:
+        """A batch for attention by segments, whatever it costs."""
+        return self._batch(examples, self.pack_one_row)
+
+    def _batch(self, examples: Sequence[Example], lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]]) -> Batch:
         if self.inline:
-            examples = [example._replace(pairs=example.pairs[:1]) for example in examples]
+            examples = [example.with_pairs(example.pairs[:1]) for example in examples]
         build = build_inline if self.inline else build_forest
-        batch = self.lay_out([build(example, self.predictor_ids, not self.separate_targets) for example in examples])
-        starts = batch.pop("starts").tolist()
+        forests = [build(example, self.predictor_ids, not self.separate_targets) for example in examples]
+        rows, starts = lay_out(forests)
+        target_rows, target_starts, targets = None, starts, forests
         if self.separate_targets:
             targets = [build_targets(example, self.predictor_ids) for example in examples if example.pairs]
-            rows = self.lay_out(targets) if targets else {"target_readouts": torch.zeros(0, dtype=torch.int64)}
-            batch["target_readouts"] = rows.pop("target_readouts")
-            unused = ("label_positions", "label_ids", "source_readouts", "starts")
-            batch |= {f"target_{name}": value for name, value in rows.items() if name not in unused}
-        batch = targets_in_order(batch, [len(example.pairs) for example in examples], self.shuffle_targets)
-        tube = combination_fields(examples, starts, self.shuffle_targets)
-        if tube:
-            read = (batch["read_positions"], tube["tube_source_positions"], tube["tube_target_positions"])
-            tube["read_positions"] = torch.cat(read).unique()
-        return batch | tube
+            if targets:
+                target_rows, target_starts = lay_out(targets)
+        order = pair_order([len(example.pairs) for example in examples], self.shuffle_targets)
+        pairs = [pair for example in examples for pair in example.pairs]
+        batch = Batch(
+            rows,
+            flat([forest.label_positions + start for forest, start in zip(forests, starts, strict=True)]),
+            flat([forest.label_ids for forest in forests]),
+            state_reads([forest.sources for forest in forests], starts, [pair.source for pair in pairs], order, False),
+            state_reads(
+                [forest.targets for forest in targets], target_starts, [pair.target for pair in pairs], order, True
+            ),
+            pair_weights(examples, order),
+        )
+        read = [batch.label_positions, batch.sources.positions]
+        if target_rows is None:
+            read.append(batch.targets.positions)
+        else:
+            target_rows = replace(target_rows, read_positions=batch.targets.positions.unique())
+        rows = replace(rows, read_positions=torch.cat(read).unique())
+        return replace(batch, rows=rows, target_rows=target_rows)
 
-    def lay_out(self, forests: Sequence[Forest]) -> Batch:
-        """Choose the rows and lay the forests into them."""
+    def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
+        """Choose the rows and lay the forests into them, as `pack`."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
         if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
             return self.pack_one_row(forests)
         return self.pack(forests, rows)
 
-    def pack_one_row(self, forests: Sequence[Forest]) -> Batch:
+    def pack_one_row(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
         """The whole batch in one row without padding, with the places of its forests for attention by segments."""
-        batch = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
+        rows, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
         ends = np.cumsum([len(forest) for forest in forests])
-        batch["forests"] = torch.from_numpy(np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
-        return batch
+        places = torch.from_numpy(np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
+        return replace(rows, forests=places), starts
 
-    def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> Batch:
+    def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> tuple[Rows, np.ndarray]:
         """Lay the forests into the given rows; `rows` holds indices into `forests`, each once.
 
-        Beside the fields of the class it returns ``starts`` (B,), where each forest begins in the flattened states.
+        Returns:
+            The rows, and where each forest begins in their flattened states, (B,).
         """
         width = max(sum(len(forests[index]) for index in row) for row in rows)
         width += -width % self.pad_to_multiple_of
@@ -122,8 +116,8 @@ class ForestCollator:
         segment = np.broadcast_to(np.arange(1, width + 1), shape).copy()
         order = np.zeros(shape, np.int64)
         attach = np.full(shape, ISOLATED, np.int64)
-        floor = np.zeros(shape, np.int64)
-        starts = np.zeros(len(forests), np.int64)  # where each forest begins in the flattened states
+        floor = np.zeros(shape, np.int64) if self.inline else None
+        starts = np.zeros(len(forests), np.int64)
         for row, members in enumerate(rows):
             start = 0
             for index in members:
@@ -135,28 +129,21 @@ class ForestCollator:
                 segment[row, span] = forest.segment
                 order[row, span] = forest.order
                 attach[row, span] = forest.attach
-                if forest.floor is not None:  # `inline` alone
+                if floor is not None and forest.floor is not None:
                     floor[row, span] = forest.floor
                 starts[index] = row * width + start
                 start += len(forest)
-        # Labels and pairs keep the batch's order, whatever the rows are.
-        placed = list(zip(forests, starts, strict=True))
-        batch = {
-            "input_ids": torch.from_numpy(input_ids),
-            "position_ids": torch.from_numpy(position_ids),
-            "example": torch.from_numpy(example),
-            "segment": torch.from_numpy(segment),
-            "order": torch.from_numpy(order),
-            "attach": torch.from_numpy(attach),
-            "label_positions": flat([forest.label_positions + start for forest, start in placed]),
-            "label_ids": flat([forest.label_ids for forest in forests]),
-            "source_readouts": flat([forest.source_readouts + start for forest, start in placed]),
-            "target_readouts": flat([forest.target_readouts + start for forest, start in placed]),
-            "starts": torch.from_numpy(starts),
+        fields = {
+            "input_ids": input_ids,
+            "position_ids": position_ids,
+            "example": example,
+            "segment": segment,
+            "order": order,
+            "attach": attach,
         }
-        if self.inline:  # padding is alone in its segment, so its floor of 0 hides nothing from it
-            batch["floor"] = torch.from_numpy(floor)
-        return batch | {"read_positions": torch.cat([batch[name] for name in _READ]).unique()}
+        if floor is not None:  # padding is alone in its segment, so its floor of 0 hides nothing from it
+            fields["floor"] = floor
+        return Rows(**{name: torch.from_numpy(value) for name, value in fields.items()}), starts
 
 
 def segmented_cost(forest: Forest) -> float:
@@ -165,59 +152,79 @@ def segmented_cost(forest: Forest) -> float:
     return len(forest) + min(attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist()))
 
 
-def targets_in_order(batch: Batch, counts: Sequence[int], shuffle: bool) -> Batch:
-    """With `shuffle`, give each source the target of another example; `counts` are the pairs of each example."""
-    if not shuffle or not sum(counts) or not len(batch["target_readouts"]):
-        return batch
-    order = shuffled_order(counts)
-    kept = slice(0, 0) if order is None else torch.from_numpy(order)
-    sources = batch["source_readouts"][:0] if order is None else batch["source_readouts"]
-    return batch | {"source_readouts": sources, "target_readouts": batch["target_readouts"][kept]}
+def shuffled_order(counts: Sequence[int]) -> np.ndarray | None:
+    """For each pair of a batch, the pair whose target it gets: always one of another example (``--control shuffled``).
 
-
-def combination_fields(examples: Sequence[Example], starts: Sequence[int], shuffle: bool = False) -> Batch:
-    """The terms of the vectors that are combined from trunk states (`forest.tube`), for a batch; {} where there are none.
-
-        ======================== ===== =========================================================================
-        tube_source_positions    (M,)  int64, indices into the flattened states
-        tube_source_coefficients (M,)  float32
-        tube_source_pairs        (M,)  int64, the vector that the term adds to
-        tube_target_...                the same for the targets
-        tube_weights             (P,)  float32, weight of each pair
-        tube_target_order        (P,)  int64, only with `shuffle`: the target that each source gets
-        ======================== ===== =========================================================================
+    The targets are moved on by as many places as the example with most pairs has, so each is used once, whatever the order
+    of the batch (which is another one every epoch). Where one example has more than half of all pairs that cannot be, and
+    targets of the others are used more than once.
 
     Args:
-        starts: where each example's trunk begins in the flattened states.
+        counts: pairs of each example.
+
+    Returns:
+        (P,) int64; None where fewer than two examples have a pair, so that there is no other target.
     """
-    if all(example.tube is None for example in examples):
-        return {}
-    tubes = [(example.tube, start) for example, start in zip(examples, starts, strict=True) if example.tube is not None]
-    counts = [len(tube.weight) for tube, _ in tubes]
-    first = np.cumsum([0, *counts]).tolist()
-    order = shuffled_order(counts) if shuffle else None
-    alone = shuffle and order is None
-    batch = {
-        "tube_weights": torch.from_numpy(np.concatenate([tube.weight for tube, _ in tubes])[: 0 if alone else None])
-    }
-    for side in ("source", "target"):
-        terms = [(getattr(tube, side), start, pair) for (tube, start), pair in zip(tubes, first, strict=False)]
-        if alone:
-            terms = []
-        batch[f"tube_{side}_positions"] = flat([term.position + start for term, start, _ in terms])
-        batch[f"tube_{side}_pairs"] = flat([term.pair + pair for term, _, pair in terms])
-        coefficients = [term.coefficient for term, _, _ in terms] or [np.zeros(0, np.float32)]
-        batch[f"tube_{side}_coefficients"] = torch.from_numpy(np.concatenate(coefficients))
-    return batch if order is None else batch | {"tube_target_order": torch.from_numpy(order)}
+    owner = np.repeat(np.arange(len(counts)), counts)
+    if len(np.unique(owner)) < 2:
+        return None
+    most, total = max(counts), len(owner)
+    if 2 * most <= total:
+        return (np.arange(total) + most) % total
+    others = {example: np.flatnonzero(owner != example) for example in np.unique(owner).tolist()}
+    return np.array([others[example][pair % len(others[example])] for pair, example in enumerate(owner.tolist())])
 
 
-def sub_batch(batch: Batch, prefix: str) -> Batch:
-    """The rows of their own inside a batch: the fields whose names begin with `prefix`, without it.
+def pair_order(counts: Sequence[int], shuffle: bool) -> np.ndarray | None:
+    """The target that each source of a batch gets, (P,) int64, empty where shuffling finds none; None for its own."""
+    if not shuffle or not sum(counts):
+        return None
+    order = shuffled_order(counts)
+    return np.zeros(0, np.int64) if order is None else order
 
-    ``target_`` gives the targets of `separate_targets`, their readouts as ``readouts``; ``view_`` the views of the two-pass
-    form. Empty where there are none.
+
+def state_reads(
+    terms: Sequence[ReadTerms], starts: Sequence[int], reads: Sequence[Read], order: np.ndarray | None, reorder: bool
+) -> StateReads:
+    """The vectors of one side of a batch.
+
+    Args:
+        terms: of each example with states of its own.
+        starts: where each of these begins in the flattened states.
+        reads: all of them, one a pair, of one layer.
+        order: see `pair_order`.
+        reorder: whether these are the vectors that it chooses among.
+
+    Raises:
+        ValueError: reads of several layers.
     """
-    return {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
+    layers = {read.layer for read in reads}
+    if len(layers) > 1:
+        raise ValueError(f"one batch reads the states of one layer, not of {sorted(map(str, layers))}")
+    layer = next(iter(layers), None)
+    if order is not None and not len(order):
+        return StateReads(torch.zeros(0, dtype=torch.int64), layer=layer)
+    positions = flat([one.position + start for one, start in zip(terms, starts, strict=True)])
+    chosen = torch.from_numpy(order) if order is not None and reorder else None
+    if all(read.is_state for read in reads):
+        return StateReads(positions if chosen is None else positions[chosen], count=len(reads), layer=layer)
+    firsts = np.cumsum([0, *(one.pair.max(initial=-1) + 1 for one in terms)]).tolist()
+    return StateReads(
+        positions,
+        flat([one.pair + first for one, first in zip(terms, firsts, strict=False)]),
+        torch.from_numpy(np.concatenate([one.coefficient for one in terms])),
+        chosen,
+        len(reads),
+        layer,
+    )
+
+
+def pair_weights(examples: Sequence[Example], order: np.ndarray | None) -> torch.Tensor | None:
+    """Weights (P,) float32 of a batch's pairs; None where all are 1."""
+    weights = [pair.weight for example in examples for pair in example.pairs]
+    if order is not None and not len(order):
+        weights = []
+    return torch.tensor(weights, dtype=torch.float32) if any(weight != 1.0 for weight in weights) else None
 
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:

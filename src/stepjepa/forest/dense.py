@@ -5,22 +5,20 @@ Shapes: R rows, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
+from stepjepa.data.types import Rows
 from stepjepa.forest.visibility import in_window, visible
 
 
-def dense_mask(batch: Mapping[str, torch.Tensor], window: int | None = None) -> torch.Tensor:
-    """Boolean attention mask (R, 1, T, T), True where q (dim 2) sees k (dim 3), on the batch's device.
+def dense_mask(rows: Rows, window: int | None = None) -> torch.Tensor:
+    """Boolean attention mask (R, 1, T, T), True where q (dim 2) sees k (dim 3), on the rows' device.
 
     Args:
-        batch: integer tensors ``example``, ``segment``, ``order``, ``attach`` (and ``position_ids`` with a window),
-            each (R, T), as `ForestCollator` gives them; ``floor`` where the rows are `inline`.
+        rows: packed ones.
         window: sliding-window length of the layer, None for full attention.
     """
-    example, segment, order, attach = (batch[key] for key in ("example", "segment", "order", "attach"))
+    example, segment, order, attach = packed_fields(rows)
     mask = visible(
         example[:, :, None],
         example[:, None, :],
@@ -29,12 +27,18 @@ def dense_mask(batch: Mapping[str, torch.Tensor], window: int | None = None) -> 
         order[:, :, None],
         order[:, None, :],
         attach[:, :, None],
-        batch["floor"][:, :, None] if "floor" in batch else 0,
+        0 if rows.floor is None else rows.floor[:, :, None],
     )
     if window is not None:
-        position = batch["position_ids"]
+        position = rows.position_ids
         mask &= in_window(position[:, :, None], position[:, None, :], window)
     return mask[:, None]
+
+
+def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Example, segment, order and attach of packed rows, (R, T) each."""
+    assert rows.example is not None and rows.segment is not None and rows.order is not None and rows.attach is not None
+    return rows.example, rows.segment, rows.order, rows.attach
 
 
 def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

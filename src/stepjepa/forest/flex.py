@@ -6,23 +6,25 @@ which is how the tests compare it with the dense one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from stepjepa.data.types import Rows
+from stepjepa.forest.dense import packed_fields
 from stepjepa.forest.visibility import in_window, visible
 
 BLOCK_SIZE = 128
 
 
-def mask_mod(batch: Mapping[str, torch.Tensor], window: int | None = None) -> Callable:
+def mask_mod(rows: Rows, window: int | None = None) -> Callable:
     """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``; arguments as `dense.dense_mask`.
 
-    `batch` is a `ForestCollator`'s; row, head, q and k are scalar tensors.
+    row, head, q and k are scalar tensors.
     """
-    example, segment, order, attach = (batch[key] for key in ("example", "segment", "order", "attach"))
-    position, floor = batch["position_ids"], batch.get("floor")
+    example, segment, order, attach = packed_fields(rows)
+    position, floor = rows.position_ids, rows.floor
 
     def rule(row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         seen = visible(
@@ -42,13 +44,13 @@ def mask_mod(batch: Mapping[str, torch.Tensor], window: int | None = None) -> Ca
     return rule
 
 
-def block_mask(batch: Mapping[str, torch.Tensor], window: int | None = None) -> BlockMask:
-    """Block mask for (R, T) rows on the batch's device; T should be a multiple of `BLOCK_SIZE`."""
-    rows, length = batch["input_ids"].shape
-    device = batch["input_ids"].device
+def block_mask(rows: Rows, window: int | None = None) -> BlockMask:
+    """Block mask for (R, T) rows on their device; T should be a multiple of `BLOCK_SIZE`."""
+    count, length = rows.input_ids.shape
+    device = rows.input_ids.device
     return create_block_mask(
-        mask_mod(batch, window),
-        B=rows,
+        mask_mod(rows, window),
+        B=count,
         H=None,
         Q_LEN=length,
         KV_LEN=length,

@@ -1,4 +1,4 @@
-"""From one example to its forest: trunk, predictor branches and isolated targets in one line of tokens.
+"""From one example to its forest: trunk, predictor branches and isolated views in one line of tokens.
 
     ```
                  trunk                             branch     target
@@ -7,33 +7,31 @@
     order         0 ..            p   p+1 ..  T-1   0   1      0 ..
     segment       0 ..                        0     1   1      2 ..
     attach       -1 ..                       -1     p   p     -1 ..
-    readouts                                            source      target
+    read                                                source      target
     ```
 
-A target that stands at tokens [s, e) of the trunk takes the positions s + K .. e - 1 + K: where it would stand if the
-predictors were in the sequence. Views that are encoded apart (`data.apart`) are isolated segments of their own, source
-and target alike, with positions from 0. Pairs with the same source share a branch, pairs with the same target its copy.
+What hangs where, and at which positions, is decided by the example's `Segment`s; a layout only puts them in a row.
 
-Shapes: L tokens of the forest, P pairs.
+Shapes: L tokens of the forest, P pairs, M terms, N labelled positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.examples import Example
-from stepjepa.forest.visibility import ISOLATED, TRUNK
+from stepjepa.data.types import ISOLATED, TRUNK, Example, Read
 
 
 class Part(NamedTuple):
     """A segment behind the trunk: tokens [start, stop) of the forest.
 
     Attributes:
-        kind: ``branch``, ``source`` (a source view apart) or ``target``.
+        kind: ``branch``, ``source`` (a source view of its own) or ``target``.
         pair: number of the first pair that it serves, from 0.
     """
 
@@ -43,20 +41,36 @@ class Part(NamedTuple):
     stop: int
 
 
+class ReadTerms(NamedTuple):
+    """P vectors of one example as a flat list of terms: ``vector[pair] += coefficient * state[position]``.
+
+    Attributes:
+        position: (M,) int64, indices into the example's states.
+        pair: (M,) int64 in [0, P), ascending.
+        coefficient: (M,) float32.
+    """
+
+    position: np.ndarray
+    pair: np.ndarray
+    coefficient: np.ndarray
+
+
 @dataclass(frozen=True)
 class Forest:
     """One example laid out for one forward pass; see the drawing at the top of this file.
 
     Attributes:
+        example: what is laid out.
         input_ids, position_ids, segment, order, attach: (L,) int32.
         label_positions: (N,) int32, the positions whose *next* token on the trunk is labelled.
         label_ids: (N,) int32, those next tokens.
-        source_readouts, target_readouts: (P,) int32, indices of the states that stand for the views.
-        trunk_length: T.
+        sources, targets: the states of all pairs, by their index in the forest.
+        starts: where each segment of the example begins, the trunk first; `ABSENT` for one that is not laid out.
+        trunk_length: tokens of the trunk, with those that are inserted into it.
         floor: (L,) int32, see `visibility.visible`; None where it is 0 everywhere.
-        parts: what stands behind the trunk, in order.
     """
 
+    example: Example
     input_ids: np.ndarray
     position_ids: np.ndarray
     segment: np.ndarray
@@ -64,138 +78,132 @@ class Forest:
     attach: np.ndarray
     label_positions: np.ndarray
     label_ids: np.ndarray
-    source_readouts: np.ndarray
-    target_readouts: np.ndarray
+    sources: ReadTerms
+    targets: ReadTerms
+    starts: tuple[int, ...]
     trunk_length: int
     floor: np.ndarray | None = None
-    parts: tuple[Part, ...] = ()
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    @property
+    def source_readouts(self) -> np.ndarray:
+        """(M,) the states of the sources, one a pair where every source is one state."""
+        return self.sources.position
 
-@dataclass
-class _Segments:
-    """Segments in the order in which they are added, each once."""
+    @property
+    def target_readouts(self) -> np.ndarray:
+        """(M,) the same for the targets."""
+        return self.targets.position
 
-    pieces: list[tuple[np.ndarray, int, int]] = field(default_factory=list)  # tokens, first position, attach
-    parts: list[Part] = field(default_factory=list)
-    end: int = 0
-    known: dict[tuple, int] = field(default_factory=dict)
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What stands behind the trunk, in order."""
+        return tuple(
+            Part(*segment_use(self.example, number), start, start + self.example.segments[number - 1].length)
+            for number, start in enumerate(self.starts)
+            if number != TRUNK and start != ABSENT
+        )
 
-    def add(self, kind: str, key: tuple, pair: int, tokens: np.ndarray, position: int, attach: int) -> int:
-        """Where the segment begins; one that is there already (same kind and key) is not added again."""
-        name = (kind, *key)
-        if name not in self.known:
-            self.known[name] = self.end
-            self.pieces.append((tokens, position, attach))
-            if kind != "trunk":
-                self.parts.append(Part(kind, pair, self.end, self.end + len(tokens)))
-            self.end += len(tokens)
-        return self.known[name]
 
-    def arrays(self, first: int) -> dict[str, np.ndarray]:
-        """The integer fields of a `Forest`; segments are counted from `first`."""
-        lengths = [len(tokens) for tokens, _, _ in self.pieces]
-        order = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
-        positions, attach = (np.array([piece[number] for piece in self.pieces], np.int32) for number in (1, 2))
-        return {
-            "input_ids": np.concatenate([tokens for tokens, _, _ in self.pieces]).astype(np.int32),
-            "position_ids": order + np.repeat(positions, lengths),
-            "segment": np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths),
-            "order": order,
-            "attach": np.repeat(attach, lengths),
-        }
+ABSENT = -1
+
+
+def segment_use(example: Example, number: int) -> tuple[str, int]:
+    """What a segment of an example is (a kind of `Part`), and the first pair that it serves."""
+    kinds = {
+        pair: kind
+        for kind, side in (("target", 1), ("source", 0))
+        for pair, one in reversed(list(enumerate(example.pairs)))
+        if any(term.segment == number for term in one[side].terms)
+    }
+    pair = min(kinds, default=0)
+    branch = example.segments[number - 1].attach != ISOLATED
+    return "branch" if branch else kinds.get(pair, "target"), pair
+
+
+def target_segments(example: Example) -> list[int]:
+    """Numbers of the segments that targets are read from, ascending."""
+    return sorted({term.segment for pair in example.pairs for term in pair.target.terms} - {TRUNK})
 
 
 def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """(positions that predict, ids to predict), each (N,) int32: the labelled tokens shifted by one."""
-    spans = [np.arange(max(start, 1), stop) for start, stop in example.label_spans]
+    spans = [np.arange(max(start, 1), stop) for start, stop in example.labels]
     labelled = np.concatenate(spans) if spans else np.zeros(0, np.int64)
-    return (labelled - 1).astype(np.int32), np.asarray(example.input_ids)[labelled].astype(np.int32)
+    return (labelled - 1).astype(np.int32), np.asarray(example.trunk)[labelled].astype(np.int32)
 
 
-def all_tokens(example: Example, predictor_ids: Sequence[int]) -> np.ndarray:
-    """The trunk (T,) and the views apart (V,) with their predictors filled in, as `Pair` counts them: (T + V,) int32."""
-    views = np.asarray(example.views, dtype=np.int32)
-    if len(views) and predictor_ids:
-        views = np.where(views < 0, np.asarray(predictor_ids, np.int32)[-1 - np.minimum(views, -1)], views)
-    return np.concatenate([np.asarray(example.input_ids, dtype=np.int32), views])
-
-
-def target_position(example: Example, start: int, count: int) -> int:
-    """Position of the first token of a target that starts at token `start`, with `count` predictors."""
-    return 0 if start >= len(example.input_ids) else start + count
+def read_terms(reads: Sequence[Read], starts: Sequence[int]) -> ReadTerms:
+    """The terms of P reads, each state at the start of its segment plus its token."""
+    terms = [
+        (starts[segment] + token, pair, coefficient)
+        for pair, read in enumerate(reads)
+        for segment, token, coefficient in read.terms
+    ]
+    position, pair, coefficient = zip(*terms, strict=True) if terms else ((), (), ())
+    return ReadTerms(np.array(position, np.int64), np.array(pair, np.int64), np.array(coefficient, np.float32))
 
 
 def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool = True) -> Forest:
     """Lay out one example.
 
     Args:
-        example: trunk ids, label spans and pairs.
-        predictor_ids: token ids of the K predictors in the order in which they stand behind a source; with K = 0 there
-            are no branches and a source is read at its own `source_readout` on the trunk.
-        targets: False leaves the targets out (`build_targets` lays them out alone).
+        predictor_ids: token ids of the K predictors of every group, group by group, in the order in which they stand behind
+            a source.
+        targets: False leaves out the segments of the targets (`build_targets` lays them out alone).
     """
-    tokens = all_tokens(example, predictor_ids)
-    length, count = len(example.input_ids), len(predictor_ids)
-    predictors = np.asarray(predictor_ids, dtype=np.int32)
-    segments = _Segments()
-    segments.add("trunk", (), -1, tokens[:length], 0, ISOLATED)
-    source_readouts, target_readouts = [], []
-    for number, pair in enumerate(example.pairs):
-        stop = pair.source_end + 1
-        if pair.source_start >= length:
-            key = (pair.source_start, stop)
-            start = segments.add("source", key, number, tokens[slice(*key)], 0, ISOLATED)
-            source_readouts.append(start + pair.source_readout - pair.source_start)
-        elif count:
-            start = segments.add("branch", (pair.source_end,), number, predictors, stop, pair.source_end)
-            source_readouts.append(start + count - 1)
-        else:
-            source_readouts.append(pair.source_readout)
-        if targets:
-            target_readouts.append(_add_target(segments, example, number, tokens, count))
-    label_positions, label_ids = label_indices(example)
-    return Forest(
-        **segments.arrays(TRUNK),
-        label_positions=label_positions,
-        label_ids=label_ids,
-        source_readouts=np.asarray(source_readouts, dtype=np.int32),
-        target_readouts=np.asarray(target_readouts, dtype=np.int32),
-        trunk_length=length,
-        parts=tuple(segments.parts),
-    )
+    left_out = () if targets else target_segments(example)
+    numbers = [number for number in range(1, len(example.segments) + 1) if number not in left_out]
+    trunk = np.asarray(example.trunk, dtype=np.int32)
+    pieces = [trunk, *(example.segments[number - 1].tokens(predictor_ids) for number in numbers)]
+    positions = [0, *(example.segments[number - 1].position for number in numbers)]
+    attaches = [ISOLATED, *(example.segments[number - 1].attach for number in numbers)]
+    return _forest(example, [TRUNK, *numbers], pieces, positions, attaches, TRUNK, sources=True, targets=targets)
 
 
 def build_targets(example: Example, predictor_ids: Sequence[int]) -> Forest:
     """The targets of one example alone, for a forward pass that needs no gradient. The example must have a pair."""
-    segments = _Segments()
-    tokens = all_tokens(example, predictor_ids)
-    readouts = [
-        _add_target(segments, example, number, tokens, len(predictor_ids)) for number in range(len(example.pairs))
-    ]
-    none = np.zeros(0, np.int32)
+    numbers = target_segments(example)
+    segments = [example.segments[number - 1] for number in numbers]
+    pieces = [segment.tokens(predictor_ids) for segment in segments]
+    positions = [segment.position for segment in segments]
+    attaches = [segment.attach for segment in segments]
+    return _forest(example, numbers, pieces, positions, attaches, TRUNK + 1, sources=False, targets=True)
+
+
+def _forest(
+    example: Example,
+    numbers: Sequence[int],
+    pieces: Sequence[np.ndarray],
+    positions: Sequence[int],
+    attaches: Sequence[int],
+    first: int,
+    sources: bool,
+    targets: bool,
+) -> Forest:
+    """The forest of some segments; `first` is the number that the first of them gets in it."""
+    lengths = [len(piece) for piece in pieces]
+    order = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+    starts, end = [ABSENT] * (1 + len(example.segments)), 0
+    for number, length in zip(numbers, lengths, strict=True):
+        starts[number], end = end, end + length
+    whole = TRUNK in numbers
+    label_positions, label_ids = label_indices(example if whole else example._replace(labels=()))
     return Forest(
-        **segments.arrays(TRUNK + 1),
-        label_positions=none,
-        label_ids=none,
-        source_readouts=none,
-        target_readouts=np.asarray(readouts, dtype=np.int32),
-        trunk_length=0,
-        parts=tuple(segments.parts),
-    )
-
-
-def _add_target(segments: _Segments, example: Example, number: int, tokens: np.ndarray, count: int) -> int:
-    """Add the target of pair `number`; where its state is read."""
-    pair = example.pairs[number]
-    key = (pair.target_start, pair.target_end)
-    position = target_position(example, pair.target_start, count)
-    return (
-        segments.add("target", key, number, tokens[slice(*key)], position, ISOLATED)
-        + pair.target_readout
-        - pair.target_start
+        example,
+        np.concatenate(pieces).astype(np.int32, copy=False),
+        order + np.repeat(np.array(positions, np.int32), lengths),
+        np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths),
+        order,
+        np.repeat(np.array(attaches, np.int32), lengths),
+        label_positions,
+        label_ids,
+        read_terms([pair.source for pair in example.pairs] if sources else (), starts),
+        read_terms([pair.target for pair in example.pairs] if targets else (), starts),
+        tuple(starts),
+        lengths[0] if whole else 0,
     )
 
 
@@ -206,26 +214,46 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
     themselves are no labels. Tokens of the target see the target alone, what stands behind it sees everything.
 
     Args:
-        targets: False leaves out the target's readout (`build_targets` lays the target out alone).
+        targets: False leaves out the target's state (`build_targets` lays the target out alone).
+
+    Raises:
+        ValueError: a pair that is no branch or state of the trunk and a copy of the trunk's tokens.
     """
-    trunk = np.asarray(example.input_ids, dtype=np.int32)
-    pair = example.pairs[0] if example.pairs else None
-    stop = len(trunk) if pair is None else pair.source_end + 1
-    inserted = np.asarray(predictor_ids if pair is not None else (), dtype=np.int32)
+    trunk = np.asarray(example.trunk, dtype=np.int32)
+    inserted, stop, isolated = np.zeros(0, np.int32), len(trunk), None
+    sources, aims = [], []
+    if example.pairs:
+        pair = example.pairs[0]
+        (source,), (target,) = pair.source.terms, pair.target.terms
+        branch, copy = example.segment(pair.source), example.segment(pair.target)
+        if (
+            copy is None
+            or copy.origin is None
+            or (branch is not None and (branch.attach == ISOLATED or len(branch.ids)))
+        ):
+            raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
+        token = source.token
+        if branch is not None:
+            inserted, stop = branch.tokens(predictor_ids), branch.attach + 1
+            token += stop
+        isolated = copy.origin, copy.origin + len(copy.ids)
+        sources, aims = [token], [copy.origin + target.token]
 
     def place(token: int) -> int:
         return token if token < stop else token + len(inserted)
 
+    def one_state(places: list[int]) -> ReadTerms:
+        return ReadTerms(np.array(places, np.int64), np.arange(len(places)), np.ones(len(places), np.float32))
+
     length = len(trunk) + len(inserted)
     order, zeros = np.arange(length, dtype=np.int32), np.zeros(length, np.int32)
-    floor, sources, readouts = zeros.copy(), [], []
-    if pair is not None:
-        floor[place(pair.target_start) : place(pair.target_end - 1) + 1] = place(pair.target_start)
-        sources.append(stop + len(inserted) - 1 if len(inserted) else pair.source_readout)
-        readouts += [place(pair.target_readout)] if targets else []
+    floor = zeros.copy()
+    if isolated is not None:
+        floor[place(isolated[0]) : place(isolated[1] - 1) + 1] = place(isolated[0])
     label_positions, label_ids = label_indices(example)
     labelled = label_positions + 1
     return Forest(
+        example,
         input_ids=np.concatenate([trunk[:stop], inserted, trunk[stop:]]),
         position_ids=order,
         segment=zeros,
@@ -233,8 +261,9 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
         attach=np.full(length, ISOLATED, np.int32),
         label_positions=(labelled + len(inserted) * (labelled >= stop) - 1).astype(np.int32),
         label_ids=label_ids,
-        source_readouts=np.asarray(sources, dtype=np.int32),
-        target_readouts=np.asarray(readouts, dtype=np.int32),
+        sources=one_state(sources),
+        targets=one_state([place(token) for token in aims] if targets else []),
+        starts=(0, *([ABSENT] * len(example.segments))),
         trunk_length=length,
         floor=floor,
     )

@@ -10,15 +10,15 @@ Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from stepjepa.forest.dense import dense_mask
+from stepjepa.data.types import ISOLATED, Rows
+from stepjepa.forest.dense import dense_mask, packed_fields
 from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH
-from stepjepa.forest.visibility import ISOLATED
 
 # What a call of the attention kernel costs beside its scores, forward and backward in every layer, in tokens. Measured
 # on CPU with a model of width 256 (docs/performance.md).
@@ -54,34 +54,36 @@ class SegmentPlan:
     sizes: tuple[int, ...]
 
 
-def segment_plan(batch: Mapping[str, torch.Tensor], window: int | None = None) -> SegmentPlan:
+def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
     """Where the forests of a batch stand and what their segments see.
 
     Args:
-        batch: as `ForestCollator` gives it; ``forests`` (B, 2) holds start and end of each.
+        rows: packed ones, with `forests`.
         window: sliding-window length of the layer, None for full attention.
     """
-    fields = ("example", "segment", "order", "attach", "position_ids")
-    flat = {name: batch[name].flatten() for name in fields}
+    assert rows.forests is not None
+    flat = [value.flatten() for value in (rows.input_ids, rows.position_ids, *packed_fields(rows))]
     forests, sizes, end = [], [], 0
-    for start, stop in sorted(batch["forests"].tolist()):
-        forests.append(_segments({name: value[start:stop] for name, value in flat.items()}, window))
+    for start, stop in sorted(rows.forests.tolist()):
+        ids, positions, *fields = (value[None, start:stop] for value in flat)
+        forests.append(_segments(Rows(ids, positions, None, *fields), window))
         sizes += [start - end, stop - start]
         end = stop
-    return SegmentPlan(tuple(forests), (*sizes, batch["input_ids"].numel() - end))
+    return SegmentPlan(tuple(forests), (*sizes, rows.input_ids.numel() - end))
 
 
-def _segments(fields: Mapping[str, torch.Tensor], window: int | None) -> tuple[Segment, ...]:
-    """The segments of one forest; `fields` are its own (L,) integers."""
-    lengths = fields["segment"].unique_consecutive(return_counts=True)[1].tolist()
-    attaches = fields["attach"].tolist()
+def _segments(forest: Rows, window: int | None) -> tuple[Segment, ...]:
+    """The segments of one forest, (1, L)."""
+    _, segment, _, attach = packed_fields(forest)
+    lengths = segment[0].unique_consecutive(return_counts=True)[1].tolist()
+    attaches = attach[0].tolist()
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     branches = [attaches[start] != ISOLATED for start in starts]
     apart, whole = attention_costs(lengths, [attaches[start] for start in starts])
     uncut = window is None or max(lengths) <= window
     if uncut and not any(branches) and apart <= whole:
         return tuple(Segment(length, False, None) for length in lengths)
-    seen = dense_mask({name: value[None] for name, value in fields.items()}, window)[0, 0]
+    seen = dense_mask(forest, window)[0, 0]
     if whole < apart:
         return (Segment(sum(lengths), False, seen),)
     segments = []

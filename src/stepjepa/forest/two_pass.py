@@ -1,8 +1,8 @@
-"""The two-pass form: plain padded rows for the LM loss, and one row a view for the readouts.
+"""The two-pass form: plain padded rows for the LM loss, and one row a segment for the states of the views.
 
 No mask beyond ordinary right padding is needed, so this form serves every causal architecture.
 
-Shapes: B examples, T tokens a row, N labelled positions, P pairs, S view rows, T' tokens a view row.
+Shapes: B examples, T tokens a row, S view rows, T' tokens a view row.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stepjepa.data.examples import Example
-from stepjepa.forest.collate import Batch, combination_fields, flat, targets_in_order
-from stepjepa.forest.layout import all_tokens, label_indices, target_position
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Rows
+from stepjepa.forest.collate import flat, pair_order, pair_weights, state_reads
+from stepjepa.forest.layout import ABSENT, label_indices, read_terms, target_segments
 
 Row = tuple[np.ndarray, int]  # token ids, first position
 
@@ -24,21 +24,8 @@ Row = tuple[np.ndarray, int]  # token ids, first position
 class TwoPassCollator:
     """Lays a batch out for the `two_pass` forward.
 
-    Positions of a target are those of the forest (`forest.layout`). `separate_targets` and `shuffle_targets` as in
-    `ForestCollator`.
-
-        ===================== ========= =============================================================
-        input_ids             (B, T)    int64, one example a row
-        attention_mask        (B, T)    int64, 1 = token, 0 = padding
-        position_ids          (B, T)    int64
-        view_input_ids        (S, T')   int64, sources (trunk up to the source's end, then K predictors), then targets
-        view_attention_mask   (S, T')   int64
-        view_position_ids     (S, T')   int64
-        label_positions       (N,)      int64, indices into the flattened (B * T) states
-        label_ids             (N,)      int64
-        source_readouts       (P,)      int64, indices into the flattened (S * T') states
-        target_readouts       (P,)      int64, the same; with `separate_targets` into those of the rows ``target_*``
-        ===================== ========= =============================================================
+    `rows` are the chats, (B, T); `views` (S, T') has one row a segment: what it sees of the trunk, then its own tokens.
+    Those of the sources come first. `predictor_ids`, `separate_targets` and `shuffle_targets` as in `ForestCollator`.
     """
 
     predictor_ids: tuple[int, ...]
@@ -48,55 +35,54 @@ class TwoPassCollator:
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
-        batch = self._pad([(np.asarray(e.input_ids), 0) for e in examples])
-        width = batch["input_ids"].shape[1]
+        rows = self._pad([(np.asarray(example.trunk), 0) for example in examples])
+        width = rows.input_ids.shape[1]
         labels = [label_indices(example) for example in examples]
-        batch["label_positions"] = flat([position + row * width for row, (position, _) in enumerate(labels)])
-        batch["label_ids"] = flat([ids for _, ids in labels])
-        sources, targets, source_readouts, target_readouts = self._views(examples)
+        sources = [(i, n) for i, e in enumerate(examples) for n in _source_segments(e)]
+        targets = [(i, n) for i, e in enumerate(examples) for n in target_segments(e)]
         views = sources if self.separate_targets else sources + targets
-        if views:
-            padded = self._pad(views)
-            batch |= {f"view_{name}": value for name, value in padded.items()}
-            starts = np.arange(len(views)) * padded["input_ids"].shape[1]
-            source_readouts = starts[: len(sources)] + source_readouts
-            if not self.separate_targets:
-                target_readouts = starts[len(sources) :] + target_readouts
-        if self.separate_targets and targets:
-            padded = self._pad(targets)
-            batch |= {f"target_{name}": value for name, value in padded.items()}
-            target_readouts = np.arange(len(targets)) * padded["input_ids"].shape[1] + target_readouts
-        batch["source_readouts"], batch["target_readouts"] = flat([source_readouts]), flat([target_readouts])
-        batch = targets_in_order(batch, [len(e.pairs) for e in examples], self.shuffle_targets)
-        starts = np.arange(len(examples)) * width
-        return batch | combination_fields(examples, starts.tolist(), self.shuffle_targets)
+        starts = [[row * width, *([ABSENT] * len(e.segments))] for row, e in enumerate(examples)]
+        view_rows = self._rows(examples, views, starts, rows.input_ids.numel())
+        target_starts, target_rows = starts, None
+        if self.separate_targets:
+            target_starts = [[ABSENT] * (1 + len(e.segments)) for e in examples]
+            target_rows = self._rows(examples, targets, target_starts, 0)
+        order = pair_order([len(example.pairs) for example in examples], self.shuffle_targets)
+        pairs = [pair for example in examples for pair in example.pairs]
+        source_terms = [
+            read_terms([pair.source for pair in e.pairs], begin) for e, begin in zip(examples, starts, strict=True)
+        ]
+        target_terms = [
+            read_terms([pair.target for pair in e.pairs], begin)
+            for e, begin in zip(examples, target_starts, strict=True)
+        ]
+        nought = [0] * len(examples)
+        return Batch(
+            rows,
+            flat([position + row * width for row, (position, _) in enumerate(labels)]),
+            flat([ids for _, ids in labels]),
+            state_reads(source_terms, nought, [pair.source for pair in pairs], order, False),
+            state_reads(target_terms, nought, [pair.target for pair in pairs], order, True),
+            pair_weights(examples, order),
+            view_rows,
+            len(sources),
+            target_rows,
+        )
 
-    def _views(self, examples: Sequence[Example]) -> tuple[list[Row], list[Row], np.ndarray, np.ndarray]:
-        """Rows of all sources and all targets, and where each is read, counted from the start of its row."""
-        count = len(self.predictor_ids)
-        sources: list[Row] = []
-        targets: list[Row] = []
-        readouts: list[tuple[int, int]] = []
-        for example in examples:
-            tokens, length = all_tokens(example, self.predictor_ids), len(example.input_ids)
-            for pair in example.pairs:
-                if pair.source_start >= length:
-                    source = tokens[pair.source_start : pair.source_end + 1]
-                    read = pair.source_readout - pair.source_start
-                elif count:
-                    source = np.concatenate([tokens[: pair.source_end + 1], np.array(self.predictor_ids, np.int32)])
-                    read = len(source) - 1
-                else:
-                    source = tokens[: max(pair.source_end, pair.source_readout) + 1]
-                    read = pair.source_readout
-                sources.append((source, 0))
-                position = target_position(example, pair.target_start, count)
-                targets.append((tokens[pair.target_start : pair.target_end], position))
-                readouts.append((read, pair.target_readout - pair.target_start))
-        both = np.array(readouts, dtype=np.int64).reshape(-1, 2)
-        return sources, targets, both[:, 0], both[:, 1]
+    def _rows(
+        self, examples: Sequence[Example], views: Sequence[tuple[int, int]], starts: list[list[int]], first: int
+    ) -> Rows | None:
+        """The rows of segments, given as (example, number), None for none; `starts` gets where their own tokens begin,
+        counted from `first`."""
+        if not views:
+            return None
+        padded = self._pad([segment_row(examples[i], number, self.predictor_ids) for i, number in views])
+        for row, (i, number) in enumerate(views):
+            attach = examples[i].segments[number - 1].attach
+            starts[i][number] = first + row * padded.input_ids.shape[1] + attach + 1
+        return padded
 
-    def _pad(self, rows: Sequence[Row]) -> Batch:
+    def _pad(self, rows: Sequence[Row]) -> Rows:
         width = max(len(ids) for ids, _ in rows)
         shape = (len(rows), width)
         input_ids = np.full(shape, self.pad_token_id, np.int64)
@@ -106,5 +92,17 @@ class TwoPassCollator:
             input_ids[row, : len(ids)] = ids
             mask[row, : len(ids)] = 1
             positions[row, : len(ids)] = np.arange(first, first + len(ids))
-        names = ("input_ids", "attention_mask", "position_ids")
-        return {name: torch.from_numpy(value) for name, value in zip(names, (input_ids, mask, positions), strict=True)}
+        return Rows(*map(torch.from_numpy, (input_ids, positions, mask)))
+
+
+def segment_row(example: Example, number: int, predictor_ids: Sequence[int]) -> Row:
+    """A segment with what it sees of the trunk in front: ids (T',), and the first position."""
+    segment = example.segments[number - 1]
+    ids = np.concatenate([np.asarray(example.trunk[: segment.attach + 1], np.int32), segment.tokens(predictor_ids)])
+    return ids, segment.position if segment.attach == ISOLATED else 0
+
+
+def _source_segments(example: Example) -> list[int]:
+    """Numbers of the segments that only sources are read from, ascending."""
+    numbers = {term.segment for pair in example.pairs for term in pair.source.terms} - {TRUNK}
+    return sorted(numbers.difference(target_segments(example)))

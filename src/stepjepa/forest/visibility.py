@@ -34,8 +34,7 @@ from __future__ import annotations
 
 from typing import Any
 
-TRUNK = 0
-ISOLATED = -1
+from stepjepa.data.types import TRUNK
 
 
 def visible(

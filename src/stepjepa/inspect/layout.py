@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.examples import Example
-from stepjepa.forest.layout import Forest, Part, build_forest, build_inline
+from stepjepa.data.types import ISOLATED, TRUNK, Example
+from stepjepa.data.types import Span as TokenSpan
+from stepjepa.forest.layout import (
+    Forest,
+    Part,
+    build_forest,
+    build_inline,
+    label_indices,
+    read_terms,
+    segment_use,
+)
 from stepjepa.forest.packing import plan_rows
-from stepjepa.forest.visibility import ISOLATED, TRUNK
 from stepjepa.inspect.record import (
     FIELDS,
     SAMPLED_TUBES,
@@ -87,11 +96,12 @@ def row_records(
     planned: Sequence[Sequence[int]] = [range(len(forests))]
     if form.forward != "two_pass":
         planned = plan_rows([len(forest) for forest in forests], collator.attention_length, max_row_length)
-    batch = collator.pack(forests, planned)
-    starts = (batch["starts"] % batch["input_ids"].shape[1]).tolist()
+    packed, begins = collator.pack(forests, planned)
+    starts = (begins % packed.input_ids.shape[1]).tolist()
     records = []
     for row, members in enumerate(planned):
-        fields = {own: batch[name][row].numpy() for name, own in FIELDS.items() if name in batch}
+        known = {own: getattr(packed, name) for name, own in FIELDS.items()}
+        fields = {own: field[row].numpy() for own, field in known.items() if field is not None}
         fields.setdefault("floors", np.zeros_like(fields["ids"]))
         texts = tuple(shown.get(index) or text_of(index) for index in fields["ids"].tolist())
         labelled = np.zeros(len(texts), bool)
@@ -126,7 +136,8 @@ def row_records(
 
 def one_token_targets(example: Example) -> int:
     """Pairs whose target view is a single token."""
-    return sum(pair.target_end - pair.target_start == 1 for pair in example.pairs)
+    segments = (example.segment(pair.target) for pair in example.pairs)
+    return sum(segment is not None and segment.length == 1 for segment in segments)
 
 
 def tokens_in_views(example: Example, spans: Sequence[Span], both_sides: bool) -> np.ndarray | None:
@@ -139,13 +150,15 @@ def tokens_in_views(example: Example, spans: Sequence[Span], both_sides: bool) -
         both_sides: source and target together make up the text, so every token belongs to one of them.
     """
     length = len(example.input_ids)
-    standalone = any(pair.source_start >= length for pair in example.pairs)
+    standalone = any(example.view_on_trunk(pair.source) is None for pair in example.pairs)
     if standalone and len(example.pairs) < len(spans):
         return None
     found = np.full(length, bool(example.pairs) and (standalone or both_sides))
-    ends = {pair.source_end + 1 for pair in example.pairs}
-    for pair in example.pairs:
-        found[pair.target_start : pair.target_end] = True
+    ends = {example.sees(pair.source) + 1 for pair in example.pairs}
+    targets = [example.view_on_trunk(pair.target) for pair in example.pairs]
+    for target in [*targets, *(target for _, target in example.view_spans)]:
+        if target is not None:
+            found[target.start : target.stop] = True
     for span in spans:
         found[span.start : span.stop] |= span.stop in ends
     return found
@@ -162,83 +175,93 @@ def _two_pass_forest(example: Example, predictor_ids: Sequence[int]) -> Forest:
 
     Causal attention inside a row is what `visibility.visible` says of isolated segments.
     """
-    from stepjepa.forest.two_pass import TwoPassCollator
+    from stepjepa.forest.two_pass import segment_row
 
-    batch = TwoPassCollator(tuple(predictor_ids), 0)([example])
-    rows: list[tuple[np.ndarray, np.ndarray]] = []
-    for prefix in ("", "view_"):
-        if f"{prefix}input_ids" in batch:
-            names = (f"{prefix}{name}" for name in ("input_ids", "position_ids", "attention_mask"))
-            arrays = zip(*(batch[name].numpy() for name in names), strict=True)
-            rows += [(ids[mask == 1], positions[mask == 1]) for ids, positions, mask in arrays]
-    edges = np.cumsum([0, *(len(ids) for ids, _ in rows)])
-    width = batch["view_input_ids"].shape[1] if len(rows) > 1 else 1
-
-    def readouts(name: str) -> np.ndarray:
-        row, column = np.divmod(batch[name].numpy(), width)
-        return edges[row + 1] + column
-
-    sides = [(kind, pair) for kind in ("source", "target") for pair in range(len(example.pairs))]
+    numbers = range(1, len(example.segments) + 1)
+    order = sorted(numbers, key=lambda number: segment_use(example, number)[0] == "target")  # sources first
+    rows = [(np.asarray(example.trunk, np.int32), 0), *(segment_row(example, n, predictor_ids) for n in order)]
+    edges = np.cumsum([0, *(len(ids) for ids, _ in rows)]).tolist()
+    row_starts, starts = [0] * (1 + len(numbers)), [0] * (1 + len(numbers))
+    for row, number in enumerate(order, 1):
+        row_starts[number] = edges[row]
+        starts[number] = edges[row] + example.segments[number - 1].attach + 1  # of its own tokens
     segment = np.repeat(np.arange(len(rows), dtype=np.int32) + TRUNK, np.diff(edges))
-    return Forest(
-        input_ids=np.concatenate([ids for ids, _ in rows]),
-        position_ids=np.concatenate([positions for _, positions in rows]),
-        segment=segment,
-        order=np.concatenate([np.arange(len(ids), dtype=np.int32) for ids, _ in rows]),
-        attach=np.full(len(segment), ISOLATED, np.int32),
-        label_positions=batch["label_positions"].numpy(),
-        label_ids=batch["label_ids"].numpy(),
-        source_readouts=readouts("source_readouts"),
-        target_readouts=readouts("target_readouts"),
-        trunk_length=int(edges[1]),
-        parts=tuple(Part(*side, int(a), int(b)) for side, a, b in zip(sides, edges[1:-1], edges[2:], strict=True)),
+    label_positions, label_ids = label_indices(example)
+    return _TwoPassRows(
+        example,
+        np.concatenate([ids for ids, _ in rows]),
+        np.concatenate([np.arange(first, first + len(ids), dtype=np.int32) for ids, first in rows]),
+        segment,
+        np.concatenate([np.arange(len(ids), dtype=np.int32) for ids, _ in rows]),
+        np.full(len(segment), ISOLATED, np.int32),
+        label_positions,
+        label_ids,
+        read_terms([pair.source for pair in example.pairs], starts),
+        read_terms([pair.target for pair in example.pairs], starts),
+        tuple(row_starts),
+        edges[1],
     )
+
+
+class _TwoPassRows(Forest):
+    """A forest whose every segment is a row of its own, what it sees of the trunk included."""
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The rows after the first, in order."""
+        found = []
+        for number, start in sorted(enumerate(self.starts), key=lambda item: item[1])[1:]:
+            own, (kind, pair) = self.example.segments[number - 1], segment_use(self.example, number)
+            found.append(Part("source" if kind == "branch" else kind, pair, start, start + own.attach + 1 + own.length))
+        return tuple(found)
 
 
 def _pairs(placed: _Placed) -> list[PairRecord]:
     """The pairs of one example."""
     example, forest, start = placed.example, placed.forest, placed.start
-    length = len(example.input_ids)
+    if combined(example):
+        return []
     on_trunk = np.flatnonzero(~placed.predictor[: forest.trunk_length]) + start  # of each token of the trunk
 
     def readout(index: int) -> Readout:
         return Readout(index, placed.texts[index])
+
+    def on_row(view: TokenSpan) -> tuple[int, int]:
+        return int(on_trunk[view.start]), int(on_trunk[view.stop - 1]) + 1
 
     records = []
     # The inline form has the first pair only.
     read = zip(example.pairs, forest.source_readouts.tolist(), forest.target_readouts.tolist(), strict=False)
     for number, (pair, source, target) in enumerate(read, 1):
         segment = next((p for p in forest.parts if p.kind == "source" and p.start <= source < p.stop), None)
-        standalone = pair.source_start >= length
-        copy = start + target - (pair.target_readout - pair.target_start)
-        first, stop = pair.target_start, pair.target_end
-        if first >= length:  # encoded standalone; its tokens may still follow the source on the trunk, as in `split`
-            view = example.views[first - length : stop - length]
-            first, stop = pair.source_end + 1, pair.source_end + 1 + len(view)
-            if standalone or not np.array_equal(example.input_ids[first:stop], view):
-                first = stop = -1
+        end, view = example.sees(pair.source), example.segment(pair.target)
+        original = example.view_on_trunk(pair.target)
+        copy = start + target - pair.target.terms[0].token
         records.append(
             PairRecord(
                 example=placed.number,
                 number=number,
-                source_end=readout(
-                    start + segment.stop - 1 if standalone and segment else int(on_trunk[pair.source_end])
-                ),
+                source_end=readout(start + segment.stop - 1 if end < 0 and segment else int(on_trunk[end])),
                 source=readout(start + source),
                 target=readout(start + target),
                 source_segment=(start + segment.start, start + segment.stop) if segment else None,
-                original=(int(on_trunk[first]), int(on_trunk[stop - 1]) + 1) if first >= 0 else None,
-                copy=(copy, copy + pair.target_end - pair.target_start),
-                standalone=standalone,
+                original=None if original is None else on_row(original),
+                copy=(copy, copy + (0 if view is None else view.length)),
+                standalone=end < 0,
             )
         )
     return records
 
 
+def combined(example: Example) -> bool:
+    """Whether its pairs are vectors combined from the trunk's own states, which nothing is copied for."""
+    return bool(example.pairs) and not example.segments
+
+
 def _tube(placed: _Placed, mode: str) -> list[TubeRecord]:
     """The semantic tube's pairs of vectors of one example."""
-    tube, records = placed.example.tube, list[TubeRecord]()
-    if tube is None:
+    records = list[TubeRecord]()
+    if not combined(placed.example):
         return records
 
     def vector(name: str, terms: Iterable[tuple[int, float]]) -> Vector:
@@ -248,11 +271,8 @@ def _tube(placed: _Placed, mode: str) -> list[TubeRecord]:
         kept = tuple(Readout(index, placed.texts[index], total[index]) for index in sorted(total) if total[index])
         return Vector(name, kept, _covered(kept))
 
-    for pair, weight in enumerate(tube.weight.tolist()):
-        sides = []
-        for side in (tube.source, tube.target):
-            own = side.pair == pair
-            sides.append(list(zip(side.position[own].tolist(), side.coefficient[own].tolist(), strict=True)))
+    for number, pair in enumerate(placed.example.pairs, 1):
+        sides = [[(term.token, term.coefficient) for term in read.terms] for read in (pair.source, pair.target)]
         source, target = map(vector, _TUBE_SIDES[mode], sides)
         ends: list[tuple[str, Readout]] = []
         if mode in SAMPLED_TUBES and target.terms:
@@ -260,7 +280,7 @@ def _tube(placed: _Placed, mode: str) -> list[TubeRecord]:
         if mode == "three_index" and source.terms and ends:
             ends[1:] = [("r", target.terms[-1]), ("t", source.terms[-1])]
         total = vector("T", [*sides[0], *sides[1]]) if mode == "span" else None
-        records.append(TubeRecord(placed.number, pair + 1, mode, weight, source, target, total, tuple(ends)))
+        records.append(TubeRecord(placed.number, number, mode, pair.weight, source, target, total, tuple(ends)))
     return records
 
 

@@ -96,16 +96,16 @@ class ModelNumbers:
 
         probe, row = self.probe, record.batch_row()
         for number, index in enumerate(probe.predictor_ids):  # the model's need not follow the tokenizer's vocabulary
-            row["input_ids"][row["input_ids"] == self.size + number] = index
+            row.input_ids[row.input_ids == self.size + number] = index
         labelled = torch.from_numpy(np.flatnonzero(record.labelled))
         kept = choose_maps(probe.layers, probe.heads, int(record.visible.sum()), room, self.layers)
         wanted = bool(kept) and attention_fits(probe, len(record))
         try:
-            numbers = row_numbers(probe, row, labelled - 1, row["input_ids"][0, labelled], wanted)
+            numbers = row_numbers(probe, row, labelled - 1, row.input_ids[0, labelled], wanted)
         except ConfigError as error:
             return RowNumbers({}, f"no numbers of the model: {error}")
         given: dict[str, Any] = {
-            "ids": row["input_ids"][0].tolist(),
+            "ids": row.input_ids[0].tolist(),
             "losses": [_rounded(loss) for loss in numbers.losses.tolist()],
             "cosines": [_rounded(value) for value in pair_cosines(record, numbers.states.numpy())],
         }

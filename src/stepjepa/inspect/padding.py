@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepjepa.data.examples import Example
+from stepjepa.data.types import Batch, Example
 from stepjepa.inspect.record import Form
 from stepjepa.inspect.style import counted
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass
@@ -43,7 +39,7 @@ class Padding:
     tokens: float
 
 
-Collator = Callable[[Sequence[Example]], "Mapping[str, torch.Tensor]"]
+Collator = Callable[[Sequence[Example]], Batch]
 
 
 def row_collator(
@@ -86,26 +82,20 @@ def measure_padding(
     for number in range(count):
         batch = examples[number * batch_size : (number + 1) * batch_size]
         packed, rows = collator(batch), standalone(batch)
-        shapes = [rows[name].shape for name in ("input_ids", "view_input_ids") if name in rows]
+        shapes = [one.input_ids.shape for one in rows.every_rows]
         areas = [height * width for height, width in shapes]
         every = sum(height for height, _ in shapes)
-        laid = [name for name in packed if name.endswith("input_ids")]  # ``target_input_ids`` too
         sums += (
             every,
             shapes[0][0] * max_length,
             every * max_length,
             areas[0],
             sum(areas),
-            sum(packed[name].numel() for name in laid),
-            sum(len(packed[name]) for name in laid),
-            sum(_tokens(packed, name) for name in laid),
+            sum(one.input_ids.numel() for one in packed.every_rows),
+            sum(len(one.input_ids) for one in packed.every_rows),
+            sum(int(one.filled.sum()) for one in packed.every_rows),
         )
     return Padding(min(batch_size, len(examples)), count, max_length, *(sums / count).tolist())
-
-
-def _tokens(batch: Mapping[str, torch.Tensor], name: str) -> int:
-    example, mask = name.replace("input_ids", "example"), name.replace("input_ids", "attention_mask")
-    return int((batch[example] >= 0).sum() if example in batch else batch[mask].sum())
 
 
 def packing_line(
@@ -123,7 +113,7 @@ def packing_line(
     """
     packs = form._replace(forward="packed") if form.forward == "two_pass" else form
     if form.forward == "inline":
-        examples = [example._replace(pairs=example.pairs[:1]) for example in examples]
+        examples = [example.with_pairs(example.pairs[:1]) for example in examples]
     collator = row_collator(
         packs, vocabulary, pad_to_multiple_of=1, separate_targets=separate_targets, max_row_length=max_row_length
     )

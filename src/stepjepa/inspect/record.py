@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepjepa.data.types import Rows
 from stepjepa.forest.visibility import visible
-
-if TYPE_CHECKING:
-    import torch
 
 # The integer fields of a row: the collator's name -> the record's.
 FIELDS = {
@@ -118,7 +116,7 @@ class TubeRecord:
 
     Attributes:
         example, number: as in `PairRecord`.
-        mode: see `forest.tube`.
+        mode: see `objectives.semantic_tube`.
         weight: of the pair in the loss.
         source, target: the two vectors that are compared.
         total: T for a span, else None.
@@ -210,11 +208,11 @@ class RowRecord:
         number = int(self.examples[start])
         return f"{number} {self.names[start]}" if self.batch > 1 and number >= 0 else self.names[start]
 
-    def batch_row(self) -> dict[str, torch.Tensor]:
-        """The row as a batch of one, (1, L) int64 each, by the collator's names; loads torch."""
+    def batch_row(self) -> Rows:
+        """The row alone, (1, L); loads torch."""
         import torch
 
-        return {name: torch.from_numpy(getattr(self, own).copy())[None] for name, own in FIELDS.items()}
+        return Rows(**{name: torch.from_numpy(getattr(self, own).copy())[None] for name, own in FIELDS.items()})
 
 
 def runs(keys: Sequence[Any]) -> list[tuple[int, int]]:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stepjepa.data.chat import ChatRenderer, RenderedChat
-from stepjepa.data.encode import encode_dataset, make_encoder
-from stepjepa.data.encoder import ReadChat, RowEncoder, read_chat
-from stepjepa.data.examples import Example
+from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.streams import is_stream
-from stepjepa.data.tokens import encode_apart, encode_texts, token_span
+from stepjepa.data.tokens import encode_cut, encode_texts, token_span
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.record import SAMPLED_TUBES, Form, RowRecord, Span
 from stepjepa.training.options import JEPAOptions
@@ -159,6 +158,7 @@ def show_rows(
         ConfigError: no such row, or a template that cannot be used.
         DataError: training would skip the first row, or stop at one.
     """
+    from stepjepa.objectives.base import objective_of
     from stepjepa.training.draws import ExampleDraw
     from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 
@@ -166,7 +166,7 @@ def show_rows(
     renderer, rows = make_renderer(tokenizer, method), RowSource(source)
     settings = settings_for(rows, method)
     encoder = make_encoder(rows, tokenizer, renderer, settings)
-    sample = ExampleDraw(method, seed, method.jepa_ratio)
+    sample = ExampleDraw(objective_of(method), seed, method.jepa_ratio)
     examples: list[Example] = []
     spans: list[tuple[Span, ...]] = []
     general: list[str] = []
@@ -228,7 +228,7 @@ def _notes(
     from stepjepa.training.draws import keeps_pairs
 
     example, sampled = before_and_after
-    asked, pairs = traits(method), len(example.pairs)
+    asked, pairs = traits(method), example.view_pairs
     epoch = f"epoch 0 with seed {seed}"
     yield from report.steps.lines()
     if not pairs and not (asked.views or asked.vectors):
@@ -240,7 +240,7 @@ def _notes(
             yield f"(stepjepa check {source} says which step splitter finds steps)"
     elif not keeps_pairs(seed, 0, index, method.jepa_ratio):
         yield f"no pair in {epoch}: jepa_ratio {method.jepa_ratio:g} leaves this row out"
-    elif asked.vectors and sampled.tube is None:
+    elif asked.vectors and not sampled.pairs:
         yield "no pair: the contents are too short for this tube_mode; it trains as plain language modelling"
     elif asked.vectors and method.tube_mode in SAMPLED_TUBES:
         yield f"spans are sampled for {epoch}; the row has the chat's tokens alone"
@@ -312,7 +312,7 @@ def _tokenised(tokenizer: Any, chat: RenderedChat) -> Iterator[tuple[np.ndarray,
     for text in (chat.text, chat.text[: chat.spans[-1].end]):
         yield encode_texts(tokenizer, [text])[0]
         ends = [span.end for span in chat.spans if span.role == "assistant" and span.start < span.end < len(text)]
-        yield encode_apart(tokenizer, text, ends)
+        yield encode_cut(tokenizer, text, ends)
 
 
 def _agrees(ids: np.ndarray, trunk: np.ndarray) -> bool:

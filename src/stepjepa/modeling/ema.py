@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stepjepa.modeling.heads import is_head_weight
+from stepjepa.modeling.heads import is_head_weight, is_objective_weight
 
 _NAME = "_stepjepa_target_encoder"
 
@@ -28,14 +28,14 @@ class TargetEncoder:
     """Shadows of a model's trained weights.
 
     Args:
-        inner: the causal LM; its predictor head, which targets do not pass, has no shadow.
+        inner: the causal LM; its predictor head and its objective's modules, which targets do not pass, have no shadow.
     """
 
     def __init__(self, inner: Any):
         self._weights = {
             name: parameter
             for name, parameter in inner.named_parameters()
-            if parameter.requires_grad and not is_head_weight(name)
+            if parameter.requires_grad and not is_head_weight(name) and not is_objective_weight(name)
         }
         # In float32: a step of 1 - m is lost in a shorter dtype.
         self.shadow = {name: parameter.detach().float().clone() for name, parameter in self._weights.items()}

@@ -32,15 +32,17 @@ OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows i
 
 
 class TrainedExtras(nn.Module):
-    """Predictor rows and head of one causal LM.
+    """Predictor rows and head of one causal LM, and the modules of its objective.
 
     Attributes:
         in_state_dict: whether the model's state dict has them; only for weights that are gathered from several processes.
     """
 
-    def __init__(self, predictors: PredictorRows | None, head: PredictorHead | None):
+    def __init__(
+        self, predictors: PredictorRows | None, head: PredictorHead | None, objective: nn.Module | None = None
+    ):
         super().__init__()
-        self.predictors, self.head = predictors, head
+        self.predictors, self.head, self.objective = predictors, head, objective
         self.in_state_dict = False
         self.register_load_state_dict_post_hook(_not_missed)
 
@@ -59,15 +61,22 @@ def is_extra(name: str) -> bool:
     return name.startswith(f"{EXTRAS}.") or f".{EXTRAS}." in name
 
 
-def add_extras(inner: Any, predictors: PredictorRows | None, head: str = "none", seed: int = 0) -> None:
-    """Give a causal LM predictor rows and a head of kind `head`, on its device; the ones that it had are dropped."""
+def add_extras(
+    inner: Any,
+    predictors: PredictorRows | None,
+    head: str = "none",
+    seed: int = 0,
+    objective: nn.Module | None = None,
+) -> None:
+    """Give a causal LM predictor rows, a head of kind `head` and its objective's modules, on its device; the ones that it
+    had are dropped."""
     release(inner)
     weight = inner.get_input_embeddings().weight
     network = None
     if head != "none":
         network = PredictorHead(head, inner.get_output_embeddings().weight.shape[1], seed)
-    if predictors is not None or network is not None:
-        inner.add_module(EXTRAS, TrainedExtras(predictors, network).to(weight.device))
+    if predictors is not None or network is not None or objective is not None:
+        inner.add_module(EXTRAS, TrainedExtras(predictors, network, objective).to(weight.device))
 
 
 def trained_extras(inner: Any) -> TrainedExtras | None:
@@ -85,6 +94,12 @@ def predictor_head(inner: Any) -> PredictorHead | None:
     """The predictor head of a causal LM, None where it has none."""
     extras = trained_extras(inner)
     return None if extras is None else extras.head
+
+
+def objective_modules(inner: Any) -> nn.Module | None:
+    """The modules of the objective that a causal LM is trained with, None where it has none."""
+    extras = trained_extras(inner)
+    return None if extras is None else extras.objective
 
 
 @contextmanager
@@ -168,6 +183,8 @@ def attach_saved(inner: Any, folder: str | os.PathLike[str], with_head: bool = T
         weights = load_file(path)
         if path == old:
             weights = {f"head.{name}": value for name, value in weights.items()}
+        # What an objective trained beside the model is of use to its training alone.
+        weights = {name: value for name, value in weights.items() if not name.startswith("objective.")}
         rows, kind = weights.get(ROWS), None
         if any(name.startswith("head.") for name in weights) and with_head:
             kind = "linear" if sum(name.startswith("head.") for name in weights) == 1 else "mlp"

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import torch
 
-from stepjepa.forest.collate import Batch, sub_batch
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
+from stepjepa.forest.dense import packed_fields
 from stepjepa.forest.segments import segment_plan
-from stepjepa.forest.visibility import ISOLATED, TRUNK
 from stepjepa.modeling.cost import ModelCost
 
 __all__ = ["KINDS", "ModelCost", "batch_flops", "batch_tokens"]
@@ -38,8 +38,7 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     beginning of the trunk that it repeats included.
 
     Args:
-        batch: as `ForestCollator` or `TwoPassCollator` gives it. ``target_input_ids`` and what else begins with
-            ``target_`` are rows of targets without gradient, which only a forward pass runs on.
+        batch: of either collator. Only a forward pass runs on its `target_rows`.
     """
     flops = dict.fromkeys(KINDS, 0.0)
     for rows in _passes(batch):
@@ -48,8 +47,7 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
         for kind, name in enumerate(KINDS):
             count, reads = int((rows.kinds == kind).sum()), int((read == kind).sum())
             flops[name] += cost.tokens(count, reads, keys[kind], rows.gradient)
-    sources = batch["tube_weights" if "tube_weights" in batch else "source_readouts"]
-    flops["head"] += cost.heads(len(batch["label_positions"]), len(sources), cost.head_chunk)
+    flops["head"] += cost.heads(len(batch.label_positions), batch.pairs, cost.head_chunk)
     return flops
 
 
@@ -77,50 +75,44 @@ class _Rows(NamedTuple):
 
 def _passes(batch: Batch) -> Iterator[_Rows]:
     """The calls of the backbone on one batch, as `modeling.forward` makes them."""
-    separate = "target_input_ids" in batch
-    if "example" in batch:
-        yield _packed(batch, _kinds(batch), batch["read_positions"], True)
+    if batch.rows.example is not None:
+        yield _packed(batch.rows, _kinds(batch), True)
     else:
-        yield _padded(batch["attention_mask"], torch.full_like(batch["attention_mask"], _TRUNK), True)
-    if "view_input_ids" in batch:
-        mask = batch["view_attention_mask"]
-        kinds = torch.full_like(mask, _BRANCH)
-        if not separate:
-            kinds[len(kinds) // 2 :] = _TARGET  # a source and a target for each pair, the sources first
-        yield _padded(mask, kinds, True)
-    if separate:
-        rows = sub_batch(batch, "target_")
-        kinds = torch.full_like(rows["input_ids"], _TARGET)
-        if "example" in rows:
-            yield _packed(rows, kinds, rows.get("read_positions"), False)
-        else:
-            yield _padded(rows["attention_mask"], kinds, False)
+        yield _padded(batch.rows, torch.full_like(batch.rows.input_ids, _TRUNK), True)
+    if batch.views is not None:
+        kinds = torch.full_like(batch.views.input_ids, _TARGET)
+        kinds[: batch.branches] = _BRANCH
+        yield _padded(batch.views, kinds, True)
+    if batch.target_rows is not None:
+        kinds = torch.full_like(batch.target_rows.input_ids, _TARGET)
+        lay = _padded if batch.target_rows.example is None else _packed
+        yield lay(batch.target_rows, kinds, False)
 
 
 def _kinds(batch: Batch) -> torch.Tensor:
     """(R, T) int64, the kind of each token that is no padding."""
-    segment = batch["segment"]
-    # Sources that are encoded apart see no trunk either; their readout tells them from targets.
-    name = segment + batch["example"] * (segment.max() + 1)
-    apart = torch.isin(name, name.flatten()[batch["source_readouts"]])
-    branch = (segment != TRUNK) & ((batch["attach"] != ISOLATED) | apart)
+    example, segment, _, attach = packed_fields(batch.rows)
+    # Sources of their own see no trunk either; what is read of them tells them from targets.
+    name = segment + example * (segment.max() + 1)
+    apart = torch.isin(name, name.flatten()[batch.sources.positions])
+    branch = (segment != TRUNK) & ((attach != ISOLATED) | apart)
     return torch.where(branch, _BRANCH, torch.where(segment == TRUNK, _TRUNK, _TARGET))
 
 
-def _packed(rows: Batch, kinds: torch.Tensor, read: torch.Tensor | None, gradient: bool) -> _Rows:
-    kinds = torch.where(rows["example"] < 0, _PADDING, kinds)
+def _packed(rows: Rows, kinds: torch.Tensor, gradient: bool) -> _Rows:
+    kinds = torch.where(rows.filled, kinds, _PADDING)
     keys = torch.full_like(kinds, kinds.shape[1])
-    if "forests" in rows:
+    if rows.forests is not None:
         keys = torch.zeros_like(kinds)
-        places, forests = keys.view(-1), sorted(rows["forests"].tolist())
+        places, forests = keys.view(-1), sorted(rows.forests.tolist())
         for (begin, _), segments in zip(forests, segment_plan(rows).forests, strict=True):
             for segment in segments:
                 seen = segment.length + segment.branch * segments[0].length
                 places[begin : begin + segment.length] = seen
                 begin += segment.length
-    return _Rows(kinds.flatten(), keys.flatten(), read, gradient)
+    return _Rows(kinds.flatten(), keys.flatten(), rows.read_positions, gradient)
 
 
-def _padded(mask: torch.Tensor, kinds: torch.Tensor, gradient: bool) -> _Rows:
-    kinds = torch.where(mask == 0, _PADDING, kinds).flatten()
-    return _Rows(kinds, torch.full_like(kinds, mask.shape[1]), None, gradient)
+def _padded(rows: Rows, kinds: torch.Tensor, gradient: bool) -> _Rows:
+    kinds = torch.where(rows.filled, kinds, _PADDING).flatten()
+    return _Rows(kinds, torch.full_like(kinds, rows.input_ids.shape[1]), None, gradient)

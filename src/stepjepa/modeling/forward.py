@@ -1,8 +1,8 @@
-"""The forwards: one call of the model that returns the LM loss and the states of both views.
+"""The forwards: one call of the model that returns the parts of the loss and the states of both views.
 
-`attach_forest_forward` teaches a Hugging Face causal LM to take a collated batch. The call still goes through the module
-(and through whatever wraps it: DDP, FSDP, autocast, PEFT), the backbone returns only its last hidden state, and logits
-exist at labelled positions only. A call without a batch's own keys, such as `generate` makes, runs the model's own forward.
+`attach_forest_forward` teaches a Hugging Face causal LM to take a `Batch`. The call still goes through the module (and
+through whatever wraps it: DDP, FSDP, autocast, PEFT), the backbone returns only its last hidden state, and logits exist at
+labelled positions only. A call without a batch, such as `generate` makes, runs the model's own forward.
 
 Shapes: B examples, R rows, T tokens, D width, N labelled positions, P pairs, V vocabulary.
 """
@@ -11,71 +11,99 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.modeling_outputs import ModelOutput
+from torch import nn
+from torch.utils._pytree import register_dataclass
 
+from stepjepa.data.types import LM, Batch, ForestOutput, LossPart, Rows, StateReads
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import Batch, sub_batch
-from stepjepa.losses.tube import combine
+from stepjepa.losses.distances import combine
+from stepjepa.losses.gather import gather_rows
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.ema import target_encoder
-from stepjepa.modeling.extras import predictor_head, with_predictors
+from stepjepa.modeling.extras import objective_modules, predictor_head, with_predictors
 from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.masks import attention_masks
 from stepjepa.modeling.parts import backbone, causal_lm, own_forward
 from stepjepa.modeling.trim import decoder_layers, trimmed
 from stepjepa.modeling.windows import heeds_window
 
+if TYPE_CHECKING:
+    from stepjepa.objectives.base import Objective
 
-@dataclass
-class ForestOutput(ModelOutput):
-    """What one forward returns.
-
-    Attributes:
-        lm_loss_sum: () float32, cross-entropy summed over the N labelled positions.
-        source_states: (P, D), the states that stand for the source views, behind the predictor head if there is one.
-        target_states: (P, D), the states that stand for the target views.
-        predicted_ids: (N,) int64, the most likely token after each labelled position; only with ``predict_ids=True``.
-    """
-
-    lm_loss_sum: torch.Tensor | None = None
-    source_states: torch.Tensor | None = None
-    target_states: torch.Tensor | None = None
-    predicted_ids: torch.Tensor | None = None
+# FSDP and DDP look for the tensors in what a forward returns.
+register_dataclass(
+    ForestOutput, field_names=["parts", "source_states", "target_states", "predicted_ids"], drop_field_names=[]
+)
 
 
-def attach_forest_forward(model: torch.nn.Module, vocabulary: int, tube_layer: int | None = None) -> None:
-    """Let ``model(**batch)`` take the batches of `ForestCollator` and `TwoPassCollator` and return a `ForestOutput`.
+class LossView:
+    """See `objectives.base.ModelView`."""
+
+    def __init__(self, model: Any, vocabulary: int):
+        self._model, self._vocabulary = model, vocabulary
+        self.modules: nn.Module | None = objective_modules(model)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `ModelView`."""
+        return self._model.get_input_embeddings()(ids)
+
+    def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
+        """See `ModelView`."""
+        head = output_head(self._model, self._vocabulary)
+        if not detach:
+            return head.logits(self._model, states_ND)
+        own = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        # What is computed while weights need no gradient takes none into them; the states' goes on.
+        for parameter in own:
+            parameter.requires_grad_(False)
+        try:
+            return head.logits(self._model, states_ND)
+        finally:
+            for parameter in own:
+                parameter.requires_grad_(True)
+
+    def gather(self, rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """See `ModelView`."""
+        return gather_rows(rows_PD)
+
+
+def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objective | None = None) -> None:
+    """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
+
+    With a step the parts of the objective's loss are computed along with the LM loss; without, the states are as they are.
+    `predict_ids` asks for the most likely tokens.
 
     Args:
-        model: a Hugging Face causal LM, bare or inside PEFT. Changed in place: its `forward` learns the new keys.
+        model: a Hugging Face causal LM, bare or inside PEFT. Changed in place: its `forward` learns the new arguments.
         vocabulary: V, entries of the LM softmax.
-        tube_layer: which hidden states the semantic tube combines: those behind layer 1, 2, ... (0: the embeddings);
-            None for the last ones, behind the final norm.
+        objective: computes the loss on the states.
     """
     inner: Any = causal_lm(model)
     own = own_forward(inner)
     output_head(inner, vocabulary), heeds_window(inner)  # found now, before anything wraps or shards the model
 
     def forward(
-        self: Any, *args: Any, label_positions: torch.Tensor | None = None, predict_ids: bool = False, **kwargs: Any
+        self: Any,
+        *args: Any,
+        batch: Batch | None = None,
+        step: int | None = None,
+        predict_ids: bool = False,
+        **kwargs: Any,
     ) -> Any:
-        if label_positions is None:
+        if batch is None:
             return own_forward(self)(*args, **kwargs)  # of this object: a copy of the model has its own
-        return _forest_forward(
-            self, vocabulary, tube_layer, {**kwargs, "label_positions": label_positions}, predict_ids
-        )
+        return _forest_forward(self, vocabulary, objective, batch, step, predict_ids)
 
     inner._own_forward = own
     inner.forward = types.MethodType(forward, inner)
 
 
-def detach_forest_forward(model: torch.nn.Module) -> None:
+def detach_forest_forward(model: nn.Module) -> None:
     """Undo `attach_forest_forward`; nothing where it was not called."""
     inner: Any = causal_lm(model)
     own_forward = vars(inner).pop("_own_forward", None)
@@ -87,81 +115,86 @@ def detach_forest_forward(model: torch.nn.Module) -> None:
 
 
 def _forest_forward(
-    model: Any, vocabulary: int, tube_layer: int | None, batch: Batch, predict_ids: bool
+    model: Any, vocabulary: int, objective: Objective | None, batch: Batch, step: int | None, predict_ids: bool
 ) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
-    apart = targets_apart(model, batch)
-    layer = tube_layer if "tube_weights" in batch else None
-    with hidden_states(model, layer) as layer_states:
-        states = row_states(model, batch)  # (R * T, D)
-    labels, sources, targets = (batch[name] for name in ("label_positions", "source_readouts", "target_readouts"))
-    if "view_input_ids" in batch:
-        views = row_states(model, sub_batch(batch, "view_"))  # (S * T', D)
-        predicting, source = states.index_select(0, labels), views.index_select(0, sources)
-        target = views.index_select(0, targets) if apart is None else apart
+    apart = separate_targets(model, batch)
+    sides = [batch.sources, batch.targets] if apart is None else [batch.sources]
+    layers = {side.layer for side in sides}
+    by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
+    if batch.views is not None:
+        views = layer_states(model, batch.views, layers)
+        by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
+    states = by_layer[None]
+    if layers != {None} or any(side.vectors is not None for side in sides):
+        predicting = states.index_select(0, batch.label_positions)
+        found = [read_vectors(by_layer[side.layer], side) for side in sides]
     else:
         # One gather for everything that is read, so that the backward pass scatters once.
-        read = [labels, sources, targets] if apart is None else [labels, sources]
-        predicting, source, *rest = states.index_select(0, torch.cat(read)).split([len(part) for part in read])
-        target = rest[0] if apart is None else apart
-    if "tube_weights" in batch:
-        source, target = tube_vectors(layer_states[0].flatten(0, 1) if layer_states else states, batch)
+        parts = [batch.label_positions, *(side.positions for side in sides)]
+        predicting, *found = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
+    source, target = (*found, apart)[:2]
     predictor = predictor_head(model)
     head = output_head(model, vocabulary)
-    return ForestOutput(
-        lm_loss_sum=head.loss_sum(model, predicting, batch["label_ids"]),
-        source_states=source if predictor is None else predictor(source),
-        target_states=target,
-        predicted_ids=head.most_likely(model, predicting) if predict_ids else None,
+    lm = head.loss_sum(model, predicting, batch.label_ids)
+    gamma = 1.0 if objective is None else objective.options.gamma
+    output = ForestOutput(
+        {LM: LossPart(lm, batch.label_ids.numel(), gamma)},
+        source if predictor is None else predictor(source),
+        target,  # type: ignore[arg-type]
+        head.most_likely(model, predicting) if predict_ids else None,
     )
+    if objective is not None and step is not None:
+        output.target_states = objective.target_states(output)
+        output.parts.update(objective.loss(output, batch, LossView(model, vocabulary), step))
+    return output
 
 
-def row_states(model: Any, rows: Batch) -> torch.Tensor:
+def row_states(model: Any, rows: Rows) -> torch.Tensor:
     """Last hidden states (R * T, D) of packed or padded rows."""
-    mask = rows.get("attention_mask")
+    mask: Any = rows.attention_mask
     if mask is None:
         mask = attention_masks(rows, text_config(model.config), model.dtype, heeds_window(model))
-    return last_states(model, rows["input_ids"], mask, rows["position_ids"], rows.get("read_positions"))
+    return last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
 
 
-def targets_apart(model: Any, batch: Batch) -> torch.Tensor | None:
-    """States (P, D) of targets that come as rows of their own, without a graph; None where they are not apart.
+def layer_states(model: Any, rows: Rows, layers: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
+    """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is behind the final norm."""
+    with ExitStack() as stack:
+        kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
+        last = row_states(model, rows)
+    return {None: last, **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
+
+
+def separate_targets(model: Any, batch: Batch) -> torch.Tensor | None:
+    """Target vectors (P, D) that come from rows of their own, without a graph; None where there is no such pass.
 
     They come from the EMA target encoder where the model has one, else from the model itself.
     """
     encoder = target_encoder(model)
-    if "target_input_ids" not in batch:
+    if batch.target_rows is None:
         return None
     with torch.no_grad(), nullcontext() if encoder is None else encoder.in_place():
-        states = row_states(model, sub_batch(batch, "target_"))
-    return states.index_select(0, batch["target_readouts"])
+        layer = batch.targets.layer
+        return read_vectors(layer_states(model, batch.target_rows, {layer})[layer], batch.targets)
 
 
-def tube_vectors(states_TD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Source and target vectors (P, D) float32 of the semantic tube."""
-    pairs = len(batch["tube_weights"])
-
-    def side(name: str) -> torch.Tensor:
-        fields = (batch[f"tube_{name}_{part}"] for part in ("positions", "coefficients", "pairs"))
-        position, coefficient, pair = fields
-        return combine(states_TD, position, coefficient, pair, pairs)
-
-    source, target = side("source"), side("target")
-    order = batch.get("tube_target_order")
-    return source, target if order is None else target.index_select(0, order)
+def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
+    """The vectors (P, D) of one side: states as they are, or float32 sums of them."""
+    if reads.vectors is None or reads.coefficients is None:
+        return states_TD.index_select(0, reads.positions)
+    vectors = combine(states_TD, reads.positions, reads.coefficients, reads.vectors, reads.count)
+    return vectors if reads.order is None else vectors.index_select(0, reads.order)
 
 
 @contextmanager
-def hidden_states(model: Any, layer: int | None) -> Iterator[list[torch.Tensor]]:
+def hidden_states(model: Any, layer: int) -> Iterator[list[torch.Tensor]]:
     """Within this context the states (R, T, D) behind a layer (0: the embeddings) are kept in the list it yields.
 
     Raises:
         ConfigError: the model has no such layer, or no list of layers.
     """
     kept: list[torch.Tensor] = []
-    if layer is None:
-        yield kept
-        return
     layers = list(known_layers(model, layer))
 
     def keep(tensor: Any) -> None:
@@ -190,7 +223,7 @@ def known_layers(model: Any, layer: int) -> torch.nn.ModuleList:
     layers = decoder_layers(backbone(model))
     if layers is None or not 0 <= layer <= len(layers):
         known = "its layers have no name that is known" if layers is None else f"it has layers 0 to {len(layers)}"
-        raise ConfigError(f"tube_layer is {layer}, and of this model {known}")
+        raise ConfigError(f"states are to be read behind layer {layer} (--tube_layer), and of this model {known}")
     return layers
 
 

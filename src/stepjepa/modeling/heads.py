@@ -44,3 +44,9 @@ class PredictorHead(nn.Module):
 def is_head_weight(name: str) -> bool:
     """Whether a name among a causal LM's parameters belongs to its predictor head (`extras.TrainedExtras.head`)."""
     return name.startswith(f"{EXTRAS}.head.")
+
+
+def is_objective_weight(name: str) -> bool:
+    """Whether a name among a model's parameters belongs to the modules of its objective
+    (`extras.TrainedExtras.objective`)."""
+    return f"{EXTRAS}.objective." in name

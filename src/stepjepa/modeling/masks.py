@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from stepjepa.data.types import Rows
 from stepjepa.forest.dense import additive_mask, dense_mask
 from stepjepa.forest.flex import block_mask
 from stepjepa.forest.segments import segment_plan
@@ -20,8 +20,8 @@ def unsupported_layers(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS
 
 
-def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype, windows: bool = True) -> Any:
-    """What to pass as `attention_mask` for the packed rows of `batch`.
+def attention_masks(rows: Rows, config: Any, dtype: torch.dtype, windows: bool = True) -> Any:
+    """What to pass as `attention_mask` for packed rows.
 
     * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
     * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
@@ -30,7 +30,7 @@ def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch
     and a batch laid out for attention by segments its plan. A mask is (R, 1, T, T).
 
     Args:
-        batch: as `ForestCollator` gives it, on the device of the model.
+        rows: on the device of the model.
         config: the text model's configuration.
         dtype: the dtype of the model's attention scores.
         windows: whether the model heeds the `sliding_window` of its configuration (`windows.heeds_window`).
@@ -39,11 +39,11 @@ def attention_masks(batch: Mapping[str, torch.Tensor], config: Any, dtype: torch
     window = getattr(config, "sliding_window", None) if windows else None
 
     def build(length: int | None) -> Any:
-        if "forests" in batch:
-            return plan_mask(segment_plan(batch, length))
+        if rows.forests is not None:
+            return plan_mask(segment_plan(rows, length))
         if implementation == "flex_attention":
-            return block_mask(batch, length)
-        mask = dense_mask(batch, length)
+            return block_mask(rows, length)
+        mask = dense_mask(rows, length)
         return additive_mask(mask, dtype) if implementation == "eager" else mask
 
     layers = set(getattr(config, "layer_types", None) or ())

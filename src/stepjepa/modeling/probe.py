@@ -7,13 +7,13 @@ Shapes: L positions of the row, D width, N labelled positions, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from stepjepa.data.types import Rows
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import add_extras, attach_saved, predictor_rows, with_predictors
@@ -110,7 +110,7 @@ def attention_fits(probe: Probe, length: int, every_layer: bool = True) -> bool:
 
 def row_numbers(
     probe: Probe,
-    row: Mapping[str, torch.Tensor],
+    row: Rows,
     predicting_N: torch.Tensor,
     label_ids_N: torch.Tensor,
     attention: bool = True,
@@ -118,23 +118,23 @@ def row_numbers(
     """Run the model over one row under the visibility rule.
 
     Args:
-        row: (1, L) int64 tensors by the names of `forest.collate.ForestCollator`.
+        row: (1, L), packed.
         predicting_N: positions whose next token is labelled; `label_ids_N`: these tokens.
         attention: whether the weights are wanted.
 
     Raises:
         ConfigError: the row is too long for the model, or for this machine's memory.
     """
-    model, length = probe.model, row["input_ids"].shape[1]
+    model, length = probe.model, row.input_ids.shape[1]
     config = text_config(model.config)
     positions = max_positions(model)
-    if positions is not None and int(row["position_ids"].max()) >= positions:
-        raise ConfigError(f"the row has {int(row['position_ids'].max()) + 1} positions, and the model has {positions}")
+    if positions is not None and int(row.position_ids.max()) >= positions:
+        raise ConfigError(f"the row has {int(row.position_ids.max()) + 1} positions, and the model has {positions}")
     if not attention_fits(probe, length, every_layer=attention):
         raise ConfigError(f"{length} tokens are too many for attention that is computed at once")
     part = backbone(model)
-    extra = {"position_ids": row["position_ids"]} if takes_positions(part) else {}
-    with torch.no_grad(), with_predictors(model, row["input_ids"]) as known_ids:
+    extra = {"position_ids": row.position_ids} if takes_positions(part) else {}
+    with torch.no_grad(), with_predictors(model, row.input_ids) as known_ids:
         output = part(
             input_ids=known_ids,
             attention_mask=attention_masks(row, config, model.dtype, heeds_window(model)),

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stepjepa.data.examples import Example
-from stepjepa.data.views import Pair
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Segment, Span
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import Batch, ForestCollator
-from stepjepa.forest.layout import build_forest, label_indices
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.layout import label_indices
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.configs import text_config
+from stepjepa.modeling.heads import is_objective_weight
 from stepjepa.modeling.load import masks_unsupported
 from stepjepa.modeling.logits import difference, output_head, tolerance
 from stepjepa.modeling.parts import backbone, causal_lm, own_forward, unchanged, unreached
@@ -113,11 +113,13 @@ def freeze_unreached(model: Any, predictor_ids: Sequence[int] = ()) -> list[str]
         return []
     try:
         with unchanged(model), torch.enable_grad():
-            output = model(**_on(TwoPassCollator(tuple(predictor_ids), 0)(_examples(inner, 1 << 16)), device))
+            ids = tuple(predictor_ids)
+            output = model(batch=TwoPassCollator(ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
     except Exception:
         return []
-    ends = [value for value in (output.lm_loss_sum, output.source_states, output.target_states) if value is not None]
-    found = unreached(model, ends)
+    found = unreached(model, [output.lm_loss_sum, output.source_states, output.target_states])
+    # The modules of the objective are reached by its loss, which made-up examples need not have.
+    found = {name: parameter for name, parameter in found.items() if not is_objective_weight(name)}
     for parameter in found.values():
         parameter.requires_grad_(False)
     return list(found)
@@ -167,7 +169,7 @@ class Trial:
         inner: Any = causal_lm(model)
         self._model, self._inner, self._ids = model, inner, predictor_ids
         self._device = inner.get_input_embeddings().weight.device
-        self._examples = _examples(inner, vocabulary)
+        self._examples = _examples(inner, vocabulary, len(predictor_ids))
         self._head = output_head(inner, vocabulary)
         self._own: torch.Tensor | None = None  # (N, V) the model's own logits
         self._states: tuple[torch.Tensor, ...] = ()  # of the views in passes of their own, (P, D) each
@@ -176,7 +178,7 @@ class Trial:
         """Run the model's own forward; what speaks against training on its logits, empty for nothing."""
         own = []
         for example in self._examples:
-            ids = torch.from_numpy(example.input_ids.astype(np.int64))
+            ids = torch.from_numpy(example.trunk.astype(np.int64))
             moved = ids.clone()
             moved[-1] = ids[0]
             both = torch.stack([ids, moved]).to(self._device)
@@ -202,7 +204,7 @@ class Trial:
         """
         try:
             with _attention(self._inner, SEGMENTS if form == "segments" else ""), self._kept() as kept:
-                output = self._model(**_on(self._batch(form), self._device))
+                output = self._model(batch=self._batch(form).to(self._device))
                 predicting = kept[0].flatten(0, 1).index_select(0, self._labels)
                 logits = self._head.logits(self._inner, predicting)
         except Exception as error:
@@ -231,10 +233,8 @@ class Trial:
         else:
             flex = text_config(self._inner.config)._attn_implementation == "flex_attention"
             collator = ForestCollator(self._ids, 0, 128 if flex else 1, inline=form == "inline")
-            forests = [build_forest(example, self._ids) for example in self._examples]
-            batch = collator.pack_one_row(forests) if form == "segments" else collator(self._examples)
-        self._labels = batch["label_positions"].to(self._device)
-        self._label_ids = batch["label_ids"].to(self._device)
+            batch = collator.in_one_row(self._examples) if form == "segments" else collator(self._examples)
+        self._labels, self._label_ids = batch.label_positions.to(self._device), batch.label_ids.to(self._device)
         return batch
 
     @contextmanager
@@ -268,20 +268,23 @@ def _attention(inner: Any, implementation: str) -> Iterator[None]:
         config._attn_implementation = own
 
 
-def _examples(inner: Any, vocabulary: int) -> list[Example]:
+def _examples(inner: Any, vocabulary: int, predictors: int) -> list[Example]:
     """Two examples of different lengths with a pair each, of tokens without a meaning of their own."""
+
+    def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
+        nothing = np.zeros(0, np.int32)
+        branch = Segment(nothing, source, source + 1, slots=predictors)
+        copy = Segment(ids[slice(*target)], ISOLATED, target.start + predictors, origin=target.start)
+        segments = (branch, copy) if predictors else (copy,)
+        read = Read.one(1, predictors - 1) if predictors else Read.one(TRUNK, source)
+        pair = Pair(read, Read.one(len(segments), target.stop - target.start - 1))
+        return Example(ids, (Span(label, len(ids)),), segments, (pair,))
+
     size = min(vocabulary, len(inner.get_input_embeddings().weight))
     special = {value for name, value in vars(inner.config).items() if "token" in name and isinstance(value, int)}
     plain = [index for index in range(size) if index not in special] or [0]
     ids = np.array([plain[(7 * place + 5) % len(plain)] for place in range(13)], dtype=np.int32)
-    return [
-        Example(ids, ((4, 13),), (Pair(5, 5, 6, 11, 10),)),
-        Example(ids[9:0:-1].copy(), ((2, 9),), (Pair(3, 3, 4, 8, 7),)),
-    ]
-
-
-def _on(batch: Batch, device: torch.device) -> Batch:
-    return {name: value.to(device) for name, value in batch.items()}
+    return [example(ids, 4, 5, Span(6, 11)), example(ids[9:0:-1].copy(), 2, 3, Span(4, 8))]
 
 
 def _first_line(error: Exception) -> str:

@@ -242,17 +242,22 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]]) -> dict[
     from stepjepa.training.encoding import encode
     from stepjepa.training.meter import collapse_signs
 
-    options: dict[str, Any] = {"objective": ARMS[1], "report_to": "none"}
+    options: dict[str, Any] = {
+        "objective": ARMS[1],
+        "predictors": len(trainer.setup.predictor_ids),
+        "report_to": "none",
+    }
     paired = JEPAConfig(output_dir=trainer.args.output_dir, **options)
     store, _ = encode(test, tokenizer, paired)
     model = trainer.model.eval()
     lm, labels, sources, targets = 0.0, 0, [], []
     with torch.no_grad():
         for start in range(0, len(store), 50):
-            batch = trainer.data_collator([store[i] for i in range(start, min(start + 50, len(store)))])
-            batch = {key: value.to(model.device) for key, value in batch.items()}
-            output = model(**batch)
-            lm, labels = lm + float(output.lm_loss_sum), labels + batch["label_ids"].numel()
+            batch = trainer.data_collator([store[i] for i in range(start, min(start + 50, len(store)))]).to(
+                model.device
+            )
+            output = model(batch=batch)
+            lm, labels = lm + float(output.lm_loss_sum), labels + batch.label_ids.numel()
             sources.append(output.source_states.float())
             targets.append(output.target_states.float())
     source, target = torch.cat(sources), torch.cat(targets)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from stepjepa.data.examples import Example
+from stepjepa.data.types import Example
+from stepjepa.objectives.base import Objective
 from stepjepa.training.draws import MIXED, ORDER, ExampleDraw, generator
-from stepjepa.training.options import JEPAOptions
 
 FILLER = -1
 
@@ -124,7 +124,7 @@ class DrawnExamples(torch.utils.data.Dataset):
 
     Args:
         store: the examples.
-        options: of the run.
+        objective: of the run.
         seed: of the draws.
         jepa_ratio: share of rows whose pairs are kept.
         filler_id: a token id for rows that stand for nothing.
@@ -134,7 +134,7 @@ class DrawnExamples(torch.utils.data.Dataset):
     def __init__(
         self,
         store: Sequence[Example],
-        options: JEPAOptions,
+        objective: Objective,
         seed: int,
         jepa_ratio: float = 1.0,
         filler_id: int = 0,
@@ -142,7 +142,7 @@ class DrawnExamples(torch.utils.data.Dataset):
     ):
         self.store = store
         self.mixture = mixture or Mixture((len(store),), (len(store),))
-        self._draw = ExampleDraw(options, seed, jepa_ratio)
+        self._draw = ExampleDraw(objective, seed, jepa_ratio)
         self._filler = Example(np.array([filler_id], dtype=np.int32), ())
 
     def __len__(self) -> int:

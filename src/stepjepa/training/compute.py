@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-from stepjepa.data.examples import NO_VIEWS, Example
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.training.batches import Draw
 
@@ -32,13 +31,8 @@ def cost_over_regular(dataset: Any, collator: Any, cost: ModelCost, batch_size: 
         if not examples:
             break
         own += sum(batch_flops(collator(examples), cost).values())
-        regular += sum(batch_flops(collator(without_pairs(examples)), cost).values())
+        regular += sum(batch_flops(collator([example.plain() for example in examples]), cost).values())
     return own / regular
-
-
-def without_pairs(examples: Sequence[Example]) -> list[Example]:
-    """The examples as plain fine-tuning sees them."""
-    return [example._replace(pairs=(), views=NO_VIEWS, tube=None) for example in examples]
 
 
 class EqualCompute(NamedTuple):

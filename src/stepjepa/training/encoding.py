@@ -8,13 +8,13 @@ from typing import Any
 
 from stepjepa.data.cache import cache_key, load_cached, save_cached
 from stepjepa.data.chat import ChatRenderer, with_template
-from stepjepa.data.encode import encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset
 from stepjepa.data.examples import ExampleStore
-from stepjepa.data.options import EncodeOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for
 from stepjepa.errors import DataError
+from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.options import JEPAOptions
 
 
@@ -26,26 +26,15 @@ def encode_options(options: JEPAOptions, positions: int | None = None, rules: St
         rules: how steps are found, where that was settled on a data set; without them ``auto`` takes a row's own steps and
             decides for every other answer by itself.
     """
-    rules = rules or step_rules((), options, make_splitter("auto", options.step_separator))
+    objective = objective_of(options)
     return EncodeOptions(
-        objective=options.objective if options.uses_pairs else "regular",
-        splitter=rules.splitter,
-        steps_column=rules.column,
-        steps_required=rules.required,
-        step_pairs=options.step_pairs,
-        last_token=options.last_token,
+        objective=objective if objective.makes_pairs else None,
+        rules=rules or step_rules((), options, make_splitter("auto", options.step_separator)),
         max_length=options.max_length,
         max_positions=positions,
-        predictors=options.predictors or 0,
         system_prompt=options.system_prompt,
         strict=options.strict_data,
         labels=options.labels or "assistant",
-        views=options.views or "in_context",
-        front_pred=options.front_pred,
-        reverse_pred=options.reverse_pred,
-        horizons=options.horizons,
-        split_ratio=options.split_ratio,
-        one_pair=options.forward == "inline" and options.step_pairs != "random",
         columns=pair_columns(options),
     )
 
@@ -77,7 +66,7 @@ def step_rules(
     rows: Iterable[tuple[int, Any]], options: JEPAOptions, splitter: StepSplitter | None = None
 ) -> StepRules:
     """How the steps of a data set are found under the options of a run, see `data.steps.rules_for`."""
-    if options.objective != "step_jepa":
+    if not find_objective(options.objective).needs_steps:
         splitter = splitter or make_splitter("separator")  # nobody asks for steps
     return rules_for(
         rows, options.step_splitter, options.step_separator, options.steps_column, pair_columns(options), splitter
@@ -95,7 +84,7 @@ def settings_for(
     """
     settings = encode_options(options, positions, step_rules(rows, options, splitter))
     if positions is not None:
-        inserted = settings.predictors if options.forward == "inline" and options.uses_pairs else 0
+        inserted = options.predictors or 0 if options.forward == "inline" and options.uses_pairs else 0
         settings = replace(settings, max_length=min(settings.max_length, positions - inserted))
     return settings
 
@@ -145,6 +134,6 @@ def _advice(options: JEPAOptions, report: DataReport) -> str:
         return f"no answer has a step that far on: lower the horizon (now {', '.join(map(str, options.horizons))})"
     if "view_refused" in reasons:
         return "use --views in_context, or a chat template that can write a message alone"
-    if options.objective == "step_jepa":
+    if find_objective(options.objective).needs_steps:
         return "check --step_splitter and --step_separator, or train with --objective regular"
     return "raise --max_length, or train with --objective regular"

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from stepjepa.training.meter import LossMeter, precise_dtype
+from stepjepa.data.types import LM
+from stepjepa.training.meter import precise_dtype
 from stepjepa.training.predicting import Predictions
 
 # Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
@@ -24,18 +25,18 @@ def evaluated(trainer: Any, model: Any, dataloader: Any, predictions: Prediction
     """
     args = trainer.args
     model.eval()
-    meter = LossMeter()
+    meter = trainer.new_meter()
     for batch in dataloader:
         inputs = trainer._prepare_inputs(batch)
         with torch.no_grad(), trainer.compute_loss_context_manager():
-            parts, output, targets = trainer._forward(model, inputs, 0, predict_ids=predictions is not None)
-            meter.add(parts, output, inputs, targets)
+            output = trainer.forward(model, inputs, 0, predict_ids=predictions is not None)
+            meter.add(output, inputs)
             if predictions is not None:
                 predictions.add(inputs, output.predicted_ids, args.eval_batch_size, trainer.accelerator)
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
-    metrics = meter.metrics(args, trainer.accelerator)
-    jepa = metrics.get("jepa_loss", 0.0) + metrics.get("regularizer", 0.0)
-    metrics = {"loss": args.gamma * metrics["lm_loss"] + args.lbd * jepa, **metrics}
+    metrics = meter.metrics(trainer.setup.objective.makes_pairs, trainer.accelerator)
+    jepa = sum(meter.weights.get(name, 1.0) * metrics.get(name, 0.0) for name in meter.names if name != LM)
+    metrics = {"loss": args.gamma * metrics[LM] + args.lbd * jepa, **metrics}
     return metrics if trainer.score_answers is None else metrics | answer_scores(trainer)
 
 

@@ -53,10 +53,10 @@ class LogState:
         path = Path(checkpoint) / LOG_STATE.format(process)
         return cls(**torch.load(path, map_location="cpu", weights_only=True))
 
-    def meter(self, device: torch.device) -> LossMeter:
-        """A meter that holds what the run's meter held."""
+    def meter(self, names: tuple[str, ...], device: torch.device) -> LossMeter:
+        """A meter of the parts `names` that holds what the run's meter held."""
         sums = None if self.sums is None else self.sums.to(device)
-        return LossMeter(sums, [target.to(device) for target in self.targets], Counter(self.flops))
+        return LossMeter(names, sums, [target.to(device) for target in self.targets], Counter(self.flops))
 
 
 def log_state_of(trainer: Any, grad_norm: Any, learning_rate: float | None, epoch_ended: bool) -> LogState:

@@ -14,14 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from stepjepa.data.types import LM, Batch, ForestOutput
 from stepjepa.modeling.flops import KINDS
-from stepjepa.modeling.forward import ForestOutput
-from stepjepa.training.objective import LossParts, total_weight
-from stepjepa.training.options import JEPAOptions
 
 # Target states kept between two logs for the collapse signs; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
-SUMS = ("lm", "labels", "jepa", "weight", "regularizer", "pairs", "cosine", "tokens")
 # What does not grow with the number of batches that it was taken over.
 MEANS = ("lm_loss", "jepa_loss", "cosine_similarity", "regularizer", "target_std", "effective_rank")
 
@@ -33,56 +30,57 @@ def precise_dtype(device: torch.device) -> torch.dtype:
 
 @dataclass
 class LossMeter:
-    """Sums over micro-batches, kept on the device until they are asked for."""
+    """Sums over micro-batches, kept on the device until they are asked for.
 
-    sums: torch.Tensor | None = None  # (8,) float64, in the order of SUMS
+    Attributes:
+        names: of the parts of the loss.
+        sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens.
+    """
+
+    names: tuple[str, ...] = (LM,)
+    sums: torch.Tensor | None = None
     targets: list[torch.Tensor] = field(default_factory=list)
     flops: Counter[str] = field(default_factory=Counter)  # by kind, of this process
     since: float = field(default_factory=time.perf_counter)
     tokens: float = 0.0  # of all processes, once `metrics` was called
+    weights: dict[str, float] = field(default_factory=dict)  # constant factors of the parts
 
-    def add(
-        self, parts: LossParts, output: ForestOutput, batch: dict[str, torch.Tensor], target_PD: torch.Tensor
-    ) -> None:
-        """Count one micro-batch; `target_PD` (P, D) are the targets that the loss compared with."""
-        source, target = output.source_states.detach(), target_PD.detach()  # type: ignore[union-attr]
+    def add(self, output: ForestOutput, batch: Batch) -> None:
+        """Count one micro-batch."""
+        source, target = output.source_states.detach(), output.target_states.detach()
         pairs, device = source.shape[0], source.device
-        cosine = F.cosine_similarity(source.float(), target.float(), dim=-1).sum()
-        row = [
-            parts.lm.detach(),
-            batch["label_ids"].numel(),
-            parts.jepa.detach(),
-            total_weight(batch),
-            parts.regularizer.detach(),
-            pairs,
-            cosine,
-            count_tokens(batch),
-        ]
+        row: list[Any] = []
+        for name in self.names:
+            part = output.parts[name]
+            self.weights[name] = part.weight
+            row += [part.sum.detach(), part.count]
+        row += [pairs, F.cosine_similarity(source.float(), target.float(), dim=-1).sum(), count_tokens(batch)]
         new = torch.stack([torch.as_tensor(value, device=device).to(precise_dtype(device)) for value in row])
         self.sums = new if self.sums is None else self.sums + new
         if pairs and sum(len(kept) for kept in self.targets) < KEPT_TARGETS:
             self.targets.append(target.float())
 
-    def _over_processes(self, values: Sequence[float] | torch.Tensor | None, accelerator: Any) -> list[float]:
+    def _over_processes(self, values: Sequence[float] | torch.Tensor, accelerator: Any) -> list[float]:
         device = accelerator.device
-        if values is None:
-            values = [0.0] * len(SUMS)
         totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
         return accelerator.reduce(totals, reduction="sum").tolist()
 
-    def metrics(self, options: JEPAOptions, accelerator: Any) -> dict[str, float]:
-        """Means over the labels and pairs of all processes, by the names of the log. Every process must call it."""
-        sums = dict(zip(SUMS, self._over_processes(self.sums, accelerator), strict=True))
-        self.tokens = sums["tokens"]
-        weight = sums["weight"] or 1.0
-        metrics = {"lm_loss": sums["lm"] / max(sums["labels"], 1)}
-        if options.uses_pairs:
-            if sums["pairs"]:
-                metrics["jepa_loss"] = sums["jepa"] / weight
-                metrics["cosine_similarity"] = sums["cosine"] / sums["pairs"]
-                if options.regularizer != "none":
-                    metrics["regularizer"] = sums["regularizer"] / weight
-            metrics["num_pairs"] = int(sums["pairs"])
+    def metrics(self, makes_pairs: bool, accelerator: Any) -> dict[str, float]:
+        """Means over the labels and pairs of all processes, by the names of the log. Every process must call it.
+
+        Args:
+            makes_pairs: whether pairs are compared at all.
+        """
+        empty = [0.0] * (2 * len(self.names) + 3)
+        sums = self._over_processes(empty if self.sums is None else self.sums, accelerator)
+        *parts, pairs, cosine, self.tokens = sums
+        metrics = {}
+        for name, total, count in zip(self.names, parts[::2], parts[1::2], strict=True):
+            if name == LM or count:
+                metrics[name] = total / (count or 1.0)
+        if makes_pairs:
+            metrics |= {"cosine_similarity": cosine / pairs} if pairs else {}
+            metrics["num_pairs"] = int(pairs)
             metrics |= collapse_signs(self.targets)
         return metrics
 
@@ -96,15 +94,9 @@ class LossMeter:
         return {f"flops_{kind}": value for kind, value in zip(KINDS, totals, strict=True)}
 
 
-def count_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def count_tokens(batch: Batch) -> torch.Tensor:
     """Tokens of a batch without padding, () int64."""
-    total = torch.zeros((), dtype=torch.int64, device=batch["input_ids"].device)
-    for name, value in batch.items():
-        if name in ("example", "target_example"):
-            total = total + (value >= 0).sum()
-        elif name.endswith("attention_mask"):
-            total = total + value.sum()
-    return total
+    return torch.stack([rows.filled.sum() for rows in batch.every_rows]).sum()
 
 
 def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:

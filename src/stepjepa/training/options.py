@@ -534,7 +534,9 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
             raise ConfigError("semantic_tube compares states of one pass; target_encoder=ema has no place in it")
         if self.predictors:
             raise ConfigError("semantic_tube has no predictor tokens; leave predictors out")
-        tube_options(self)
+        from stepjepa.objectives.semantic_tube import check_tube  # numpy, which --help does not need
+
+        check_tube(self)
 
 
 # The topics that runs of an objective read, besides those that all read.
@@ -578,23 +580,6 @@ def method_of(options: Any) -> JEPAOptions:
     method = JEPAOptions(**{name: getattr(options, name) for name in shared})
     method.check()
     return method
-
-
-def tube_options(options: TubeOptions) -> Any:
-    """How spans are sampled.
-
-    Raises:
-        ConfigError: as `forest.tube.TubeOptions`.
-    """
-    from stepjepa.forest import tube  # numpy, which --help does not need
-
-    return tube.TubeOptions(
-        options.tube_mode,
-        options.tube_sampler,
-        options.tube_max_length,
-        options.tube_times,
-        options.tube_length_adjustment,
-    )
 
 
 def summary(method: JEPAOptions) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from stepjepa.data.types import Batch
+
 IGNORED = -100  # fills the rows of both rectangles
 
 
@@ -19,7 +21,7 @@ class Predictions:
     def __init__(self) -> None:
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, batch: dict[str, torch.Tensor], predicted_N: torch.Tensor, size: int, accelerator: Any) -> None:
+    def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Any) -> None:
         """Add a batch of every process. Every process must call it.
 
         Args:
@@ -32,7 +34,7 @@ class Predictions:
         both = torch.full((2, size, width), IGNORED, dtype=torch.int64, device=predicted_N.device)
         counts = torch.bincount(examples, minlength=size)
         columns = torch.arange(len(examples), device=examples.device) - (counts.cumsum(0) - counts)[examples]
-        both[0, examples, columns], both[1, examples, columns] = predicted_N, batch["label_ids"]
+        both[0, examples, columns], both[1, examples, columns] = predicted_N, batch.label_ids
         gathered = accelerator.gather(both.transpose(0, 1).contiguous()).cpu().numpy()  # (processes * B, 2, L)
         self._rows += [(row[0], row[1]) for row in gathered]
 
@@ -47,8 +49,8 @@ class Predictions:
         return found[0], found[1]
 
 
-def examples_of_labels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def examples_of_labels(batch: Batch) -> torch.Tensor:
     """(N,) int64, the number in the batch of the example that each labelled token is of."""
-    if "example" in batch:
-        return batch["example"].flatten()[batch["label_positions"]]
-    return batch["label_positions"] // batch["input_ids"].shape[1]
+    if batch.rows.example is not None:
+        return batch.rows.example.flatten()[batch.label_positions]
+    return batch.label_positions // batch.rows.input_ids.shape[1]

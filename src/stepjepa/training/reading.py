@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepjepa.data.encode import make_encoder
-from stepjepa.data.examples import Example, ExampleStore
+from stepjepa.data.examples import ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.data.streaming import ExampleStream, RowStream
 from stepjepa.data.texts import texts_of
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import is_preset, load_tokenizer
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import DrawnExamples, Mixture
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import chat_tokenizer, encode, make_renderer, pair_columns, settings_for
@@ -122,7 +124,7 @@ class ExampleReader:
         mixture = (
             Mixture.weighted([len(store) for store in stores], weights, args.stopping_strategy) if weights else None
         )
-        return DrawnExamples(JoinedStores(stores), args, args.seed, args.jepa_ratio, self.pad_id, mixture)
+        return DrawnExamples(JoinedStores(stores), objective_of(args), args.seed, args.jepa_ratio, self.pad_id, mixture)
 
     def read_evaluation(self, source: Any) -> Any:
         """Examples to evaluate on; a plain dict holds several data sets by name, as `transformers.Trainer` takes them."""
@@ -142,7 +144,7 @@ class ExampleReader:
         if not isinstance(source, ExampleStore):
             splitter = self._settled if name.startswith("eval") else None
             store, self.reports[name] = encode(source, self.tokenizer, self.args, self.positions, splitter=splitter)
-        return DrawnExamples(store, self.args, self.args.seed, ratio, self.pad_id)
+        return DrawnExamples(store, objective_of(self.args), self.args.seed, ratio, self.pad_id)
 
     @property
     def _settled(self) -> StepSplitter | None:

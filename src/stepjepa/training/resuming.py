@@ -29,6 +29,15 @@ class ResumingTrainer(SavingTrainer):
     _resumed_from: Path | None = None
 
     @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of the parts of the loss."""
+        raise NotImplementedError
+
+    def new_meter(self) -> LossMeter:
+        """A meter that has counted nothing."""
+        return LossMeter(self.part_names)
+
+    @property
     def requested_steps(self) -> int:
         """Optimizer steps that the options and the data ask for."""
         raise NotImplementedError
@@ -80,7 +89,7 @@ class ResumingTrainer(SavingTrainer):
         if self.args.should_save:
             (Path(self.args.output_dir or "") / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._resumed_from = checkpoint
-        self._meter, self._watch, self._broken = LossMeter(), FiniteWatch(self.args.device), None
+        self._meter, self._watch, self._broken = self.new_meter(), FiniteWatch(self.args.device), None
         try:
             result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
@@ -117,7 +126,7 @@ class ResumingTrainer(SavingTrainer):
         checkpoint = self._resumed_from
         assert checkpoint is not None
         state = LogState.load(checkpoint, self.args.process_index)
-        self._meter = state.meter(self.args.device)
+        self._meter = state.meter(self.part_names, self.args.device)
         self._tr_loss = torch.tensor(state.loss, device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = state.total_loss, state.last_logged
         at_end = self.state.global_step >= self.state.max_steps

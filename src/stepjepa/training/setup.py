@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.data.examples import Example
+import torch
+
+from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import Batch, ForestCollator
+from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import add_extras, release
@@ -18,6 +20,7 @@ from stepjepa.modeling.load import add_lora, check_lora, own_configs
 from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
 from stepjepa.modeling.segments import SEGMENTS, use_sdpa
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
+from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions
 
 logger = logging.getLogger("stepjepa")
@@ -32,11 +35,13 @@ class ModelSetup:
         vocabulary: V of the LM softmax, rows of the model's embedding.
         predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated).
         forward: ``packed``, ``two_pass`` or ``inline``.
+        objective: of the run.
     """
 
     vocabulary: int
     predictor_ids: list[int]
     forward: str
+    objective: Objective
 
 
 def set_up_model(
@@ -62,25 +67,29 @@ def set_up_model(
         check_lora(model.peft_config[model.active_adapter])
     inner: Any = causal_lm(model)
     own_configs(inner)
-    vocabulary, rows = vocabulary_size(inner), None
-    if options.uses_pairs and options.predictors:
-        count = 1 if options.same_predictor else options.predictors
+    vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
+    if objective.predictors:
+        count = objective.groups * (1 if options.same_predictor else objective.predictors)
         rows = PredictorRows.drawn(inner, count, seed, known_predictors(tokenizer, vocabulary, count))
         if inner is not model:
             rows = rows.float()  # as PEFT keeps its own weights: small steps are lost in a shorter dtype
-    if options.uses_pairs:
-        add_extras(inner, rows, options.predictor_head, seed)
-        if options.tube_layer is not None and options.objective == "semantic_tube":
-            known_layers(inner, options.tube_layer)
-    attach_forest_forward(model, vocabulary, options.tube_layer)
+    if objective.makes_pairs:
+        width = inner.get_output_embeddings().weight.shape[1]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            modules = objective.modules(width, vocabulary)
+        add_extras(inner, rows, options.predictor_head, seed, modules)
+        if objective.layer is not None:
+            known_layers(inner, objective.layer)
+    attach_forest_forward(model, vocabulary, objective)
     predictor_ids = [] if rows is None else rows.ids
-    ids = placed_predictors(predictor_ids, options)
+    ids = placed_predictors(predictor_ids, options, objective.groups)
     forward = choose_forward(model, asked_forward(options), vocabulary, device, ids)
     frozen = freeze_unreached(model, ids)
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
         logger.warning("%d parameters that no loss reaches are frozen, in %s", len(frozen), ", ".join(parts[:3]))
-    return model, ModelSetup(vocabulary, predictor_ids, forward)
+    return model, ModelSetup(vocabulary, predictor_ids, forward, objective)
 
 
 def reset_model(model: Any) -> None:
@@ -97,18 +106,23 @@ def asked_forward(options: JEPAOptions) -> str:
     return "packed" if options.forward == "inline" and not options.uses_pairs else options.forward
 
 
-def placed_predictors(ids: Sequence[int], options: JEPAOptions) -> tuple[int, ...]:
-    """The ids of the K predictors in the order in which they stand behind a source."""
-    placed = tuple(ids) * (options.predictors or 0 if options.same_predictor else 1)
-    return placed[::-1] if options.predictor_order == "descending" else placed
+def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int = 1) -> tuple[int, ...]:
+    """The ids of the K predictors of every group in the order in which they stand behind a source."""
+    placed: list[int] = []
+    for group in range(groups):
+        own = list(ids[group * len(ids) // groups : (group + 1) * len(ids) // groups])
+        own *= options.predictors or 0 if options.same_predictor else 1
+        placed += own[::-1] if options.predictor_order == "descending" else own
+    return tuple(placed)
 
 
 def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:
     """The collator of a run. Rows are padded to what the kernels like: nothing on CPU, 8 on a GPU, 128 for flex."""
-    ids = placed_predictors(setup.predictor_ids, options)
+    objective = setup.objective
+    ids = placed_predictors(setup.predictor_ids, options, objective.groups)
     shared = {
-        "separate_targets": options.separate_targets,
-        "shuffle_targets": options.uses_pairs and options.control == "shuffled",
+        "separate_targets": objective.separate_targets,
+        "shuffle_targets": objective.makes_pairs and options.control == "shuffled",
     }
     if setup.forward == "two_pass":
         return TwoPassCollator(ids, pad_id, **shared)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from stepjepa.data.examples import Example
 from stepjepa.data.streaming import ExampleStream, Streamed, StreamStart
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.draws import WINDOW, ExampleDraw, generator
 from stepjepa.training.encoding import without_pairs
 from stepjepa.training.options import JEPAOptions
@@ -37,7 +38,7 @@ class StreamedExamples(torch.utils.data.IterableDataset):
     ):
         self.stream, self.options, self.seed = stream, options, seed
         self.process, self.processes = process, processes
-        self._draw = ExampleDraw(options, seed, jepa_ratio)
+        self._draw = ExampleDraw(objective_of(options), seed, jepa_ratio)
         self._starts: dict[int, StreamStart] = {}  # first micro-batch of a window -> where it begins
         self._resumed: tuple[int, int, StreamStart] | None = (
             None  # micro-batches to pass over, the window's first, its start
@@ -76,7 +77,7 @@ class StreamedExamples(torch.utils.data.IterableDataset):
         order = generator(self.seed, number, self.process, WINDOW).permutation(len(window)).tolist()
         if strategy == "group_by_length":
             groups = [order[first : first + step] for first in range(0, len(order), step)]
-            order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.input_ids))]
+            order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.trunk))]
         return [window[index] for index in order]
 
     def _check(self, begin: StreamStart) -> None:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from stepjepa.data.suggest import suggested_metric
-from stepjepa.forest.collate import Batch
+from stepjepa.data.types import Batch
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.training.compute import planned_steps
 from stepjepa.training.config import JEPAConfig

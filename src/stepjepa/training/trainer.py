@@ -10,6 +10,7 @@ import copy
 import math
 import os
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,12 +21,13 @@ from transformers import PrinterCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
+from stepjepa.data.types import LM, Batch, ForestOutput
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.ema import add_target_encoder
 from stepjepa.modeling.export import check_keeps_predictors
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
-from stepjepa.modeling.forward import ForestOutput, causal_lm
+from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.training.batches import EpochCallback, EpochSampler
@@ -36,8 +38,8 @@ from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.evaluating import ScoreAnswers, evaluated
 from stepjepa.training.finite import FiniteWatch
 from stepjepa.training.interface import check_arguments, check_optimizer, full_config
-from stepjepa.training.meter import MEANS, LossMeter, precise_dtype
-from stepjepa.training.objective import LossParts, lbd_at, loss_parts, total_loss, total_weight, used_targets
+from stepjepa.training.loss_scale import batch_counts, lbd_at, total_loss
+from stepjepa.training.meter import MEANS, precise_dtype
 from stepjepa.training.predicting import Predictions
 from stepjepa.training.progress import display_callback
 from stepjepa.training.reading import ExampleReader, tokenizer_for
@@ -154,7 +156,7 @@ class JEPATrainer(ResumingTrainer):
             self.remove_callback(shown)
         self._view = display_callback(bool(args.disable_tqdm), getattr(score_answers, "metrics", ()))
         self.add_callback(self._view)
-        self._meter = LossMeter()
+        self._meter = self.new_meter()
         self._watch = FiniteWatch(self.args.device)
         self.add_callback(ResumedLogCallback(self))
         if score_answers is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
@@ -192,54 +194,57 @@ class JEPATrainer(ResumingTrainer):
 
     # The loss
 
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return inputs.to(self.args.device) if isinstance(inputs, Batch) else super()._prepare_inputs(inputs)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of the parts of the loss, as `_get_num_items_in_batch` orders their counts."""
+        return (LM, *self.setup.objective.part_names)
+
+    def _counts(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """What each part of the loss is divided by, (parts,), of micro-batches of this process."""
+        counts = [batch_counts(self.setup.objective, batch) for batch in batches]
+        sums = [sum(one[name] for one in counts) for name in self.part_names]
+        return torch.tensor(sums, device=self.args.device, dtype=precise_dtype(self.args.device))
+
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        """Labels and weight of all pairs, (2,), of all micro-batches of one optimizer step on all processes."""
-        labels = sum(batch["label_ids"].numel() for batch in batch_samples)
-        weight = sum(float(total_weight(batch)) for batch in batch_samples)
-        counts = torch.tensor([labels, weight], device=device, dtype=precise_dtype(device))
+        """What each part of the loss is divided by, (parts,): of all micro-batches of one optimizer step on all
+        processes."""
+        counts = self._counts(batch_samples).to(device)
         # What was not finite in earlier steps is summed along, so that all processes stop together.
         sums = self.accelerator.reduce(torch.cat([counts, self._watch.flag.to(counts)]), reduction="sum")
-        self._watch.copy_to_host(sums[2])
-        return sums[:2]
+        self._watch.copy_to_host(sums[-1])
+        return sums[:-1]
 
-    def _forward(
-        self, model: Any, inputs: dict[str, torch.Tensor], step: int, predict_ids: bool = False
-    ) -> tuple[LossParts, ForestOutput, torch.Tensor]:
-        """The parts of the loss of one micro-batch, what the model returned, and the targets compared with, (P, D).
-
-        `step` draws what is random in the loss.
-        """
+    def forward(self, model: Any, inputs: Batch, step: int, predict_ids: bool = False) -> ForestOutput:
+        """What the model returns for one micro-batch; `step` draws what is random in the loss."""
         if self.args.torch_compile:  # and every position goes through all layers
-            fed = {name: value for name, value in inputs.items() if not name.endswith("read_positions")}
-        else:
-            fed = inputs
-        output = model(**fed, **({"predict_ids": True} if predict_ids else {}))
-        targets = used_targets(self.args, output, self.args.seed)
-        return loss_parts(self.args, output, inputs, targets, step), output, targets
+            inputs = inputs.untrimmed()
+        return model(batch=inputs, step=step, predict_ids=predict_ids)
 
     def compute_loss(  # type: ignore[override]
         self,
         model: Any,
-        inputs: dict[str, torch.Tensor],
+        inputs: Batch,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """``gamma * LM + lbd * JEPA`` of one micro-batch (a collator's), in the scale of the whole optimizer step: a scalar.
+        """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the whole optimizer step: a scalar.
 
         Times the number of processes, because DDP and FSDP average the gradients.
         """
         counts = num_items_in_batch
         if counts is None:
             counts = self._get_num_items_in_batch([inputs], self.args.device)
-        parts, output, targets = self._forward(model, inputs, self.state.global_step)
+        output = self.forward(model, inputs, self.state.global_step)
         if model.training:
-            self._meter.add(parts, output, inputs, targets)
-        lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
+            self._meter.add(output, inputs)
+        processes = self.accelerator.num_processes
         if self.args.loss_scale == "reference" and self.args.uses_pairs:
-            own = torch.tensor([inputs["label_ids"].numel(), float(total_weight(inputs))], device=parts.lm.device)
-            loss = total_loss(self.args, parts, own[0], own[1], lbd)
-        else:
-            loss = total_loss(self.args, parts, counts[0], counts[1], lbd) * self.accelerator.num_processes
+            counts, processes = self._counts([inputs]), 1
+        lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
+        loss = total_loss(output.parts, dict(zip(self.part_names, counts, strict=True)), lbd) * processes
         return (loss, output) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -310,13 +315,13 @@ class JEPATrainer(ResumingTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the number of pairs, the speed and the collapse signs to the training log."""
         if "loss" in logs:
-            metrics = self._meter.metrics(self.args, self.accelerator)
+            metrics = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
             if self.args.uses_pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
                 # The step that is logged has been counted already.
                 metrics["lbd"] = lbd_at(self.args, max(self.state.global_step - 1, 0), self.state.max_steps)
             metrics |= self._meter.flops_by_kind(self.accelerator) if self.args.track_flop else {}
             metrics |= self._meter.speed()
-            self._meter = LossMeter()
+            self._meter = self.new_meter()
             logs = {"loss": logs.pop("loss"), **metrics, **logs}
         if "train_loss" in logs:  # the Trainer divides by the steps since the run went on
             steps = max(self.state.global_step, 1)
@@ -328,7 +333,7 @@ class JEPATrainer(ResumingTrainer):
         entries = [entry for entry in self.state.log_history if "lm_loss" in entry]
         found = entries[-1] if entries else {}
         if self._meter.sums is not None:
-            found = self._meter.metrics(self.args, self.accelerator)
+            found = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
         return {name: found[name] for name in MEANS if name in found}
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:

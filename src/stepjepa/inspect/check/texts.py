@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepjepa.data.chat import RowError
-from stepjepa.data.encoder import chat_of
-from stepjepa.data.options import EncodeOptions
+from stepjepa.data.encode import EncodeOptions, chat_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.signs import Leak, Repeats, Signs, question_of
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
@@ -327,14 +326,7 @@ class _Reader:
         system_prompt: str | None,
     ):
         self.rows, self.rules, self.usual = rows, rules, usual.splitter
-        self.options = EncodeOptions(
-            "step_jepa",
-            rules.splitter,
-            system_prompt=system_prompt,
-            columns=columns,
-            steps_column=rules.column,
-            steps_required=rules.required,
-        )
+        self.options = EncodeOptions(rules=rules, system_prompt=system_prompt, columns=columns)
         name = rules.name
         shown = "\n" if rules.required else getattr(rules.splitter, "separator", separator if name == "regex" else "\n")
         others = {self.usual.name: 0} if rules.required or self.usual != rules.splitter else {}

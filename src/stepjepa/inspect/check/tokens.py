@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.data.encode import CHUNK_ROWS, make_encoder, nothing_kept
-from stepjepa.data.encoder import Encoded, PlacedRow, RowEncoder
-from stepjepa.data.examples import Example
-from stepjepa.data.options import EncodeOptions
+from stepjepa.data.encode import (
+    CHUNK_ROWS,
+    Encoded,
+    EncodeOptions,
+    PlacedRow,
+    RowEncoder,
+    make_encoder,
+    nothing_kept,
+)
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.types import Example
 from stepjepa.inspect.layout import one_token_targets, row_records, tokens_in_views
 from stepjepa.inspect.padding import Padding, measure_padding, row_collator
 from stepjepa.inspect.record import Span
@@ -267,13 +273,20 @@ def read_tokens(
     tokenizer = chat_tokenizer(tokenizer, method)
     renderer, settings = make_renderer(tokenizer, method), settings_for(rows, method)
     encoder, asked = make_encoder(rows, tokenizer, renderer, settings), traits(method)
-    unlimited = replace(settings, max_length=_UNLIMITED, objective="regular", strict=False)
+    unlimited = replace(settings, max_length=_UNLIMITED, objective=None, strict=False)
     untruncated = RowEncoder(rows.name, tokenizer, renderer, unlimited, encoder.streams)
     chosen = set(range(count))
     if count > sample_rows:
         chosen = set(np.random.default_rng(seed).choice(count, sample_rows, replace=False).tolist())
     data = DataReport(rows.name)
-    found = TokenStatistics(name, len(tokenizer), summary(method), settings.objective, data, plain_text=encoder.streams)
+    found = TokenStatistics(
+        name,
+        len(tokenizer),
+        summary(method),
+        method.objective if method.uses_pairs else "regular",
+        data,
+        plain_text=encoder.streams,
+    )
     unknown = tokenizer.unk_token_id
     if unknown in {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}:
         unknown = None  # GPT-2's is its end of text
@@ -293,7 +306,7 @@ def read_tokens(
                     found.unknown_tokens += int((example.input_ids == unknown).sum())
                 found.one_token_targets += one_token_targets(example) if asked.views else 0
                 if number in chosen:  # copies, so that the chunk's arrays do not stay in memory
-                    own = example._replace(input_ids=example.input_ids.copy(), views=example.views.copy())
+                    own = _copy(example)
                     examples.append(own)
                     spans.append(row_spans(row, own, encoder))
         kept.append(encoded.store.lengths)
@@ -310,6 +323,12 @@ def read_tokens(
         _set_end_of_turn(found, tokenizer, settings)
     _lay_out(found, examples, spans, tokenizer, method, batch_size, seed)
     return found
+
+
+def _copy(example: Example) -> Example:
+    """It in memory of its own."""
+    segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
+    return example._replace(trunk=example.trunk.copy(), segments=segments)
 
 
 def _full_lengths(untruncated: RowEncoder, chunk: Sequence[PlacedRow], encoded: Encoded, max_length: int) -> np.ndarray:
@@ -376,10 +395,11 @@ def _lay_out(
     seed: int,
 ) -> None:
     """Tokens by kind and padding of the sample, as training samples and collates it."""
+    from stepjepa.objectives.base import objective_of
     from stepjepa.training.batches import DrawnExamples, EpochSampler
 
     form, vocabulary, pad = form_of(method), len(tokenizer), tokenizer.pad_token_id or 0
-    draw = DrawnExamples(examples, method, seed, method.jepa_ratio)
+    draw = DrawnExamples(examples, objective_of(method), seed, method.jepa_ratio)
     order = list(EpochSampler(len(examples), 1, seed))
     sampled = [draw[index] for index in order]
     found.segments = dict.fromkeys(_KINDS, 0)

@@ -1,0 +1,413 @@
+"""The records that rows become on their way to the loss: plain data, each stage's output and the next one's input.
+
+    chat -> `Example` -> `Batch` -> `ForestOutput` -> `LossParts`
+
+An `Example` holds one chat, ready for any forward: its trunk, what hangs behind the trunk (`Segment`), and which states are
+compared (`Pair` of two `Read`s). A state is named by (segment, token): segment 0 is the trunk, segment i the i-th of
+`Example.segments`, and its tokens are counted with the predictor tokens in it.
+
+Shapes: T tokens of a trunk, S of a segment, R rows, P pairs, M terms, N labelled positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+TRUNK = 0
+ISOLATED = -1
+
+
+class Span(NamedTuple):
+    """Tokens [start, stop)."""
+
+    start: int
+    stop: int
+
+
+class Segment(NamedTuple):
+    """Tokens behind the trunk.
+
+    Predictor tokens are no ids yet: `slots` of them stand in front of `ids[slot]`, as predictors 0, 1, ... of their group,
+    and a layout fills them in.
+
+    Attributes:
+        ids: (S - slots,) int32, those tokens that are of the vocabulary.
+        attach: p, the last token of the trunk that they see; `ISOLATED` where they see themselves alone.
+        position: of the first token.
+        group: of predictor tokens. Branches of several groups may share an attach.
+        slots: K, how many predictor tokens it holds.
+        slot: the index in `ids` that they stand in front of.
+        origin: where `ids` are copied from, as a token of the trunk; None for text of its own.
+    """
+
+    ids: np.ndarray
+    attach: int
+    position: int
+    group: int = 0
+    slots: int = 0
+    slot: int = 0
+    origin: int | None = None
+
+    @property
+    def length(self) -> int:
+        """S."""
+        return len(self.ids) + self.slots
+
+    def tokens(self, predictor_ids: Sequence[int]) -> np.ndarray:
+        """All its tokens, (S,) int32.
+
+        Args:
+            predictor_ids: of all groups, one group behind the other, `slots` of each.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if not self.slots:
+            return self.ids
+        first = self.group * self.slots
+        own = np.asarray(predictor_ids[first : first + self.slots], np.int32)
+        if len(own) < self.slots:
+            raise ValueError(
+                f"group {self.group} has {self.slots} predictor tokens, and {len(predictor_ids)} ids are given"
+            )
+        return np.concatenate([self.ids[: self.slot], own, self.ids[self.slot :]])
+
+
+class Term(NamedTuple):
+    """``coefficient * state``, with the state of one token."""
+
+    segment: int
+    token: int
+    coefficient: float = 1.0
+
+
+class Read(NamedTuple):
+    """A weighted sum of states: one state, a mean over a view, a difference.
+
+    Attributes:
+        terms: its summands.
+        layer: behind which layer the states are read (0: the embeddings); None behind the final norm.
+    """
+
+    terms: tuple[Term, ...]
+    layer: int | None = None
+
+    @classmethod
+    def one(cls, segment: int, token: int) -> Read:
+        """The state of one token."""
+        return cls((Term(segment, token),))
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is one state as it is."""
+        return len(self.terms) == 1 and self.terms[0].coefficient == 1.0
+
+
+class Pair(NamedTuple):
+    """What predicts, and what it must predict.
+
+    Attributes:
+        weight: of the pair in the loss.
+        horizon: how many steps lie between them.
+    """
+
+    source: Read
+    target: Read
+    weight: float = 1.0
+    horizon: int = 1
+
+
+class Example(NamedTuple):
+    """One tokenised chat or text.
+
+    Attributes:
+        trunk: (T,) int32, the chat as the template writes it.
+        labels: spans that the LM loss is computed on.
+        segments: what stands behind the trunk.
+        pairs: empty trains as plain language modelling.
+        view_spans: source and target views on the trunk that an objective draws pairs from every epoch.
+    """
+
+    trunk: np.ndarray
+    labels: tuple[Span, ...]
+    segments: tuple[Segment, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    view_spans: tuple[tuple[Span, Span], ...] = ()
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """`trunk`."""
+        return self.trunk
+
+    @property
+    def label_spans(self) -> tuple[Span, ...]:
+        """`labels`."""
+        return self.labels
+
+    @property
+    def view_pairs(self) -> int:
+        """Pairs of views: those that are compared, or that pairs are drawn from."""
+        return len(self.pairs) or len(self.view_spans)
+
+    def plain(self) -> Example:
+        """It as plain fine-tuning sees it."""
+        return Example(self.trunk, self.labels)
+
+    def with_pairs(self, pairs: Sequence[Pair]) -> Example:
+        """It with some of its pairs, and of its segments those that these read."""
+        used = sorted({term.segment for pair in pairs for read in pair[:2] for term in read.terms} - {TRUNK})
+        if len(used) == len(self.segments):
+            return self._replace(pairs=tuple(pairs))
+        number = {TRUNK: TRUNK, **{old: new for new, old in enumerate(used, 1)}}
+
+        def renumbered(read: Read) -> Read:
+            return read._replace(terms=tuple(term._replace(segment=number[term.segment]) for term in read.terms))
+
+        return self._replace(
+            segments=tuple(self.segments[old - 1] for old in used),
+            pairs=tuple(
+                pair._replace(source=renumbered(pair.source), target=renumbered(pair.target)) for pair in pairs
+            ),
+        )
+
+    def sees(self, read: Read) -> int:
+        """The last token of the trunk that a read's states have seen; `ISOLATED` for none."""
+        return max(
+            term.token if term.segment == TRUNK else self.segments[term.segment - 1].attach for term in read.terms
+        )
+
+    def segment(self, read: Read) -> Segment | None:
+        """The segment of a read's first state; None for the trunk."""
+        number = read.terms[0].segment
+        return None if number == TRUNK else self.segments[number - 1]
+
+    def view_on_trunk(self, read: Read) -> Span | None:
+        """The view that a read stands for where it also stands on the trunk: the copied tokens, or all before its branch or
+        state; None for text of its own."""
+        segment = self.segment(read)
+        if segment is None or segment.attach != ISOLATED:
+            return Span(0, self.sees(read) + 1)
+        return None if segment.origin is None else Span(segment.origin, segment.origin + len(segment.ids))
+
+
+class PairsFound(NamedTuple):
+    """What an objective makes of one chat.
+
+    Attributes:
+        segments, pairs, view_spans: see `Example`.
+        reason: why there are none, a key of `data.report.REASONS`; None where there are some.
+    """
+
+    segments: tuple[Segment, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    view_spans: tuple[tuple[Span, Span], ...] = ()
+    reason: str | None = None
+
+
+class Turn(NamedTuple):
+    """One assistant turn in tokens.
+
+    Attributes:
+        user: content of the user message before it, None if there is none.
+        user_close: tokens [.., stop) up to the user's end-of-turn token, so that ``last_token`` can count from there.
+        answer: content of the answer.
+        label_stop: end of the labelled tokens: behind the end-of-turn token.
+        steps: spans of the answer's steps, none unless the objective needs them. A step whose last character was merged
+            into the next one's first token may be left without a token (start == stop).
+    """
+
+    user: Span | None
+    user_close: int
+    answer: Span
+    label_stop: int
+    steps: tuple[Span, ...] = ()
+
+
+class OnDevice:
+    """A dataclass of tensors that moves between devices as one tensor does."""
+
+    def _each(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        moved = {name: getattr(v, method)(*args, **kwargs) for name, v in values.items() if hasattr(v, method)}
+        return replace(self, **moved)  # type: ignore[type-var]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As `torch.Tensor.to`, of all its tensors."""
+        return self._each("to", *args, **kwargs)
+
+    def pin_memory(self) -> Any:
+        """As `torch.Tensor.pin_memory`, of all its tensors."""
+        return self._each("pin_memory")
+
+
+@dataclass(frozen=True)
+class Rows(OnDevice):
+    """The rows of one call of the backbone, packed or padded; int64.
+
+    Attributes:
+        input_ids, position_ids: (R, T).
+        attention_mask: (R, T), 1 = token, 0 = padding; of padded rows alone.
+        example: (R, T), which example of the batch; -1 for padding. This and the following of packed rows alone.
+        segment: (R, T), 0 = trunk.
+        order: (R, T), index inside the segment.
+        attach: (R, T), see `forest.visibility.visible`.
+        floor: (R, T), the same; only for `inline`.
+        forests: (B, 2), start and end of each forest in the one row; only for attention by segments.
+        read_positions: (M,), indices into the flattened (R * T) states, each once; others need not be right.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+    example: torch.Tensor | None = None
+    segment: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+    attach: torch.Tensor | None = None
+    floor: torch.Tensor | None = None
+    forests: torch.Tensor | None = None
+    read_positions: torch.Tensor | None = None
+
+    @property
+    def filled(self) -> torch.Tensor:
+        """(R, T) bool, True where there is no padding."""
+        return self.attention_mask == 1 if self.example is None else self.example >= 0  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class StateReads(OnDevice):
+    """P vectors, each a weighted sum of states.
+
+    Attributes:
+        positions: (M,) int64, indices into the flattened states.
+        vectors: (M,) int64, which vector the term adds to; None where each vector is one state, and M = P.
+        coefficients: (M,) float32; None with `vectors`.
+        order: (P,) int64, the vector that each pair gets; None for its own.
+        count: P.
+        layer: see `Read`.
+    """
+
+    positions: torch.Tensor
+    vectors: torch.Tensor | None = None
+    coefficients: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+    count: int = 0
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Batch(OnDevice):
+    """A collated micro-batch.
+
+    States are addressed by their index in those of `rows`, flattened (R * T), and behind them those of `views`.
+
+    Attributes:
+        rows: the packed forests; in the two-pass form the padded chats.
+        label_positions: (N,) int64, the states that predict a label.
+        label_ids: (N,) int64, the token that each of these must predict.
+        sources, targets: the vectors of all pairs. With `target_rows` the targets count in those rows' states.
+        weights: (P,) float32, of the pairs in the loss; None where all are 1.
+        views: rows of the two-pass form, one a segment, those that sources are read from first.
+        branches: how many these are.
+        target_rows: rows of targets that need no gradient, in a pass of their own; None where there is no such pass.
+    """
+
+    rows: Rows
+    label_positions: torch.Tensor
+    label_ids: torch.Tensor
+    sources: StateReads
+    targets: StateReads
+    weights: torch.Tensor | None = None
+    views: Rows | None = None
+    branches: int = 0
+    target_rows: Rows | None = None
+
+    @property
+    def pairs(self) -> int:
+        """P."""
+        return self.sources.count
+
+    @property
+    def weight(self) -> torch.Tensor | int:
+        """Sum of the weights of all pairs, () or a number."""
+        return self.pairs if self.weights is None else self.weights.sum()
+
+    def untrimmed(self) -> Batch:
+        """It with every state computed to the end, whoever reads it."""
+        rows, targets = self.rows, self.target_rows
+        targets = None if targets is None else replace(targets, read_positions=None)
+        return replace(self, rows=replace(rows, read_positions=None), target_rows=targets)
+
+    @property
+    def every_rows(self) -> list[Rows]:
+        """The rows of every call of the backbone."""
+        return [rows for rows in (self.rows, self.views, self.target_rows) if rows is not None]
+
+
+class LossPart(NamedTuple):
+    """One term of the loss over one micro-batch: the loss is ``weight * sum / count``, with the counts of all
+    micro-batches and processes of the optimizer step.
+
+    Attributes:
+        sum: () float32, with its graph.
+        count: what it is divided by, () or a number.
+        weight: its constant factor.
+    """
+
+    sum: torch.Tensor
+    count: torch.Tensor | int | float
+    weight: float = 1.0
+
+
+# By the names of the log: ``lm_loss``, ``jepa_loss``, ...
+LossParts = Mapping[str, LossPart]
+LM = "lm_loss"
+
+
+@dataclass
+class ForestOutput:
+    """What one forward returns.
+
+    Attributes:
+        parts: the terms of the loss.
+        source_states: (P, D), the states that stand for the source views, behind the predictor head if there is one.
+        target_states: (P, D), those that the loss compares them with.
+        predicted_ids: (N,) int64, the most likely token after each labelled position; None unless asked for.
+    """
+
+    parts: dict[str, LossPart]
+    source_states: torch.Tensor
+    target_states: torch.Tensor
+    predicted_ids: torch.Tensor | None = None
+
+    @property
+    def lm_loss_sum(self) -> torch.Tensor:
+        """() float32, cross-entropy summed over the N labelled positions."""
+        return self.parts[LM].sum
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What tells one run from another, as ``run.json`` holds it.
+
+    Attributes:
+        versions: of stepjepa, torch, transformers and python, by name.
+        settings: the resolved options, by name.
+        processes: of the run.
+        steps: optimizer steps that are asked for.
+        forward: ``packed``, ``two_pass`` or ``inline``.
+        data: fingerprints of the data sets, by their name in the run.
+    """
+
+    versions: Mapping[str, str]
+    settings: Mapping[str, Any]
+    processes: int
+    steps: int
+    forward: str
+    data: Mapping[str, str]

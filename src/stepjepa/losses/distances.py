@@ -1,0 +1,129 @@
+"""Distances between the vectors of each pair, by the names of ``--jepa_loss``.
+
+``L = gamma * LM + lambda * d(Pred(Enc(text)), Enc(code))`` (LLM-JEPA, arXiv:2509.14252, Eq. 2); the paper's own choice of d
+is the cosine, the others are in its Table 3. None of them keeps the states from collapsing to one point: `vicreg` and
+`sigreg` do; `infonce` also pushes pairs apart.
+
+| d | gradient |
+|---|---|
+| cosine | along the direction alone, not the length |
+| l2 | the same force for every pair, however far apart it is |
+| mse | grows with the distance; large dimensions outweigh the small ones |
+| smooth_l1 | that of mse near the target, of bounded size far from it |
+
+All are computed in float32 whatever the states' dtype: in bfloat16 a cosine distance of 0.0014 is 0.
+
+Shapes: T states, P pairs, D width, M terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+MIN_LENGTH = 1e-8  # what torch.nn.functional.cosine_similarity takes for the length of a zero vector
+
+
+def cosine_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+    """``1 - cos(u_i, v_i)``, (P,) float32 in [0, 2]; a state of zeros has cosine 0 with everything (Section 3.1).
+
+    Args:
+        source_PD, target_PD: (P, D) floating point.
+    """
+    return 1.0 - F.cosine_similarity(source_PD.float(), target_PD.float(), dim=-1)
+
+
+def l2_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+    """``||u_i - v_i||_2``, not squared, (P,) float32; its gradient is 0 where both views are equal.
+
+    Args:
+        source_PD, target_PD: (P, D) floating point.
+    """
+    return torch.linalg.vector_norm(source_PD.float() - target_PD.float(), dim=-1)
+
+
+def mse_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+    """``mean_d (u_id - v_id)^2``, (P,) float32. The mean over pairs is the mean over all elements.
+
+    Args:
+        source_PD, target_PD: (P, D) floating point.
+    """
+    return (source_PD.float() - target_PD.float()).square().mean(dim=-1)
+
+
+def smooth_l1_loss(source_PD: torch.Tensor, target_PD: torch.Tensor, beta: float = 1.0) -> torch.Tensor:
+    """``mean_d h(u_id - v_id)`` with ``h(x) = x^2 / (2 beta)`` where ``|x| < beta`` and ``|x| - beta / 2`` elsewhere.
+
+    States of language models have a few dimensions that are many times larger than the rest; here none pulls harder than
+    ``1 / D``. With beta 1 it is Fast R-CNN's (arXiv:1504.08083, Eq. 3); data2vec regresses hidden states with it
+    (arXiv:2202.03555, Section 3.4). Differences that are all smaller than beta give `mse_loss` divided by ``2 beta``.
+
+    Args:
+        source_PD, target_PD: (P, D) floating point.
+        beta: where the square turns into the absolute value, in units of the states; 0 gives the absolute error.
+
+    Returns:
+        (P,) float32, at least 0.
+    """
+    return F.smooth_l1_loss(source_PD.float(), target_PD.float(), reduction="none", beta=beta).mean(dim=-1)
+
+
+DISTANCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cosine": cosine_loss,
+    "l2": l2_loss,
+    "mse": mse_loss,
+    "smooth_l1": smooth_l1_loss,
+}
+
+
+def combine(
+    states_TD: torch.Tensor,
+    position_M: torch.Tensor,
+    coefficient_M: torch.Tensor,
+    pair_M: torch.Tensor,
+    pairs: int,
+) -> torch.Tensor:
+    """``v_p = sum of coefficient_m * states[position_m] over the terms m with pair_m = p``.
+
+    The states are taken to float32 first, so that neither the difference of two nearly equal states nor the gradient of
+    a state that many terms read is added up in a shorter dtype.
+
+    Args:
+        states_TD: (T, D) floating point.
+        position_M: (M,) int32 or int64 in [0, T).
+        coefficient_M: (M,) floating point.
+        pair_M: (M,) int32 or int64 in [0, P).
+        pairs: P.
+
+    Returns:
+        (P, D) float32, with gradient into the states; zero for a pair without terms.
+    """
+    states = states_TD.float()
+    terms_MD = states.index_select(0, position_M) * coefficient_M.float().unsqueeze(1)
+    return states.new_zeros(pairs, states.shape[1]).index_add(0, pair_M, terms_MD)
+
+
+def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+    """Angle between the two vectors of each pair: (P,) float32 radians in [0, pi].
+
+    ``2 * atan2(|u - v|, |u + v|)`` of the unit vectors u, v, which equals the published code's
+    ``acos(clamp(cos, -1, 1))``. That one divides by zero in its derivative for parallel vectors, and in float32 cannot
+    tell angles below 3e-4 from zero. This one is accurate throughout; its gradient is bounded by the vectors' inverse
+    lengths, and zero at 0 and pi, where the angle has a kink. A vector of length 0 (up to `MIN_LENGTH`) has no
+    direction: its angle counts as pi/2, as if its cosine were 0, and has no gradient.
+    """
+    source, target = source_PD.float(), target_PD.float()
+    shorter_P = torch.minimum(torch.linalg.vector_norm(source, dim=-1), torch.linalg.vector_norm(target, dim=-1))
+    has_direction_P = shorter_P.detach() > MIN_LENGTH
+    source, target = _unit(source, has_direction_P), _unit(target, has_direction_P)
+    apart_P = torch.linalg.vector_norm(source - target, dim=-1)
+    along_P = torch.linalg.vector_norm(source + target, dim=-1)
+    return torch.where(has_direction_P, 2 * torch.atan2(apart_P, along_P), torch.pi / 2)
+
+
+def _unit(vectors_PD: torch.Tensor, valid_P: torch.Tensor) -> torch.Tensor:
+    """Vectors of length 1; a constant one where not valid."""
+    filled = torch.where(valid_P.unsqueeze(1), vectors_PD, 1.0)
+    return filled / torch.linalg.vector_norm(filled, dim=-1, keepdim=True)

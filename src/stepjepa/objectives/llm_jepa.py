@@ -1,0 +1,159 @@
+"""The user's message predicts the assistant's (LLM-JEPA, arXiv:2509.14252).
+
+In context, predictors stand on the chat behind the user's content, and the answer in an isolated copy. Standalone is the
+paper's form (Section 3.1, and its published code): either message is a text of its own, with all the markup that the
+template writes around a single message, and the predictors stand inside the source's content, at its end or at its front.
+
+    source    [BOS][user header] content <p> .. <p> [end of turn]
+    target    [BOS][assistant header] content [end of turn]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from stepjepa.data.chat import RowError
+from stepjepa.data.tokens import encode_cut, encode_texts, token_span
+from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
+from stepjepa.objectives.base import Objective, PairBuilder, question_and_answer
+
+if TYPE_CHECKING:
+    from stepjepa.data.encode import TokenChat
+
+# Stands where the predictors go while the template writes the message; templates trim contents, but not around this.
+_MARK = "@@stepjepa:predictors@@"
+
+Message = dict[str, str]
+
+
+class LLMJEPA(Objective):
+    """``--objective llm_jepa``, for every turn of a chat.
+
+    ``last_token`` counts from the end of a turn, its end-of-turn token included, as the published code does: -1 is the end
+    of turn, -2 the last token of the content. Without it the last predictor is read, or the last token of the content.
+    """
+
+    name = "llm_jepa"
+    forwards = ("packed", "two_pass", "inline")
+    defaults = {"predictor_order": "descending"}
+
+    @property
+    def pairing(self) -> Mapping[str, Any]:
+        """See `Objective`."""
+        options = self.options
+        views = (options.views, options.front_pred, options.reverse_pred)
+        return {**super().pairing, "views": views, "one": self.one_pair}
+
+    def pairs_of(self, chat: TokenChat) -> PairsFound:
+        """See the class."""
+        return self._standalone(chat) if self.options.views == "standalone" else self._in_context(chat)
+
+    def _in_context(self, chat: TokenChat) -> PairsFound:
+        turns, reason = question_and_answer(chat.turns)
+        builder, last_token = PairBuilder(chat.ids, self.predictors), self.options.last_token
+        for turn in turns:
+            user, answer = turn.user, turn.answer
+            assert user is not None
+            stop, source_readout, target_readout = answer.stop, user.stop - 1, answer.stop - 1
+            if last_token is not None:
+                stop = turn.label_stop
+                source_readout, target_readout = turn.user_close + last_token, turn.label_stop + last_token
+                if source_readout < user.start or target_readout < answer.start:
+                    reason = "view_shorter_than_last_token"
+                    continue
+            # With predictors the last one is read, whatever `last_token` says of the source.
+            source = builder.branch(user.stop - 1, source_readout)
+            builder.pairs.append(Pair(source, builder.copy(answer.start, stop, target_readout)))
+        return builder.found(reason)
+
+    def _standalone(self, chat: TokenChat) -> PairsFound:
+        builder, reason = PairBuilder(chat.ids, self.predictors), "no_user_message"
+        user: Message | None = None
+        for message in chat.messages:
+            if message["role"] == "user":
+                user = message
+            if message["role"] != "assistant" or user is None:
+                continue
+            left, right = (message, user) if self.options.reverse_pred else (user, message)
+            try:
+                source, target = self._source(chat, left), self._target(chat, right)
+            except RowError as error:
+                reason = error.reason
+                continue
+            reads = [Read.one(builder.add(view.segment), view.readout) for view in (source, target)]
+            builder.pairs.append(Pair(*reads))
+        return builder.found(reason)
+
+    def _source(self, chat: TokenChat, message: Message) -> _View:
+        """The view that predicts.
+
+        Raises:
+            RowError: the template refuses the message alone, it is empty, or it is shorter than `last_token` asks.
+        """
+        if not self.predictors:
+            return self._target(chat, message)
+        if not message["content"].strip():
+            raise RowError("empty_view", "the message is empty")
+        front = self.options.front_pred
+        content = _MARK + message["content"] if front else message["content"] + _MARK
+        before, found, behind = _alone(chat, {**message, "content": content}).partition(_MARK)
+        if not found:
+            raise RowError("view_refused", "the chat template does not show the message when it is alone")
+        (first, _), (second, last) = encode_texts(chat.tokenizer, [before, behind])
+        segment = Segment(np.concatenate([first, second]), ISOLATED, 0, 0, self.predictors, len(first))
+        readout = len(first) + self.predictors - 1
+        if front:
+            shown = message["content"] if behind.startswith(message["content"]) else message["content"].strip()
+            readout += token_span(last, 0, behind.find(shown) + len(shown)).stop
+        return _View(segment, self._readout(segment.length, readout))
+
+    def _target(self, chat: TokenChat, message: Message) -> _View:
+        """A view without predictors.
+
+        Raises:
+            RowError: as `_source`.
+        """
+        text = _alone(chat, message)
+        before, found, behind = _alone(chat, {**message, "content": _MARK}).partition(_MARK)
+        if not found or not text.startswith(before) or not text.endswith(behind):
+            raise RowError("view_refused", "the chat template does not show the message when it is alone")
+        start, end = len(before), len(text) - len(behind)
+        ((ids, last),) = encode_texts(chat.tokenizer, [text])
+        first, stop = token_span(last, start, end)
+        if start < end and (first == stop or last[stop - 1] != end - 1):
+            # The content's end was merged with the template's text behind it, which no end of turn keeps apart.
+            ids, last = encode_cut(chat.tokenizer, text, [end])
+            first, stop = token_span(last, start, end)
+        if first == stop:
+            raise RowError("empty_view", "the message has no tokens")
+        return _View(Segment(ids, ISOLATED, 0), self._readout(len(ids), stop - 1))
+
+    def _readout(self, length: int, by_name: int) -> int:
+        """The token of a view of `length` tokens that stands for it."""
+        last_token = self.options.last_token
+        if last_token is None:
+            return by_name
+        if length + last_token < 0:
+            raise RowError("view_shorter_than_last_token", "the view is shorter than last_token")
+        return length + last_token
+
+
+class _View(NamedTuple):
+    """A segment, and its token that stands for the view."""
+
+    segment: Segment
+    readout: int
+
+
+def _alone(chat: TokenChat, message: Message) -> str:
+    """What the template writes for one message. Templates that refuse an answer without a question (Gemma's, Mistral's) get
+    it in the user's role."""
+    try:
+        return chat.renderer.apply([message])
+    except Exception as error:  # jinja2 raises its own and the template's errors
+        if message["role"] != "user":
+            return _alone(chat, {**message, "role": "user"})
+        raise RowError("view_refused", f"the chat template refuses a message alone: {error}") from None

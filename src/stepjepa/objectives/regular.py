@@ -1,0 +1,49 @@
+"""Plain fine-tuning: no pairs, and the LM loss alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepjepa.data.types import Batch, ForestOutput, LossParts, PairsFound
+from stepjepa.objectives.base import ModelView, Objective
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepjepa.data.encode import TokenChat
+
+
+class Regular(Objective):
+    """``--objective regular``; also what every objective trains like with ``--lbd 0``."""
+
+    name = "regular"
+    takes_text = True
+    makes_pairs = False
+    part_names = ()
+    predictors = 0
+    one_pair = False
+    separate_targets = False
+
+    @property
+    def pairing(self) -> Mapping[str, Any]:
+        """See `Objective`."""
+        return {}
+
+    def pairs_of(self, chat: TokenChat) -> PairsFound:
+        """None."""
+        return PairsFound()
+
+    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
+        """None."""
+        return PairsFound()
+
+    def target_states(self, output: ForestOutput) -> torch.Tensor:
+        """As they are."""
+        return output.target_states
+
+    def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
+        """Nothing."""
+        return {}

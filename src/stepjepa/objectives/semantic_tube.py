@@ -1,0 +1,294 @@
+"""Semantic tube: which trunk states are combined into which pair of vectors.
+
+Every mode compares two vectors a pair, a source and a target, and both are linear combinations of hidden states of the
+trunk (Semantic Tube Prediction, arXiv:2602.22617, and its published code). So an example needs no extra tokens, only `Read`s
+of several terms.
+
+The content is the user's message and the answer, with the markup between them cut out. A displacement over content
+tokens starts at the state of the token in front of them, so n content tokens have n + 1 offsets:
+
+    ```
+    token    0    1    2   3   4   5    6    7   8   9
+             bos  hdr  [a   b   c] eot  hdr  [d   e] eot       user = (2, 5), answer = (7, 9)
+    state         u0           u1       a0       a1            u = (1, 4), a = (6, 8)
+    offset        0    1   2   3        3    4   5             L = u1 - u0 = 3, n = L + a1 - a0 = 5
+    ```
+
+Offset s stands for ``c(s) = h[u0 + min(s, L)] + h[a0 + max(s - L, 0)]``, and ``c(t) - c(s)`` is the displacement
+over the content tokens s+1 .. t. Where it straddles the gap, the gap's own displacement ``h[a0] - h[u1]`` is left out,
+in three_index as well; offset L is the end of the user's message and the start of the answer alike. Two options of the
+published code are other spans here: with ``answer = (user[1], answer[1])`` the gap counts as content
+(``random_span_e2e``), with ``user = (1, user[1])`` so does everything in front of the user's (``random_span_all``).
+
+    ```
+    mode          source                     target           pairs
+    span          T - P                      P                one a span s < t: T = c(n) - c(0), P = c(t) - c(s)
+    three_index   c(t) - c(r)                c(r) - c(s)      one a draw s < r < t
+    e2e           h[u1] - h[u0]              h[a1] - h[a0]    one
+    mean          mean of the user's states  of the answer's  one, over the content tokens themselves
+    curvature     h[i] - h[i-1]              h[i+1] - h[i]    one an angle, within the user's message or the answer
+    ```
+
+A span is never the full (0, n), whose rest is the zero vector. With ``l`` = 1 (three_index: 2), the shortest span, and
+``m`` = n - 1 (three_index: n) or `tube_max_length` if that is less, the longest, one span is drawn as follows:
+
+    ```
+    default     s ~ U{0 .. n-l}, then t ~ U{s+l .. min(n, s+m)}
+    zero        s = 0, t ~ U{l .. m}
+    draw_both   s, t = min, max of U{0 .. n-1} and U{1 .. n}; a t beyond s + the longest is moved there;
+                both are drawn again while the span is shorter than l or longer than m
+    uniform     every span of l to m tokens (three_index: every s < r < t with t - s <= m) is equally likely
+    three_index (after any of these) r ~ U{s+1 .. t-1}
+    ```
+
+In mode span, `default`, `zero` and `draw_both` have the published code's distributions. There, `uniform` ignores
+`max_length`, and `zero` can be set beside `draw_both`; it has no three_index.
+
+Shapes: P pairs, D width.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from stepjepa.data.types import TRUNK, Example, Pair, PairsFound, Read, Span, Term
+from stepjepa.errors import ConfigError
+from stepjepa.objectives.base import Objective, question_and_answer
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepjepa.data.encode import TokenChat
+
+Vector = Mapping[int, float]  # state -> coefficient
+
+
+class SemanticTube(Objective):
+    """``--objective semantic_tube``; see the tables at the top of this file."""
+
+    name = "semantic_tube"
+    stream = 2
+    predictors = 0
+    separate_targets = False
+
+    @property
+    def pairing(self) -> Mapping[str, Any]:
+        """See `Objective`."""
+        return {"content": self.options.tube_content}
+
+    @property
+    def layer(self) -> int | None:
+        """See `Objective`."""
+        return self.options.tube_layer
+
+    @property
+    def draws(self) -> bool:
+        """True: pairs are made when the example is drawn, in modes without spans as well."""
+        return True
+
+    def pairs_of(self, chat: TokenChat) -> PairsFound:
+        """The contents of every turn, between whose bounds `draw` combines states."""
+        turns, reason = question_and_answer(chat.turns)
+        contents = tuple(self._contents(turn.user, turn.answer) for turn in turns if turn.user is not None)
+        return PairsFound(view_spans=contents, reason=None if contents else reason)
+
+    def _contents(self, user: Span, answer: Span) -> tuple[Span, Span]:
+        """With ``with_markup`` the answer begins where the user's content ends, with ``whole`` the user's behind token 0."""
+        kind = self.options.tube_content
+        first = Span(1 if kind == "whole" else user.start, user.stop)
+        return first, Span(user.stop if kind == "with_markup" else answer.start, answer.stop)
+
+    def draw(self, example: Example, rng: np.random.Generator) -> Example:
+        """It with the pairs of one epoch."""
+        pairs = [pair for views in example.view_spans for pair in draw_pairs(*views, self.options, rng)]
+        return example._replace(pairs=tuple(pairs), view_spans=())
+
+    def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+        """As other objectives'; of a curvature, the turning angle."""
+        from stepjepa.losses.distances import turning_angle
+
+        if self.options.tube_mode == "curvature":
+            return turning_angle(source_PD, target_PD)
+        return super().distances(source_PD, target_PD)
+
+
+def check_tube(options: Any) -> None:
+    """Check the ``tube_`` options against each other.
+
+    Raises:
+        ConfigError: an impossible value, or an option of the draws in a mode that draws nothing.
+    """
+    mode, shortest = options.tube_mode, _shortest(options)
+    if options.tube_times < 1:
+        raise ConfigError(f"semantic tube: times is {options.tube_times}; at least one span is drawn for an example")
+    if options.tube_max_length is not None and options.tube_max_length < shortest:
+        raise ConfigError(
+            f"semantic tube: max_length is {options.tube_max_length}; a span of mode {mode} has at least {shortest} tokens; "
+            "leave max_length out for no limit"
+        )
+    drawn = (options.tube_sampler, options.tube_max_length, options.tube_times, options.tube_length_adjustment)
+    if not draws_spans(options) and drawn != ("default", None, 1, "none"):
+        raise ConfigError(
+            f"semantic tube: mode {mode} draws no spans, so sampler, max_length, times and length_adjustment "
+            "have no effect there; leave them out, or choose mode span or three_index"
+        )
+
+
+def draws_spans(options: Any) -> bool:
+    """Whether the mode draws spans at all."""
+    return options.tube_mode in ("span", "three_index")
+
+
+def _shortest(options: Any) -> int:
+    """Content tokens of the shortest span that the mode can use."""
+    return 2 if options.tube_mode == "three_index" else 1
+
+
+class _Content(NamedTuple):
+    """Indices of the states that bound the two contents; see the drawing at the top of this file."""
+
+    u0: int
+    u1: int
+    a0: int
+    a1: int
+
+    @property
+    def user_length(self) -> int:
+        return self.u1 - self.u0
+
+    @property
+    def length(self) -> int:
+        return self.u1 - self.u0 + self.a1 - self.a0
+
+    def path(self, *offsets: int) -> Vector:
+        """``c(o_1) - c(o_0) + c(o_3) - c(o_2) + ..``; what cancels is left out."""
+        terms: dict[int, float] = defaultdict(float)
+        for index, offset in enumerate(offsets):
+            sign = 1 if index % 2 else -1
+            terms[self.u0 + min(offset, self.user_length)] += sign
+            terms[self.a0 + max(offset - self.user_length, 0)] += sign
+        return {state: coefficient for state, coefficient in sorted(terms.items()) if coefficient}
+
+
+def draw_pairs(user: Span, answer: Span, options: Any, rng: np.random.Generator) -> list[Pair]:
+    """Draw one example's spans, where its mode has any, and name the states to combine.
+
+    Args:
+        user, answer: the contents on the trunk, the user's first. A content that begins with token 0 has no state in front
+            of it; displacements then start at the state of token 0 itself.
+        options: what is compared and how spans are drawn (``tube_mode``, ``tube_sampler``, ...).
+        rng: the only source of randomness; modes without spans draw nothing from it.
+
+    Returns:
+        The pairs; none for an empty user message or answer; for spans, fewer than two content tokens; for e2e, a user
+        message of token 0 alone; for curvature, no two consecutive displacements (the published code averages such an
+        example in, with an angle of 0).
+    """
+    if user[0] >= user[1] or answer[0] >= answer[1]:
+        return []
+    content = _content(user, answer)
+    if (draws_spans(options) and content.length < 2) or (options.tube_mode == "e2e" and not content.user_length):
+        return []
+    spans = draw_spans(content.length, options, rng) if draws_spans(options) else []
+    return pairs_of_spans(user, answer, spans, options)
+
+
+def draw_spans(n: int, options: Any, rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """Draw `tube_times` spans of n >= 2 content tokens as the table at the top of this file says.
+
+    Returns:
+        Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
+    """
+    return [_draw_span(n, options, rng) for _ in range(options.tube_times)]
+
+
+def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], options: Any) -> list[Pair]:
+    """The states to combine for spans already drawn, one pair a span in their order.
+
+    The loss is ``sum_p weight_p * distance_p / sum_p weight_p``, both sums over the batch.
+
+    Args:
+        user, answer: the contents, neither of them empty.
+        spans: as `draw_spans` returns them; not read in the other modes.
+        options: its `tube_mode`, `tube_length_adjustment` and `tube_layer` are read.
+    """
+    content, mode = _content(user, answer), options.tube_mode
+    n, user_length = content.length, content.user_length
+    if mode == "curvature":
+        return _pairs(_curvature(content), options)
+    if mode == "mean":
+        return _pairs([(_mean(user), _mean(answer), 1.0)], options)
+    if mode == "e2e":
+        pieces = [(n - user_length, user_length, content.path(0, user_length), content.path(user_length, n))]
+    elif mode == "three_index":
+        pieces = [(t - r, r - s, content.path(r, t), content.path(s, r)) for s, r, t in spans]
+    else:
+        pieces = [(n - (t - s), t - s, content.path(0, s, t, n), content.path(s, t)) for s, t in spans]
+    adjustment = options.tube_length_adjustment
+    return _pairs(((source, target, length_weight(r, p, adjustment)) for r, p, source, target in pieces), options)
+
+
+def _pairs(vectors: Iterable[tuple[Vector, Vector, float]], options: Any) -> list[Pair]:
+    """A pair of each source, target and weight."""
+
+    def read(vector: Vector) -> Read:
+        return Read(tuple(Term(TRUNK, state, value) for state, value in vector.items()), options.tube_layer)
+
+    return [Pair(read(source), read(target), weight) for source, target, weight in vectors]
+
+
+def length_weight(source_length: int, target_length: int, adjustment: str) -> float:
+    """Weight of a pair whose vectors span r and p content tokens: less, the more unequal they are.
+
+    none 1; cosine_like ``2rp / (r^2 + p^2)``; jaccard_like ``1 - |r - p| / (r + p)``. In mode span, p is the length of
+    the span and r = n - p that of the rest (published code); three_index takes the lengths of its two pieces.
+    """
+    r, p = source_length, target_length
+    if adjustment == "cosine_like":
+        return 2 * r * p / (r * r + p * p)
+    if adjustment == "jaccard_like":
+        return 1 - abs(r - p) / (r + p)
+    return 1.0
+
+
+def _content(user: Span, answer: Span) -> _Content:
+    return _Content(max(user[0] - 1, 0), user[1] - 1, answer[0] - 1, answer[1] - 1)
+
+
+def _draw_span(n: int, options: Any, rng: np.random.Generator) -> tuple[int, ...]:
+    three = options.tube_mode == "three_index"
+    limit = n if options.tube_max_length is None else options.tube_max_length
+    shortest, longest = _shortest(options), min(n if three else n - 1, limit)
+    if options.tube_sampler == "uniform":
+        lengths = np.arange(shortest, longest + 1)
+        ways = (n + 1 - lengths) * (lengths - 1 if three else 1)  # starts, times middle indices
+        cumulative = np.cumsum(ways)
+        length = int(lengths[np.searchsorted(cumulative, rng.integers(cumulative[-1]), side="right")])
+        s = int(rng.integers(n - length, endpoint=True))
+        t = s + length
+    elif options.tube_sampler == "draw_both":
+        s = t = 0
+        while not shortest <= t - s <= longest:
+            s, t = sorted((int(rng.integers(n)), int(rng.integers(1, n, endpoint=True))))
+            t = min(t, s + limit)
+    else:
+        s = 0 if options.tube_sampler == "zero" else int(rng.integers(n - shortest, endpoint=True))
+        t = int(rng.integers(s + shortest, min(n, s + longest), endpoint=True))
+    return (s, int(rng.integers(s + 1, t)), t) if three else (s, t)
+
+
+def _mean(span: Span) -> Vector:
+    return dict.fromkeys(range(*span), 1 / (span[1] - span[0]))
+
+
+def _curvature(content: _Content) -> list[tuple[Vector, Vector, float]]:
+    """Consecutive first differences of either content; none reaches over the gap.
+
+    The weight 1 / angles makes the weighted mean over a batch the mean over examples of their mean angle, as published.
+    """
+    first = [*range(content.u0, content.u1 - 1), *range(content.a0, content.a1 - 1)]
+    return [({i: -1.0, i + 1: 1.0}, {i + 1: -1.0, i + 2: 1.0}, 1 / len(first)) for i in first]

@@ -1,0 +1,52 @@
+"""The first part of a token sequence predicts the rest, the nanoGPT form.
+
+    source    trunk [0, cut), with predictors behind it
+    target    [cut, T) encoded alone, with positions of its own from 0
+
+It takes chats and plain text alike, and by default the targets have no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
+from stepjepa.objectives.base import Objective, PairBuilder
+
+if TYPE_CHECKING:
+    from stepjepa.data.encode import TokenChat
+
+
+class Split(Objective):
+    """``--objective split``: cut at ``max(2, int(T * split_ratio))``; the rest must hold two tokens or more."""
+
+    name = "split"
+    takes_text = True
+    defaults = {"predictors": 1, "labels": "all", "target_grad": False}
+
+    @property
+    def pairing(self) -> Mapping[str, Any]:
+        """See `Objective`."""
+        return {**super().pairing, "ratio": self.options.split_ratio}
+
+    def pairs_of(self, chat: TokenChat) -> PairsFound:
+        """As `pairs_of_text` for the whole chat."""
+        return self.pairs_of_text(chat.trunk)
+
+    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
+        """One pair, or the reason why there is none."""
+        cut = max(2, int(len(trunk) * self.options.split_ratio))
+        rest = len(trunk) - cut
+        back = -1 if self.options.last_token is None else self.options.last_token
+        if rest < 2:
+            return PairsFound(reason="too_short_to_split")
+        if cut + back < 0 or rest + back < 0:
+            return PairsFound(reason="view_shorter_than_last_token")
+        builder = PairBuilder(trunk, self.predictors)
+        source = builder.branch(cut - 1, cut + back)
+        target = builder.add(Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut))
+        builder.pairs.append(Pair(source, Read.one(target, rest + back)))
+        return builder.found("")

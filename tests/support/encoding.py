@@ -1,0 +1,59 @@
+"""Rows to examples under the options of a run, and where the views of an example's pairs are on its trunk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stepjepa.data.encode import EncodeOptions, TokenChat
+from stepjepa.data.steps import StepRules, StepSplitter
+from stepjepa.data.types import Example, Turn
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.encoding import encode_options
+from stepjepa.training.options import JEPAOptions
+
+_OWN = ("max_positions", "strict", "columns")
+
+
+class View(NamedTuple):
+    """A pair: the last token that its source sees, the target [start, stop), and the tokens of the trunk at which both are
+    read; `source` is None where a predictor is read."""
+
+    end: int
+    source: int | None
+    start: int
+    stop: int
+    target: int
+
+
+def views_of(example: Example) -> list[View]:
+    found = []
+    for pair in example.pairs:
+        target = example.view_on_trunk(pair.target)
+        assert target is not None
+        source = None if example.segment(pair.source) is not None else pair.source.terms[0].token
+        read = target.start + pair.target.terms[0].token
+        found.append(View(example.sees(pair.source), source, target.start, target.stop, read))
+    return found
+
+
+def settings_of(objective: str = "step_jepa", splitter: StepSplitter | None = None, **options: Any) -> EncodeOptions:
+    """Without predictors unless they are asked for; `options` may hold those of `EncodeOptions` as well."""
+    own = {name: options.pop(name) for name in _OWN if name in options}
+    rules = options.pop("rules", None)
+    if splitter is not None:
+        rules = StepRules(splitter)
+    values = {"predictors": 0, "step_splitter": "separator", **options, "objective": objective}
+    return replace(encode_options(JEPAOptions(**values), rules=rules), **own)
+
+
+def pairs_found(
+    objective: str, turns: list[Turn], ids: Any = range(40), **options: Any
+) -> tuple[list[View], str | None]:
+    """The pairs that an objective makes of turns in tokens, and why there are none."""
+    ids = np.asarray(ids, np.int32)
+    settings = JEPAOptions(**{"predictors": 0, **options, "objective": objective})
+    found = objective_of(settings).pairs_of(TokenChat(ids, ids, turns, [], None, None))
+    return views_of(Example(ids, (), found.segments, found.pairs)), found.reason
