@@ -33,17 +33,18 @@ __all__ = [
     "train",
 ]
 
+_API = "stepjepa.api"
 _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.inspect.view",
-    "check": "stepjepa.api",
-    "compare": "stepjepa.api",
-    "evaluate": "stepjepa.api",
-    "export": "stepjepa.api",
-    "generate": "stepjepa.api",
+    "check": _API,
+    "compare": _API,
+    "evaluate": _API,
+    "export": _API,
+    "generate": _API,
     "show_row": "stepjepa.inspect.view",
-    "train": "stepjepa.api",
+    "train": _API,
 }
 _PACKAGES = ("inspect", "report", "study")  # with the name of a command
 
@@ -67,7 +68,7 @@ class _Command(ModuleType):
     """A package with the name of a command, which can be called: ``stepjepa.study(...)`` is `stepjepa.api.study`."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return getattr(import_module("stepjepa.api"), self.__name__.rpartition(".")[2])(*args, **options)
+        return getattr(import_module(_API), self.__name__.rpartition(".")[2])(*args, **options)
 
 
 class _Package(ModuleType):

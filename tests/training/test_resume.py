@@ -95,6 +95,7 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
         if step < 12:
             (folder / "log_state_0.pt").write_bytes(b"x")
             (folder / "trainer_state.json").write_text("{}")
+            (folder / "resume_record.json").write_text("{}")
     write_manifest(tmp_path / "checkpoint-2")
     (tmp_path / "checkpoint-best").mkdir()
     found, passed = RunFolder(tmp_path).newest()

@@ -118,7 +118,7 @@ def test_what_cannot_be_streamed(tmp_path, tokenizer):
         config(tmp_path, same_flop=True)
     with pytest.raises(ConfigError, match="mixing_weights has 1 numbers for 2 data sets"):
         streamed(tmp_path, tokenizer, Sources([RowSource(ROWS)] * 2), mixing_weights=[1.0])
-    with pytest.raises(ConfigError, match="give a positive number for every train_file"):
+    with pytest.raises(ConfigError, match="mixing_weights is 0.0; it must be above 0"):
         config(tmp_path, mixing_weights=[1.0, 0.0])
     endless = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
     with pytest.raises(ConfigError, match="set streaming=True and max_steps"):

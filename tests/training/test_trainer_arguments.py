@@ -86,7 +86,7 @@ def trainer(tokenizer, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "value"), cases())
+@pytest.mark.parametrize(("name", "value"), list(cases()))
 def test_it_runs_or_is_refused(name, value, trainer, tmp_path):
     options = {"objective": "step_jepa", **TOGETHER.get(name, {}), name: value}
     reason = REFUSED.get((name, value), "cannot be made" if missing(name, value) else None)
