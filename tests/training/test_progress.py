@@ -76,7 +76,7 @@ def test_a_terminal_shows_one_bar(command):
     assert not re.search(r"step \d/3  lm", text)  # those are in the bar
     assert "eval 1/1" in text and "-:--:-- left" in text
     assert written.rindex(SHOW) > written.rindex(HIDE)
-    assert text.index("memory ") < text.index("0/3") < text.index("\ndone ") < text.index("\nnext ")
+    assert text.index("0/3") < text.index("\ndone ") < text.index("\nnext ")
 
 
 def test_a_pipe_gets_plain_lines(command):

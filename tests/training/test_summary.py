@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepjepa.data.types import Batch, Rows, StateReads
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.modeling.load import load_model
 from stepjepa.training.config import JEPAConfig
@@ -58,14 +59,18 @@ def made_tokens(made):
 
 def test_tokens_of_packed_rows_by_hand():
     # One row of eight: a trunk of 3, a branch of 2 behind its second token, a target of 2 alone, one position of padding.
-    batch = {
-        "input_ids": torch.zeros(1, 8, dtype=torch.long),
-        "example": torch.tensor([[0, 0, 0, 0, 0, 0, 0, -1]]),
-        "segment": torch.tensor([[0, 0, 0, 1, 1, 2, 2, 0]]),
-        "attach": torch.tensor([[-1, -1, -1, 1, 1, -1, -1, -1]]),
-        "source_readouts": torch.tensor([4]),
-        "read_positions": torch.arange(8),
-    }
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    rows = Rows(
+        ids,
+        ids,
+        example=torch.tensor([[0, 0, 0, 0, 0, 0, 0, -1]]),
+        segment=torch.tensor([[0, 0, 0, 1, 1, 2, 2, 0]]),
+        order=ids,
+        attach=torch.tensor([[-1, -1, -1, 1, 1, -1, -1, -1]]),
+        read_positions=torch.arange(8),
+    )
+    none = torch.zeros(0, dtype=torch.long)
+    batch = Batch(rows, none, none, StateReads(torch.tensor([4])), StateReads(torch.tensor([6])))
     assert batch_tokens(batch) == {"trunk": 3, "branch": 2, "target": 2, "padding": 1}
 
 

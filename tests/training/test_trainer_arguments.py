@@ -154,7 +154,7 @@ def test_a_stream_finds_its_batch_size(trainer, tmp_path, monkeypatch):
     sizes, step = [], made.training_step
 
     def full(model, inputs, *args, **kwargs):
-        sizes.append(int(inputs["example"].max()) + 1)
+        sizes.append(int(inputs.rows.example.max()) + 1)
         if sizes[-1] > 2:
             raise RuntimeError("CUDA out of memory.")
         return step(model, inputs, *args, **kwargs)

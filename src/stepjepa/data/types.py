@@ -361,7 +361,7 @@ class LossPart(NamedTuple):
     """
 
     sum: torch.Tensor
-    count: torch.Tensor | int | float
+    count: torch.Tensor | int | float  # type: ignore[assignment]  # a tuple has a method of this name
     weight: float = 1.0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from stepjepa.data.types import ISOLATED, Batch, Example, Read, Rows, StateReads
-from stepjepa.forest.layout import Forest, ReadTerms, build_forest, build_inline, build_targets
+from stepjepa.forest.layout import Forest, ReadTerms, build_forest, build_inline, build_targets, target_segments
 from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, rows_cost
 from stepjepa.forest.segments import attention_costs
 
@@ -58,13 +58,13 @@ class ForestCollator:
         if self.inline:
             examples = [example.with_pairs(example.pairs[:1]) for example in examples]
         build = build_inline if self.inline else build_forest
-        forests = [build(example, self.predictor_ids, not self.separate_targets) for example in examples]
+        separate = self.separate_targets and any(target_segments(example) for example in examples)
+        forests = [build(example, self.predictor_ids, not separate) for example in examples]
         rows, starts = lay_out(forests)
         target_rows, target_starts, targets = None, starts, forests
-        if self.separate_targets:
+        if separate:
             targets = [build_targets(example, self.predictor_ids) for example in examples if example.pairs]
-            if targets:
-                target_rows, target_starts = lay_out(targets)
+            target_rows, target_starts = lay_out(targets)
         order = pair_order([len(example.pairs) for example in examples], self.shuffle_targets)
         pairs = [pair for example in examples for pair in example.pairs]
         batch = Batch(
@@ -184,7 +184,11 @@ def pair_order(counts: Sequence[int], shuffle: bool) -> np.ndarray | None:
 
 
 def state_reads(
-    terms: Sequence[ReadTerms], starts: Sequence[int], reads: Sequence[Read], order: np.ndarray | None, reorder: bool
+    terms: Sequence[ReadTerms],
+    starts: Sequence[int] | np.ndarray,
+    reads: Sequence[Read],
+    order: np.ndarray | None,
+    reorder: bool,
 ) -> StateReads:
     """The vectors of one side of a batch.
 

@@ -116,7 +116,7 @@ def segment_use(example: Example, number: int) -> tuple[str, int]:
         pair: kind
         for kind, side in (("target", 1), ("source", 0))
         for pair, one in reversed(list(enumerate(example.pairs)))
-        if any(term.segment == number for term in one[side].terms)
+        if any(term.segment == number for term in (one.source, one.target)[side].terms)
     }
     pair = min(kinds, default=0)
     branch = example.segments[number - 1].attach != ISOLATED

@@ -83,8 +83,8 @@ class LLMJEPA(Objective):
             except RowError as error:
                 reason = error.reason
                 continue
-            reads = [Read.one(builder.add(view.segment), view.readout) for view in (source, target)]
-            builder.pairs.append(Pair(*reads))
+            left_read, right_read = (Read.one(builder.add(view.segment), view.readout) for view in (source, target))
+            builder.pairs.append(Pair(left_read, right_read))
         return builder.found(reason)
 
     def _source(self, chat: TokenChat, message: Message) -> _View:

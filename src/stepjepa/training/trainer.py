@@ -197,6 +197,9 @@ class JEPATrainer(ResumingTrainer):
     def _prepare_inputs(self, inputs: Any) -> Any:
         return inputs.to(self.args.device) if isinstance(inputs, Batch) else super()._prepare_inputs(inputs)
 
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        super()._track_num_input_tokens({"input_ids": inputs.rows.input_ids})
+
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts of the loss, as `_get_num_items_in_batch` orders their counts."""
@@ -285,7 +288,7 @@ class JEPATrainer(ResumingTrainer):
         model: Any = self.accelerator.unwrap_model(self.model)
         return ModelCost.of(model, self.setup.vocabulary, autocast=self.args.bf16 or self.args.fp16)
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> float:  # type: ignore[override]
+    def floating_point_ops(self, inputs: Batch) -> float:  # type: ignore[override]
         """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
         if not self.args.track_flop:
             return 0.0
