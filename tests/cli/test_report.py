@@ -7,6 +7,8 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.cli.report import with_folders
+from stepjepa.config.parser import StrictParser
+from stepjepa.report import ReportOptions
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.run import run_training
 from stepjepa.training.run_options import RunOptions
@@ -84,8 +86,9 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     ],
 )
 def test_free_words_are_folders(words, folders, rest):
+    parser = StrictParser((ReportOptions,))
     expected = ["--folders", *folders.split(), *rest.split()] if folders else rest.split()
-    assert with_folders(words.split()) == expected
+    assert with_folders(parser, words.split()) == expected
 
 
 def test_neither_the_help_nor_a_report_loads_torch(tmp_path):
@@ -110,14 +113,14 @@ def test_a_run_as_training_leaves_it(tmp_path):
         report_to=[], track_flop=True,
     )  # fmt: skip
     file = str(tmp_path / "train.jsonl")
-    trainer, metrics = run_training(RunOptions(train_file=[file], eval_file=file, model_name="tiny"), config)
-    assert trainer is not None and report(tmp_path / "run") == 0
+    done = run_training(RunOptions(train_file=[file], eval_file=file, model_name="tiny"), config)
+    assert done.trainer is not None and report(tmp_path / "run") == 0
     page = (tmp_path / "run" / "report.html").read_text()
     charts = page_data(page)["charts"]
-    logged = [entry for entry in trainer.state.log_history if "lm_loss" in entry]
+    logged = [entry for entry in done.trainer.state.log_history if "lm_loss" in entry]
     training, evaluation = charts["lm_loss"]
     assert [point[:2] for point in training["points"]] == [[entry["step"], entry["lm_loss"]] for entry in logged]
-    assert evaluation["points"][-1][:2] == [4, metrics["eval_lm_loss"]]
+    assert evaluation["points"][-1][:2] == [4, done.metrics["eval_lm_loss"]]
     assert set(charts) == {"lm_loss", "jepa_loss", "cosine_similarity", "target_std", "effective_rank"}
     assert "24 rows read, 24 kept, 0 skipped" in page and "Left out" not in page
     assert '<th scope="row">objective</th><td dir="auto">step_jepa</td>' in page
