@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
+import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.cli.report import with_folders
 from stepjepa.config.parser import StrictParser
+from stepjepa.errors import ConfigError
 from stepjepa.report import ReportOptions
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.run import run_training
@@ -27,6 +29,16 @@ def test_a_page_of_two_runs(tmp_path, capsys):
     assert capsys.readouterr().out == f"written: {page} ({page.stat().st_size / 1e6:.2f} MB)\n"
     assert '<h1 dir="auto">regular and step</h1>' in page.read_text("ascii")
     assert [path.name for path in a.iterdir() if path.name.startswith(".")] == []
+
+
+def test_from_python(tmp_path):
+    """The same options by name; printed, what the command prints."""
+    run = write_run(tmp_path / "run")
+    done = stepjepa.report(folders=[str(run)], max_predictions=3)
+    assert done.path == run / "report.html" and done.bytes == done.path.stat().st_size and done.problems == []
+    assert str(done) == f"written: {done.path} ({done.bytes / 1e6:.2f} MB)"
+    with pytest.raises(ConfigError, match="report.html exists"):
+        stepjepa.report(folders=[str(run)])
 
 
 def test_another_file_geometry_and_a_limit(tmp_path):

@@ -91,7 +91,7 @@ def test_what_was_run(tmp_path):
 
 
 def test_settings_by_their_metadata():
-    """Shown: what differs, or is not at its default. Folded: the rest. Unread options and the runs' own folders are neither."""
+    """What differs or is not at its default is shown, the rest folded; unread options and a run's own folders are left out."""
     plain = {
         "objective": "regular",
         "lbd": 0.5,

@@ -102,8 +102,8 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
     Args:
         max_predictions: questions whose answers are put into the page, of each evaluation; counts are of all.
     """
-    album = studies.Album(found.reader)
-    context = _study(found.study, album) if found.study else _runs(found.runs)
+    album = cache(lambda: studies.Album(found.reader))
+    context = _study(found.study, album()) if found.study else _runs(found.runs)
     losses = make_charts(context["curves"], context["loss_quantities"])
     sign_charts = make_charts(context["curves"], sections.SIGNS)
     predictions = sections.prediction_sets(found.runs, max_predictions, found.reader)
@@ -113,7 +113,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         **context,
         losses=losses,
         sign_charts=sign_charts,
-        geometry=[studies.geometry_record(folder, album) for folder in found.geometry],
+        geometry=[studies.geometry_record(folder, album()) for folder in found.geometry],
         has_predictions=bool(predictions),
         advice=ADVICE,
         frame=FRAME,
