@@ -9,9 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from stepjepa.analysis.draw import FIGURES
-from stepjepa.report.page import report_page
+from stepjepa.report.page import chosen, cut, duration, report_page, settings_table
 from stepjepa.report.reading import Run, read_folders
-from stepjepa.report.sections import chosen, cut, duration, settings_table
 from stepjepa.report.studies import TITLES, Album, mean_points
 from support.reports import (
     TABLES,
@@ -91,7 +90,7 @@ def test_what_was_run(tmp_path):
 
 
 def test_settings_by_their_metadata():
-    """What differs or is not at its default is shown, the rest folded; unread options and a run's own folders are left out."""
+    """What differs or is not at its default is shown, the rest folded; unread options and own folders are left out."""
     plain = {
         "objective": "regular",
         "lbd": 0.5,

@@ -1,25 +1,26 @@
-"""Studies (tables as they have written them, arms, states of their runs, cost) and folders of ``stepjepa analyze``."""
+"""What several runs come to: paired differences, studies, and folders of ``stepjepa analyze``."""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from stepjepa.analysis.collapse import CollapseSign
 from stepjepa.analysis.draw import METHOD_TITLES
 from stepjepa.analysis.summary import collapsed
+from stepjepa.errors import StepJepaError
 from stepjepa.report.charts import Point, PointsOf, history_points
 from stepjepa.report.reading import Reader, Run, Study, entries, number, table
-from stepjepa.report.sections import LoggedSigns, duration, logged_signs, written
-from stepjepa.utils.text import scaled
 
 _MOST_SERIES = 8
+_ALL_PAIRS = 5  # runs of which every two are compared; of more each with the first
 # Figures of ``stepjepa analyze``, and its numbers in the table.
 TITLES = {
     "spectrum": "Singular values of target minus source",
@@ -38,6 +39,37 @@ _GEOMETRY = (
     ("source.effective_rank", ".1f"),
     ("target.effective_rank", ".1f"),
 )
+
+
+def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str]]:
+    """Every two models that have answered the same questions: evaluation, a, b, difference, interval, McNemar's p, and how
+    many questions both, only a, only b and neither answered right; and why two cannot be compared."""
+    from stepjepa.evaluation.compare import compare
+    from stepjepa.evaluation.intervals import mcnemar_p, paired_counts, paired_difference
+
+    for name in dict.fromkeys(name for run in runs for name in run.evaluations):
+        known = {run.label: run.evaluations[name] for run in runs if name in run.evaluations}
+        labels = [label for label, one in known.items() if one.predictions is not None or one.verdicts]
+        for a, b in combinations(labels, 2) if len(labels) <= _ALL_PAIRS else ((labels[0], one) for one in labels[1:]):
+            one, other = known[a], known[b]
+            try:
+                if one.predictions is not None and other.predictions is not None:
+                    made = compare(one.predictions, other.predictions, show=0)
+                    metric, counts = made.a.metric, (made.both, made.only_a, made.only_b, made.neither)
+                else:
+                    metric, counts = "final answer", paired_counts(one.verdicts, other.verdicts)
+            except (StepJepaError, ValueError) as error:
+                yield [name, a, b], str(error)
+                continue
+            value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in paired_difference(*counts))
+            ends = "" if low is None or high is None else f"[{low}, {high}]"
+            cells = [
+                "-" if value is None else f"{value} points",
+                ends,
+                f"{mcnemar_p(*counts[1:3]):.3g}",
+                *map(str, counts),
+            ]
+            yield [f"{name}, {metric}", a, b, *cells], ""
 
 
 def parts_of(text: str) -> Iterator[tuple[str, Any]]:
@@ -86,15 +118,6 @@ def curves(study: Study) -> tuple[list[tuple[str, PointsOf]], str]:
     return [(name, partial(mean_points, groups[name])) for name in shown], note if shown else ""
 
 
-def signs(study: Study) -> Iterator[tuple[str, LoggedSigns]]:
-    """Of every arm the signs of one run, one with signs where there is any, and how many runs have them."""
-    for arm, runs in arms_of(study).items():
-        logged = [one for run in runs if (one := logged_signs(run))]
-        shown = sorted((one for one in logged if one.texts), key=lambda one: not one.collapsed)
-        if logged:
-            yield f"{arm} ({len(shown)} of {len(logged)} runs)" if shown else arm, (shown or logged)[0]
-
-
 def mean_points(runs: list[Run], key: str) -> list[Point]:
     """The mean over the runs that have logged `key`, at the steps that all of them have."""
     logs = [dict(points) for run in runs if (points := history_points(run.history, key))]
@@ -112,15 +135,6 @@ def run_states(study: Study) -> str:
         for run in study.runs
     )  # fmt: skip
     return ", ".join(f"{count} {state}" for state, count in counts.items())
-
-
-def cost(study: Study) -> str:
-    """What all runs have cost together."""
-    trained = [run.stages["trained"] for run in study.runs if "trained" in run.stages]
-    seconds = [value for one in trained if (value := number(one, "train_seconds")) is not None]
-    flops = [value for one in trained if (value := number(one, "flops")) is not None]
-    spent = f"{duration(sum(seconds) if seconds else None)} and {scaled(sum(flops) if flops else None)} FLOPs"
-    return f"{len(seconds)} trainings: {spent} in all; means of each arm are in the tables."
 
 
 class Album:
@@ -175,3 +189,8 @@ def _titles(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
         method, _, model = stem.partition("-")
         if method in METHOD_TITLES and model:
             yield stem, f"{METHOD_TITLES[method]} of both views: {model}"
+
+
+def written(value: float | None, form: str) -> str:
+    """A number in a form, "-" for none."""
+    return "-" if value is None else format(value, form).replace("%", " %")
