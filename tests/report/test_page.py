@@ -189,6 +189,10 @@ def test_the_sample_has_every_kind():
 def test_long_texts_lose_their_middle(tmp_path):
     assert cut("abcdef", 6) == "abcdef"
     assert cut("ab" + "x" * 1000 + "yz", 4) == "ab\n[... 1,000 characters are left out here ...]\nyz"
+    few = write_run(tmp_path / "few")
+    write_evaluation(few, "rw", q0="long " * 1000)
+    (made,) = page_data(page_of(few))["predictions"]
+    assert made["rows"][0]["question"] == "question " + "long " * 1000
     run = write_run(tmp_path / "run")
     write_evaluation(run, "rw" * 100, **{f"q{n}": "long " * 10_000 for n in range(200)})
     assert len(page_of(run)) < 3_000_000

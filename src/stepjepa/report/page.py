@@ -378,7 +378,7 @@ def prediction_sets(runs: Sequence[Run], most: int, reader: Reader) -> list[dict
                     answers[name][run.label] = read_predictions(one.predictions)
                 except StepJepaError as error:
                     reader.problems.append(str(error))
-    texts = most * sum(2 + len(models) for models in answers.values())
+    texts = sum(min(most, max(map(len, models.values()))) * (2 + len(models)) for models in answers.values())
     longest = min(_LONGEST, max(_SHORTEST, _TEXT_ROOM // max(texts, 1)))
     return [_prediction_set(name, answers[name], most, longest) for name in _names(runs) if name in answers]
 
