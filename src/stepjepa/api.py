@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepjepa.inspect.check.report import check
     from stepjepa.inspect.view import inspect
     from stepjepa.modeling.checkpoint import Export
+    from stepjepa.report import ReportResult
     from stepjepa.training.run import TrainResult
 
 __all__ = ["check", "compare", "evaluate", "export", "generate", "inspect", "train"]
@@ -223,3 +224,19 @@ def generate(**options: Any) -> GenerationResult:
     from stepjepa.generation.solve import generate as run
 
     return run(*build((GenerateOptions,), options))
+
+
+def report(**options: Any) -> ReportResult:
+    """Write one HTML page of runs, of a study or of a demo: ``stepjepa report``.
+
+    Args:
+        options: those of ``stepjepa report`` by name, such as ``folders=["runs/a", "runs/b"]``.
+
+    Raises:
+        ConfigError: a folder holds nothing to report, or the page cannot be written.
+    """
+    from stepjepa.config.parser import build
+    from stepjepa.report import ReportOptions
+    from stepjepa.report import report as run
+
+    return run(*build((ReportOptions,), options))

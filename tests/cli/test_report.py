@@ -5,8 +5,12 @@ import sys
 
 import pytest
 
+import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.cli.report import with_folders
+from stepjepa.config.parser import StrictParser
+from stepjepa.errors import ConfigError
+from stepjepa.report import ReportOptions
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.run import run_training
 from stepjepa.training.run_options import RunOptions
@@ -25,6 +29,16 @@ def test_a_page_of_two_runs(tmp_path, capsys):
     assert capsys.readouterr().out == f"written: {page} ({page.stat().st_size / 1e6:.2f} MB)\n"
     assert '<h1 dir="auto">regular and step</h1>' in page.read_text("ascii")
     assert [path.name for path in a.iterdir() if path.name.startswith(".")] == []
+
+
+def test_from_python(tmp_path):
+    """The same options by name; printed, what the command prints."""
+    run = write_run(tmp_path / "run")
+    done = stepjepa.report(folders=[str(run)], max_predictions=3)
+    assert done.path == run / "report.html" and done.bytes == done.path.stat().st_size and done.problems == []
+    assert str(done) == f"written: {done.path} ({done.bytes / 1e6:.2f} MB)"
+    with pytest.raises(ConfigError, match="report.html exists"):
+        stepjepa.report(folders=[str(run)])
 
 
 def test_another_file_geometry_and_a_limit(tmp_path):
@@ -84,8 +98,9 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     ],
 )
 def test_free_words_are_folders(words, folders, rest):
+    parser = StrictParser((ReportOptions,))
     expected = ["--folders", *folders.split(), *rest.split()] if folders else rest.split()
-    assert with_folders(words.split()) == expected
+    assert with_folders(parser, words.split()) == expected
 
 
 def test_neither_the_help_nor_a_report_loads_torch(tmp_path):
@@ -110,14 +125,14 @@ def test_a_run_as_training_leaves_it(tmp_path):
         report_to=[], track_flop=True,
     )  # fmt: skip
     file = str(tmp_path / "train.jsonl")
-    trainer, metrics = run_training(RunOptions(train_file=[file], eval_file=file, model_name="tiny"), config)
-    assert trainer is not None and report(tmp_path / "run") == 0
+    done = run_training(RunOptions(train_file=[file], eval_file=file, model_name="tiny"), config)
+    assert done.trainer is not None and report(tmp_path / "run") == 0
     page = (tmp_path / "run" / "report.html").read_text()
     charts = page_data(page)["charts"]
-    logged = [entry for entry in trainer.state.log_history if "lm_loss" in entry]
+    logged = [entry for entry in done.trainer.state.log_history if "lm_loss" in entry]
     training, evaluation = charts["lm_loss"]
     assert [point[:2] for point in training["points"]] == [[entry["step"], entry["lm_loss"]] for entry in logged]
-    assert evaluation["points"][-1][:2] == [4, metrics["eval_lm_loss"]]
+    assert evaluation["points"][-1][:2] == [4, done.metrics["eval_lm_loss"]]
     assert set(charts) == {"lm_loss", "jepa_loss", "cosine_similarity", "target_std", "effective_rank"}
     assert "24 rows read, 24 kept, 0 skipped" in page and "Left out" not in page
     assert '<th scope="row">objective</th><td dir="auto">step_jepa</td>' in page

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,7 +151,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
     ],
 )
 def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path, capsys, form, words):
-    from stepjepa.report.runs import data_lines
+    from stepjepa.report.page import data_lines
 
     file, folder = tmp_path / "it's train.jsonl", tmp_path / "run"
     raw = write(tmp_path / "raw.jsonl", raw_rows(form))
@@ -167,7 +166,7 @@ def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path,
 
     said, report = train(capsys, file, folder, "--step_jepa")
     assert report["pairs"] == paired and "steps: the rows' own" in said
-    assert "  steps: the rows' own" in data_lines(SimpleNamespace(data={"train": report}))  # as stepjepa report has it
+    assert "  steps: the rows' own" in data_lines({"train": report})  # as stepjepa report has it
     for number, row in enumerate(rows):
         shown = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", number)
         assert "steps: the row's own" in shown

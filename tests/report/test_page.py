@@ -9,12 +9,11 @@ from html.parser import HTMLParser
 import pytest
 
 from stepjepa.analysis.draw import FIGURES
-from stepjepa.report.answers import chosen, cut
-from stepjepa.report.geometry import TITLES, Album
-from stepjepa.report.html import report_page
-from stepjepa.report.reading import read_folders
-from stepjepa.report.runs import duration
+from stepjepa.report.page import chosen, cut, duration, report_page, settings_table
+from stepjepa.report.reading import Run, read_folders
+from stepjepa.report.studies import TITLES, Album, mean_points
 from support.reports import (
+    TABLES,
     page_data,
     write,
     write_demo,
@@ -83,11 +82,40 @@ def test_what_was_run(tmp_path):
     read = Reader(page_of(*write_pair(tmp_path)))
     rows = {row[0]: row[1:] for row in read.rows("Settings")}
     assert rows["objective differs"] == ["regular", "step_jepa"] and rows["predictors"] == ["-", "2"]
-    assert rows["lbd"] == ["-", "0.1"] and rows["max_steps"] == ["50", "50"] and "output_dir" not in rows
+    assert rows["max_steps"] == ["50", "50"] and not {"lbd", "output_dir", "logging_steps"} & set(rows)
     assert ["torch", "2.6.0", "2.6.0"] in read.rows("Versions")
     text = read.text("run")
     assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text
     assert "skipped 1: 'messages' is empty or no list of messages (first: line 4: 'messages' is empty)" in text
+
+
+def test_settings_by_their_metadata():
+    """What differs or is not at its default is shown, the rest folded; unread options and own folders are left out."""
+    plain = {
+        "objective": "regular",
+        "lbd": 0.5,
+        "seed": 42,
+        "output_dir": "a",
+        "logging_dir": "a/runs",
+        "logging_steps": 5,
+    }
+    jepa = plain | {
+        "objective": "step_jepa",
+        "output_dir": "b",
+        "logging_dir": "b/runs",
+        "logging_steps": 9,
+        "mine": [1, None],
+    }
+    jepa |= {"infonce_temperature": 0.5, "same_predictor": True, "predictors": 0, "train_file": ["x", "y"]}
+    main, rest = settings_table([plain, jepa])
+    assert main == [
+        ("train_file", ["", "x, y"], True),
+        ("objective", ["regular", "step_jepa"], True),
+        ("predictors", ["-", "0"], False),
+        ("lbd", ["-", "0.5"], False),
+        ("mine", ["", "1, none"], True),
+    ]
+    assert rest == [("seed", ["42"], False)]
 
 
 def test_losses(tmp_path):
@@ -126,7 +154,7 @@ def test_accuracy_and_pairs(tmp_path):
     rows = read.rows("Accuracy")
     assert rows[1] == ["test", "gsm8k", "regular", "60.0 %", "[10.0, 90.0]", "", "3 of 5 right", "1 of 5", "2"]
     assert rows[2][2:5] == ["step", "40.0 %", "[10.0, 90.0]"]
-    assert rows[3][3:7] == ["1.2500", "", "", "nats a token; mean of 5 rows 1.5000 [1.0000, 2.0000]"]
+    assert rows[3][3:7] == ["1.2500", "", "", "nats per token; mean of 5 rows 1.5000 [1.0000, 2.0000]"]
     (paired,) = read.rows("Paired differences")[1:]
     assert paired[:4] == ["test, gsm8k", "regular", "step", "-20.0 points"]
     assert paired[5:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
@@ -161,6 +189,10 @@ def test_the_sample_has_every_kind():
 def test_long_texts_lose_their_middle(tmp_path):
     assert cut("abcdef", 6) == "abcdef"
     assert cut("ab" + "x" * 1000 + "yz", 4) == "ab\n[... 1,000 characters are left out here ...]\nyz"
+    few = write_run(tmp_path / "few")
+    write_evaluation(few, "rw", q0="long " * 1000)
+    (made,) = page_data(page_of(few))["predictions"]
+    assert made["rows"][0]["question"] == "question " + "long " * 1000
     run = write_run(tmp_path / "run")
     write_evaluation(run, "rw" * 100, **{f"q{n}": "long " * 10_000 for n in range(200)})
     assert len(page_of(run)) < 3_000_000
@@ -173,7 +205,7 @@ def test_geometry(tmp_path):
         ["step", "0.9900", "0.9899", "0.10", "5.0 %", "3.2", "1.5"],
         ["chance", "", "", "", "2.5 %", "", ""],
     ]
-    assert "40 pairs of test.jsonl, states behind the final norm" in read.text("geometry")
+    assert "40 pairs of test.jsonl, states after the final norm" in read.text("geometry")
     assert "step collapse" in read.text("geometry") and "target states have no rank" in read.text("geometry")
     pictures = [attrs for tag, attrs in read.elements if tag == "img"]
     assert [one["alt"] for one in pictures] == ["Cosines of matched and of shuffled pairs", "PCA of both views: step"]
@@ -189,22 +221,36 @@ def test_pictures_have_a_limit(tmp_path):
 
 
 def test_a_study(tmp_path):
-    read = Reader(page_of(write_study(tmp_path / "study")))
-    rows = read.rows("gsm8k, all arms")
-    assert rows[0] == ["arm", "seeds", "mean [95 %]", "sd", "difference at equal examples", "FLOPs", "time", "verdict"]
-    assert rows[1] == ["regular", "2", "0.5 [0.4, 0.6]", "0.05", "", "2 T", "30 s", "baseline"]
-    assert rows[2][4] == "+0.0125 [-0.0075, +0.0325] p 0.034" and rows[2][-1] == "not established"
+    """Its section is table.md as the study has written it."""
+    page = page_of(write_study(tmp_path / "study"))
+    read = Reader(page)
+    assert '<h1 dir="auto">A study</h1>' in page and '<h3 dir="auto">gsm8k (higher is better)</h3>' in page
+    heads, regular, step = read.rows("Table 4")
+    assert heads == ["arm", "seeds", "mean", "difference at equal examples [95 %]", "verdict"]
+    assert regular == ["regular", "2", "0.5000", "", "baseline"]
+    assert step[3:] == ["+0.0125 [-0.0075, +0.0325]", "not established (n=2, a | b)"]
     text = read.text("study")
-    assert "3 finished, 1 failed" in text and "step_jepa seed 2: exit status 2" in text
-    assert "step_jepa: chose lbd=0.1. Validation means: lbd=0.1: 0.5, lbd=1: 0.4. Chosen 2026-01-02" in text
-    assert "n=2 seeds in common with regular" in text
+    assert "3 trained and scored, 1 not begun" in text and "against regular where" in text
+    assert "step_jepa: chose lbd=0.1. Validation means" in text
+    assert '<li dir="auto">step_jepa seed 2: exit status 2</li>' in page
     assert "3 trainings: 1 min 30 s and 6 T FLOPs in all" in read.text("cost")
-    assert "no weights are there to answer with" in read.text("predictions") and "accuracy" not in read.sections
+    assert "A study keeps the scores of its runs" in read.text("predictions") and "accuracy" not in read.sections
     assert "step_jepa (1 of 1 runs) collapse" in read.text("signs")
     assert {row[0]: row[1:] for row in read.rows("Settings")}["objective differs"] == ["regular", "step_jepa"]
+    (chart,) = [
+        one for one in page_data(page)["charts"]["lm_loss"] if (one["name"], one["kind"]) == ("regular", "training")
+    ]
+    assert [point[:2] for point in chart["points"]][:2] == [[10, 2.0], [20, 1.0]]  # the mean of two equal runs
 
 
-def test_a_study_that_goes_on(tmp_path):
+def test_the_mean_is_over_steps_that_all_have():
+    runs = [Run(name, None, history=[{"step": step, "k": value} for step, value in log]) for name, log in (
+        ("a", [(1, 2.0), (2, 4.0)]), ("b", [(2, 6.0), (3, 1.0)]), ("c", []),
+    )]  # fmt: skip
+    assert mean_points(runs, "k") == [(2, 5.0)]
+
+
+def test_a_study_that_is_unfinished(tmp_path):
     read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
     assert "3 trained and scored, 1 not begun" in read.text("study") and "No tables yet" in read.text("study")
     assert [tag for tag, _ in read.elements].count("figure") == 6  # curves of what has been trained
@@ -237,28 +283,18 @@ def test_cost(tmp_path):
     assert [duration(s) for s in (0.12345, 59.99, 3599.6, 7384)] == ["0.123 s", "60 s", "1 h 0 min", "2 h 3 min"]
 
 
-def test_what_is_missing_is_said_with_its_command(tmp_path):
-    run = tmp_path / "a run"
-    write(run / "run.json", {"settings": {"objective": "regular"}})
-    read = Reader(page_of(run))
-    assert "No data report of a run (data_report.json). stepjepa train writes it" in read.text("run")
-    assert "no log of a training" in read.text("losses")
-    assert (
-        "No evaluation of a run yet: it has not ended; the same command with --resume_from_checkpoint true goes on."
-        in read.text("accuracy")
-    )
-    assert "No predictions" in read.text("predictions")
-    assert "and no weights are there" in read.text("geometry")
-    (run / "model.safetensors").touch()
-    read = Reader(page_of(run))
-    assert f"No evaluation of a run yet: stepjepa evaluate '{run}' TEST_FILE --metric exact" in read.text("accuracy")
-    assert f"No geometry yet: stepjepa analyze TEST_FILE --models '{run}'" in read.text("geometry")
-    file = tmp_path / "held out.jsonl"
-    file.write_text('{"question": "q", "answer": "so\\n#### 3"}\n')
-    write(run / "run.json", {"settings": {"objective": "regular", "eval_file": str(file)}})
-    read = Reader(page_of(run))
-    assert f"stepjepa evaluate '{run}' '{file}' --metric gsm8k" in read.text("accuracy")
-    assert f"stepjepa analyze '{file}' --models '{run}'" in read.text("geometry")
+def test_what_is_missing_is_said_with_the_command_that_writes_it(tmp_path):
+    write(tmp_path / "a run" / "run.json", {"settings": {"objective": "regular"}})
+    read = Reader(page_of(tmp_path / "a run"))
+    for section, words in (
+        ("run", "No data report of a run (data_report.json). stepjepa train writes it"),
+        ("losses", "a run has no log (metrics.json, or a checkpoint's trainer_state.json). stepjepa train writes it."),
+        ("signs", "a run has logged no pairs, so no signs. stepjepa analyze"),
+        ("accuracy", "No evaluation of a run yet. stepjepa evaluate writes one"),
+        ("predictions", "No predictions (evaluation-NAME/predictions.jsonl). stepjepa evaluate writes them."),
+        ("geometry", "No geometry yet. stepjepa analyze"),
+    ):
+        assert words in read.text(section)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -281,9 +317,7 @@ def test_text_of_the_data_is_text(tmp_path, text):
     (made,) = page_data(page)["predictions"]
     assert made["rows"][1]["question"] == f"question {text}"
     study = write_study(tmp_path / "study")
-    table = json.loads((study / "table.json").read_text())
-    table["title"] = table["tables"][0]["arms"][1]["verdict"]["reasons"][0] = text
-    write(study / "table.json", table)
+    (study / "table.md").write_text(TABLES.replace("A study", text).replace("n=2", text))
     read = Reader(page_of(study))
     assert " ".join(text.split()) in read.text("study")
     assert sum(tag == "script" for tag, _ in read.elements) == 2
@@ -312,7 +346,7 @@ def test_odd_values_cost_no_more_than_themselves(tmp_path):
     (tmp_path / "demo" / "regular" / "demo_result.json").rename(run / "demo_result.json")
     names = ["run.json", "metrics.json", "data_report.json", "demo_result.json", "evaluation-test/metrics.json"]
     files = [(run, run / name) for name in (*names, "geometry/numbers.json")]
-    files += [(study, study / name) for name in ("table.json", "state.json")]
+    files += [(study, study / "state.json")]
     for folder, file in files:
         text = file.read_text()
         for place in draw.sample(list(leaves(json.loads(text)))[1:], 8):

@@ -10,8 +10,9 @@ from stepjepa.study.compare import ArmRuns
 from stepjepa.study.reading import read_study
 from stepjepa.study.results import RunRecord, study_tables
 from stepjepa.study.stats import paired_difference
-from stepjepa.study.table import interval_text, p_text, scaled, study_table
+from stepjepa.study.table import interval_text, p_text, study_table
 from stepjepa.study.tree import parse_tree
+from stepjepa.utils.text import scaled
 
 pytest.importorskip("scipy")
 pytest.importorskip("statsmodels")

@@ -114,27 +114,36 @@ def write_geometry(folder: Path) -> Path:
     return folder
 
 
-def _difference(mean: float, p: float | None) -> dict[str, Any]:
-    result = {"n": 3, "mean": mean, "sd": 0.01, "low": mean - 0.02, "high": mean + 0.02, "t_p": 0.5, "confidence": 0.95}
-    return {"against": "regular", "seeds": [1, 2, 3], "lost": [], "result": result, "holm_p": p}
+TABLES = """# A study
+
+## block
+
+**gsm8k** (higher is better)
+
+| arm | seeds | mean | difference at equal examples [95 %] | verdict |
+|---|---|---|---|---|
+| regular | 2 | 0.5000 |  | baseline |
+| step_jepa | 2 | 0.5125 | +0.0125 [-0.0075, +0.0325] | not established (n=2, a \\| b) |
+
+Differences are paired by seed, against `regular` where nothing else is said.
+
+`step_jepa`: chose lbd=0.1. Validation means: lbd=0.1: 0.5, lbd=1: 0.4. Chosen 2026-01-02, before its test split was scored.
+
+**Runs that are missing**
+
+- step_jepa seed 2: exit status 2
+"""
 
 
 def write_study(folder: Path, ended: bool = True) -> Path:
     """A study of two arms, of which one run has failed."""
     arms = {"regular": {"objective": "regular"}, "step_jepa": {"objective": "step_jepa", "lbd": 0.1}}
-    choice = {
-        "cell": {"lbd": 0.1},
-        "means": {"lbd=0.1": 0.5, "lbd=1": 0.4},
-        "words": "chose lbd=0.1",
-        "at": "2026-01-02",
-    }
     code = {"stepjepa": "0.1.0", "source": "abcd", "torch": "2.6.0"}
     identity = {
         "code": code,
         "blocks": {"": {"arms": {name: {"model_name": "tiny", **arm} for name, arm in arms.items()}}},
     }
-    write(folder / "state.json", {"identity": identity, "choices": {"/step_jepa": choice}, "scored": []})
-    results = []
+    write(folder / "state.json", {"identity": identity, "choices": {}, "scored": []})
     for arm in arms:
         for seed in (1, 2):
             run, failed = folder / "runs" / arm / f"seed-{seed}", (arm, seed) == ("step_jepa", 2)
@@ -143,44 +152,8 @@ def write_study(folder: Path, ended: bool = True) -> Path:
                 write_run(run / "model", arm)
                 write(run / "trained.json", {"steps": 50, "flops": 2e12, "train_seconds": 30.0})
                 write(run / "scored-test.json", {"metrics": {"gsm8k": 0.5}})
-            status = {"status": "failed", "error": "exit status 2"} if failed else {"status": "finished", "error": None}
-            results.append(
-                {
-                    "block": "",
-                    "arm": arm,
-                    "control": "none",
-                    "compute": "equal examples",
-                    "seed": seed,
-                    "cell": {},
-                    **status,
-                }
-            )
     if ended:
-        summary = {"n": 2, "estimate": 0.5, "sd": 0.05, "low": 0.4, "high": 0.6}
-        rest = {
-            "seeds": [1, 2],
-            "summary": summary,
-            "examples": None,
-            "compute": None,
-            "control": None,
-            "flops": 2e12,
-            "seconds": 30.0,
-        }
-        verdict = {"label": "not established", "reasons": ["n=2 seeds in common with regular"]}
-        rows = [
-            {"name": "regular", "role": "baseline", **rest, "verdict": None},
-            {"name": "step_jepa", "role": "arm", **rest, "examples": _difference(0.0125, 0.034), "verdict": verdict},
-        ]
-        table = {
-            "block": "",
-            "metric": "gsm8k",
-            "higher_is_better": True,
-            "baseline": "regular",
-            "alpha": 0.05,
-            "arms": rows,
-        }
-        write(folder / "table.json", {"title": "A study", "tables": [{**table, "confidence": 0.95}], "missing": []})
-        write(folder / "results.jsonl", results)
+        (folder / "table.md").write_text(TABLES, encoding="utf-8")
         (folder / "study.png").write_bytes(PIXEL)
     return folder
 

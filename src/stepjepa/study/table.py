@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepjepa.study.compare import ArmRuns, ComparedArm, Comparison, Kind, compare_arms
+from stepjepa.utils.text import scaled
 
 # Kind of comparison, title of its column, title of its corrected p-value's.
 KINDS: tuple[tuple[Kind, str, str], ...] = (
@@ -16,7 +17,6 @@ KINDS: tuple[tuple[Kind, str, str], ...] = (
     ("control", "difference from shuffled control", "p from shuffled control (t, Holm)"),
     ("random", "difference from random control", "p from random control (t, Holm)"),
 )
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 _RESULT = ("n", "mean", "sd", "low", "high", "t_p", "wilcoxon_p", "effect_size")
 Number = Callable[[float], str]
 
@@ -136,14 +136,6 @@ def p_text(p: float | None) -> str:
 def interval_text(low: float | None, high: float | None, number: Number) -> str:
     """``[low, high]``, "-" for none."""
     return "-" if low is None or high is None else f"[{number(low)}, {number(high)}]"
-
-
-def scaled(value: float | None) -> str:
-    """A large number with a prefix: 1.23e15 is "1.23 P"."""
-    if value is None:
-        return "-"
-    power = 0 if value < 1 else min(int(math.log10(value) / 3), len(_PREFIXES) - 1)
-    return f"{value / 1000**power:.3g} {_PREFIXES[power]}".rstrip()
 
 
 def _difference(comparison: Comparison | None, number: Number) -> str:

@@ -7,12 +7,14 @@ and lone surrogates.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from stepjepa.utils.files import json_bytes
 
 LONGEST_LINE = 480  # characters of an error line
 _MIDDLE = " ... "
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def printable(text: str) -> str:
@@ -60,3 +62,11 @@ def printable_json(record: Any) -> str:
 
 def _json_escape(character: str) -> str:
     return json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f"
+
+
+def scaled(value: float | None) -> str:
+    """A large number with a prefix: 1.23e15 is "1.23 P"."""
+    if value is None:
+        return "-"
+    power = 0 if value < 1 else min(int(math.log10(value) / 3), len(_PREFIXES) - 1)
+    return f"{value / 1000**power:.3g} {_PREFIXES[power]}".rstrip()

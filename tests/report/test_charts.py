@@ -1,13 +1,17 @@
 """Curves: places, ticks, and what is drawn of long logs."""
 
+import re
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stepjepa.inspect.style import luminance
-from stepjepa.report.chart import (
+from stepjepa.report import charts
+from stepjepa.report.charts import (
     BOTTOM,
+    COLOURS,
     HEIGHT,
     LEFT,
     MOST_POINTS,
@@ -16,12 +20,11 @@ from stepjepa.report.chart import (
     WIDTH,
     history_points,
     log_ticks,
+    look,
     make_chart,
-    mean_points,
     thin,
     ticks,
 )
-from stepjepa.report.palette import COLOURS, DARK_COLOURS, look
 from support.colours import DEUTERANOPIA, lab, linear
 
 
@@ -31,10 +34,6 @@ def test_points_are_finite_and_in_order():
         {"step": 4, "lm_loss": "x"}, {"step": 5, "lm_loss": None}, {"step": 6}, {"step": 2, "lm_loss": 1.25},
     ]  # fmt: skip
     assert history_points(history, "lm_loss") == [(1, 2), (2, 1.25)]
-
-
-def test_the_mean_is_over_steps_that_all_have():
-    assert mean_points([[(1, 2.0), (2, 4.0)], [(2, 6.0), (3, 1.0)]]) == [(2, 5.0)]
 
 
 def test_places():
@@ -55,11 +54,11 @@ def test_places():
 
 def test_a_logarithmic_axis_needs_positive_values():
     series = [(0, "a", "training", [(1, 8.0), (2, 2.0), (3, 0.5)])]
-    chart = make_chart("k", "K", series, logarithmic=True)
+    chart = make_chart("lm_loss", "K", series)
     heights = [point[3] for point in chart.readout()[0]["points"]]
     assert chart.logarithmic and heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.15)
     assert [label for _, label in chart.y_ticks] == ["0.5", "1", "2", "5"]
-    assert not make_chart("k", "K", [(0, "a", "training", [(1, 8.0), (2, 0.0)])], logarithmic=True).logarithmic
+    assert not make_chart("lm_loss", "K", [(0, "a", "training", [(1, 8.0), (2, 0.0)])]).logarithmic
 
 
 def test_one_point_and_none():
@@ -86,8 +85,13 @@ def test_a_spike_in_a_long_log_is_not_lost():
     assert chart.thinned and len(rows) == 24 and rows[0][0] == "0" and rows[-1][0] == "9999" and steps == len(thinned)
 
 
-@pytest.mark.parametrize(("colours", "paper"), [(COLOURS, "#ffffff"), (DARK_COLOURS, "#1a1f28")], ids=["light", "dark"])
+STYLE = (Path(charts.__file__).parent / "page" / "report.css").read_text()
+LIGHT, DARK = zip(*re.findall(r"^\.c\d \{ --c: light-dark\((#\w+), (#\w+)\); \}$", STYLE, re.MULTILINE), strict=True)
+
+
+@pytest.mark.parametrize(("colours", "paper"), [(LIGHT, "#ffffff"), (DARK, "#1a1f28")], ids=["light", "dark"])
 def test_colours_differ_under_deuteranopia(colours, paper):
+    assert len(colours) == COLOURS
     for one, other in combinations(colours, 2):
         assert np.linalg.norm(lab(linear(one)) - lab(linear(other))) > 18
         assert np.linalg.norm(lab(DEUTERANOPIA @ linear(one)) - lab(DEUTERANOPIA @ linear(other))) > 18, (one, other)

@@ -11,14 +11,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.report.files import number
-from stepjepa.report.palette import look
+from stepjepa.report.reading import number
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 12, 44
+# Where the lines of a chart are.
+FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
 MOST_POINTS = 400  # of a line
 MOST_ROWS = 24  # of the table below a chart
+COLOURS = 7  # classes ``c0``, ``c1``, .. of the page's style
+DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
 Point = tuple[float, float]  # step, value
+PointsOf = Callable[[str], list[Point]]  # from a key of the log
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From values to positions: `low` is drawn at `start`, `high` at `end`, in units of the picture."""
+
+    low: float
+    high: float
+    start: int
+    end: int
+    logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """The position of a value."""
+        scale = math.log if self.logarithmic else float
+        share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
+        return round(self.start + share * (self.end - self.start), 1)
 
 
 @dataclass(frozen=True)
@@ -26,21 +47,33 @@ class Line:
     """One run in one quantity.
 
     Attributes:
-        name: of the run.
         kind: "training" or "evaluation".
         points: (step, value), in the order of the steps.
-        colour, dashes: see `palette.look`.
-        path: of SVG.
-        marks: places of the points, where they are marked.
+        places: (x, y) of the points.
+        colour, dashes: see `look`.
     """
 
     name: str
     kind: str
     points: list[Point]
+    places: list[Point]
     colour: int
     dashes: str
-    path: str
-    marks: list[Point]
+
+    @property
+    def label(self) -> str:
+        """The name, with "(evaluation)" where it is one."""
+        return f"{self.name} (evaluation)" if self.kind == "evaluation" else self.name
+
+    @property
+    def path(self) -> str:
+        """The line in SVG."""
+        return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in self.places)
+
+    @property
+    def marks(self) -> list[Point]:
+        """Places of the points, where they are marked."""
+        return self.places if self.kind == "evaluation" or len(self.places) == 1 else []
 
 
 @dataclass(frozen=True)
@@ -48,11 +81,9 @@ class Chart:
     """One quantity of all runs over the optimizer steps.
 
     Attributes:
-        key: of the log, or what stands for it.
-        title: in words.
+        key: of the log.
         logarithmic: whether the value's axis is.
-        x_ticks, y_ticks: (place, label).
-        lines: of all runs.
+        x_ticks, y_ticks: (position, label).
         thinned: whether lines have more points than are drawn.
     """
 
@@ -66,104 +97,95 @@ class Chart:
 
     @property
     def description(self) -> str:
-        """The chart in words, for who does not see it."""
-        ends = [
-            f"{line.name} ({line.kind}): {short(line.points[0][1])} at step {line.points[0][0]:g}, "
-            f"{short(line.points[-1][1])} at step {line.points[-1][0]:g}"
-            for line in self.lines
-        ]
-        return "; ".join(ends)
+        """The chart as text, for readers who do not see it."""
+        ends = ((line, *line.points[0], *line.points[-1]) for line in self.lines)
+        return "; ".join(
+            f"{line.name} ({line.kind}): {short(first)} at step {start:g}, {short(last)} at step {end:g}"
+            for line, start, first, end, last in ends
+        )
 
     def table(self) -> tuple[list[str], list[list[str]], int]:
         """Heads, rows of cells, and how many rows there would be; at most `MOST_ROWS` rows, taken evenly."""
         values = [dict(line.points) for line in self.lines]
         steps = sorted({step for line in values for step in line})
-        picked = [steps[round(at)] for at in spread(len(steps), MOST_ROWS)]
+        count = min(len(steps), MOST_ROWS)
+        picked = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
         rows = [[f"{step:g}", *(short(line[step]) if step in line else "" for line in values)] for step in picked]
-        names = [f"{line.name} (evaluation)" if line.kind == "evaluation" else line.name for line in self.lines]
-        return ["step", *names], rows, len(steps)
+        return ["step", *(line.label for line in self.lines)], rows, len(steps)
 
     def readout(self) -> list[dict[str, Any]]:
         """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
-        place = self._places()
         return [
-            {"name": line.name, "kind": line.kind, "points": [[*point, *place(point)] for point in line.points]}
+            {
+                "name": line.name,
+                "kind": line.kind,
+                "points": [[*at, *where] for at, where in zip(line.points, line.places, strict=True)],
+            }
             for line in self.lines
         ]
 
-    def _places(self) -> Callable[[Point], Point]:
-        return placing([line.points for line in self.lines], self.logarithmic)
+
+def look(index: int) -> tuple[int, str]:
+    """Number of the colour and dashes of series `index`; 49 of them differ, the first 7 in both."""
+    return index % COLOURS, DASHES[(index + index // COLOURS) % len(DASHES)]
 
 
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
     """(step, value) of a key in a log, where both are finite numbers; the last value of a step, steps in order."""
     found = {}
     for entry in history:
-        step, value = number(entry.get("step")), number(entry.get(key))
+        step, value = number(entry, "step"), number(entry, key)
         if step is not None and value is not None:
             found[step] = value
     return sorted(found.items())
 
 
-def mean_points(several: Sequence[list[Point]]) -> list[Point]:
-    """The mean at the steps that all have."""
-    tables = [dict(points) for points in several]
-    steps = sorted(set.intersection(*map(set, tables))) if tables else []
-    return [(step, sum(table[step] for table in tables) / len(tables)) for step in steps]
+def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple[str, str]]) -> list[Chart]:
+    """A chart for each quantity that was logged, evaluations (``eval_...``) in the same one.
+
+    Args:
+        runs: (name, key -> points).
+        quantities: (key, title).
+    """
+    charts = []
+    for key, title in quantities:
+        series = []
+        for place, (name, points_of) in enumerate(runs):
+            evaluated = key if key.startswith("eval_") else f"eval_{key}"
+            series += [] if key == evaluated else [(place, name, "training", points_of(key))]
+            series.append((place, name, "evaluation", points_of(evaluated)))
+        chart = make_chart(key, title, series)
+        charts += [chart] if chart else []
+    return charts
 
 
-def make_chart(
-    key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]], logarithmic: bool = False
-) -> Chart | None:
-    """A chart of the series that have points; None where none has.
+def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]]) -> Chart | None:
+    """A chart of the series that have points, None where none has; of an LM loss logarithmic, where that can be.
 
     Args:
         series: (number of the run, its name, "training" or "evaluation", points).
-        logarithmic: wanted; a linear axis is taken where a value is not positive.
     """
     drawn = [(run, name, kind, thin(points)) for run, name, kind, points in series if points]
     if not drawn:
         return None
-    lines = [points for *_, points in drawn]
-    values = [value for points in lines for _, value in points]
-    logarithmic = logarithmic and min(values) > 0 and max(values) > 3 * min(values)
-    place = placing(lines, logarithmic)
-    made = []
-    for run, name, kind, points in drawn:
-        colour, dashes = look(run)
-        places = [place(point) for point in points]
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        marked = kind == "evaluation" or len(places) == 1
-        made.append(Line(name, kind, points, colour, dashes, path, places if marked else []))
-    steps = [step for points in lines for step, _ in points]
-    low, high = limits(values, logarithmic)
-    y_values = log_ticks(low, high) if logarithmic else ticks(low, high)
+    steps = [step for *_, points in drawn for step, _ in points]
+    values = [value for *_, points in drawn for _, value in points]
+    logarithmic = key.endswith("lm_loss") and min(values) > 0 and max(values) > 3 * min(values)
+    first, last = min(steps), max(steps)
+    x = Axis(*((first, last) if last > first else (first - 1, first + 1)), LEFT, WIDTH - RIGHT)
+    y = Axis(*limits(values, logarithmic), HEIGHT - BOTTOM, TOP, logarithmic)
     return Chart(
         key,
         title,
         logarithmic,
-        [(place((step, low))[0], thousands(step)) for step in ticks(*_wide(min(steps), max(steps)), 5)],
-        [(place((steps[0], value))[1], short(value)) for value in y_values],
-        made,
+        [(x.place(step), _thousands(step)) for step in ticks(x.low, x.high, 5)],
+        [(y.place(at), short(at)) for at in (log_ticks if logarithmic else ticks)(y.low, y.high)],
+        [
+            Line(name, kind, points, [(x.place(step), y.place(value)) for step, value in points], *look(run))
+            for run, name, kind, points in drawn
+        ],
         any(len(points) > MOST_POINTS for *_, points in series),
     )
-
-
-def placing(lines: Sequence[Sequence[Point]], logarithmic: bool) -> Callable[[Point], Point]:
-    """From (step, value) to (x, y) in the picture."""
-    values = [value for points in lines for _, value in points]
-    first, last = _wide(min(s for points in lines for s, _ in points), max(s for points in lines for s, _ in points))
-    scale = math.log if logarithmic else float
-    low, high = (scale(end) for end in limits(values, logarithmic))
-
-    def place(point: Point) -> Point:
-        across = (point[0] - first) / (last - first)
-        up = (scale(point[1]) - low) / (high - low)
-        return round(LEFT + across * (WIDTH - LEFT - RIGHT), 1), round(
-            HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM), 1
-        )
-
-    return place
 
 
 def limits(values: Sequence[float], logarithmic: bool) -> tuple[float, float]:
@@ -185,7 +207,7 @@ def ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every power of ten between the ends; the powers alone where that is much."""
+    """1, 2 and 5 of every power of ten between the ends; the powers alone, or some of them, where that is much."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1,)):
         found = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
@@ -206,21 +228,11 @@ def thin(points: list[Point]) -> list[Point]:
     return sorted(kept)
 
 
-def spread(count: int, most: int) -> list[float]:
-    """At most `most` places among `count`, the first and the last among them."""
-    return [at * (count - 1) / (most - 1) for at in range(most)] if count > most else list(range(count))
-
-
 def short(value: float) -> str:
     """Four digits that count."""
     return f"{value:.4g}"
 
 
-def thousands(step: float) -> str:
+def _thousands(step: float) -> str:
     """A step on an axis: ``12k``."""
     return f"{step / 1000:g}k" if step >= 10_000 and step % 100 == 0 else f"{step:g}"
-
-
-def _wide(first: float, last: float) -> tuple[float, float]:
-    """Ends of the steps' axis, which are not the same."""
-    return (first, last) if last > first else (first - 1, first + 1)
