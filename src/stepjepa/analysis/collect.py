@@ -30,6 +30,7 @@ from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, row_states
 from stepjepa.modeling.parts import backbone
 from stepjepa.modeling.trim import decoder_layers
+from stepjepa.objectives.base import objective_of
 
 
 class StatesNotFinite(DataError):
@@ -77,10 +78,11 @@ def read_pairs(
     encode, every = make_encoder(rows, tokenizer, renderer, options), None
     objective = options.objective
     if options.needs_steps:
-        method = copy.copy(objective.options)  # type: ignore[union-attr]
+        assert objective is not None
+        method = copy.copy(objective.options)
         method.step_pairs, method.horizon, method.multi_horizon = "all", 1, None
         method.last_token, method.forward = None, "packed"
-        every = make_encoder(rows, tokenizer, renderer, replace(options, objective=type(objective)(method)))
+        every = make_encoder(rows, tokenizer, renderer, replace(options, objective=objective_of(method)))
     report, examples, numbers, steps_of = DataReport(rows.name), list[Example](), list[int](), list[int]()
     for first, chunk in _chunks(rows, max_rows):
         encoded = encode(chunk)
@@ -178,6 +180,7 @@ def collect_states(
                 ("target", batch.target_rows, batch.targets.positions),
             )
             for side, rows, positions in sides:
+                assert rows is not None  # pairs have targets
                 read = read_layers(model, rows, positions, chosen, head=side == "source")
                 if len({states_BD.shape[1] for states_BD in read}) > 1:
                     raise ConfigError(f"{name}: its layers have states of different widths; choose some with --layers")

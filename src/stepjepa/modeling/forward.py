@@ -140,7 +140,7 @@ def _forest_forward(
     gamma = 1.0 if objective is None else objective.options.gamma
     output = ForestOutput(
         {LM: LossPart(lm, batch.label_ids.numel(), gamma)},
-        source if predictor is None else predictor(source),
+        source if predictor is None or source is None else predictor(source),  # type: ignore[arg-type]
         target,  # type: ignore[arg-type]
         head.most_likely(model, predicting) if predict_ids else None,
     )

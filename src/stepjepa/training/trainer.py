@@ -130,7 +130,7 @@ class JEPATrainer(ResumingTrainer):
             super().__init__(
                 model=model,
                 args=args,
-                data_collator=collator,
+                data_collator=collator,  # type: ignore[arg-type]  # a batch is a `Batch`
                 train_dataset=train,
                 eval_dataset=evaluation,
                 processing_class=processing_class,
