@@ -21,10 +21,11 @@ import numpy as np
 import torch
 import transformers
 
-from stepjepa.analysis.best_of import best_of_lines, best_of_records, first_of_each
+from stepjepa.analysis.best_of import best_of_records, first_of_each
 from stepjepa.analysis.collect import EncodedSolution, Reading, collect_readings, encode_solutions
-from stepjepa.analysis.models import AnalyzedModel, load_analyzed
+from stepjepa.analysis.models import AnalyzedModel, energy_notes, load_analyzed, packed_form
 from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions
+from stepjepa.analysis.summary import energy_lines
 from stepjepa.data.chat_template import template_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
@@ -34,7 +35,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.metrics.base import Metric
 from stepjepa.evaluation.metrics.registry import make_metrics
-from stepjepa.evaluation.models import TrainingRecord, find_model, fingerprint, read_record, softmax_size
+from stepjepa.evaluation.models import find_model, fingerprint, read_record
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
 from stepjepa.evaluation.run import Task
 from stepjepa.evaluation.scoring import drop_unscorable
@@ -42,15 +43,12 @@ from stepjepa.evaluation.solutions import SolutionSet, read_solutions, right_ans
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
 from stepjepa.generation.store import replace as replace_file
-from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm
+from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.trial import choose_forward
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.objective import jepa_losses
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import ModelSetup, make_collator
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.progress import Bar, ending
@@ -89,7 +87,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         system = choose_system_prompt(options.system_prompt, False, model.record, model.place.name)
         bar.say(f"model    {model.place.name} ({model.description})")
         bar.say(f"system   {system.origin}")
-        for line in _notes(model.record):
+        for line in energy_notes(model.record):
             bar.say(f"note     {line}")
         if options.questions:
             solutions = _sampled(options, model, method, system, metric, Paths((samples, none), about, partial), bar)
@@ -102,7 +100,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         replace_file(path, map(json_line, lines))
         replace_file(record, [json_bytes(result, indent=2), b"\n"])
     files = (path, record, *([samples] if options.questions else []))
-    return AnalysisResult(result, files, (*_text(result), *(f"{'written':<14} {file}" for file in files)))
+    return AnalysisResult(result, files, (*energy_lines(result), *(f"{'written':<14} {file}" for file in files)))
 
 
 def load_scorer(options: EnergyOptions) -> tuple[AnalyzedModel, JEPAOptions]:
@@ -133,20 +131,6 @@ def load_scorer(options: EnergyOptions) -> tuple[AnalyzedModel, JEPAOptions]:
             "--predictors 0"
         )
     return model, replace(method, predictors=model.predictors.count, predictor_order=model.predictors.order)
-
-
-def _notes(record: TrainingRecord) -> list[str]:
-    """Where the energy is not what the model was trained on."""
-    own, lines = record.settings, list[str]()
-    if own and own.get("objective") != "step_jepa":
-        lines.append(f"it was trained with --objective {own.get('objective')}; no step predicted the next one there")
-    elif own and not own.get("lbd"):
-        lines.append("it was trained with --lbd 0; no step predicted the next one there")
-    elif own.get("step_pairs") == "first":
-        lines.append("it was trained with --step_pairs first: only step 1 -> step 2; all pairs are read here")
-    if own.get("target_encoder") == "ema":
-        lines.append("it was trained with an EMA target encoder; targets are encoded by the model itself here")
-    return lines
 
 
 def _sampled(
@@ -193,8 +177,8 @@ def _scored(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A record for each solution, and what all of them come to."""
     bar.say(f"scored   {found.source}: {len(found.solutions)} of {found.rows_read} rows")
-    for line in found.skipped_lines():
-        bar.say(f"         {line}")
+    for text in found.skipped_lines():
+        bar.say(f"         {text}")
     short, verdicts = 0, list[tuple[bool, str | None]]()
     if metric is not None:  # before the model works
         groups, short = first_of_each([one.question_key for one in found.solutions], int(options.best_of or 0))
@@ -203,15 +187,15 @@ def _scored(
     # The chats are made already, whatever the columns were.
     method = replace(method, source_column=None, target_column=None, choice_column=None)
     encoded, report = _encoded(options, model, method, found)
-    for line in report.steps.lines():
-        bar.say(f"         {line}")
+    for text in report.steps.lines():
+        bar.say(f"         {text}")
     readable = [one for one in encoded if one is not None]
     if not readable:
         first = next(iter(report.first_skipped.values()))
         raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
     bar.begin("energies", len(readable), 0)
     with saying_out_of_memory(f"out of memory with {options.batch_size} solutions at once; lower --batch_size"):
-        vocabulary, collator = _forward(model, method)
+        vocabulary, collator = packed_form(model, method)
         readings = collect_readings(
             model.model, collator, [one.example for one in readable], vocabulary, options.batch_size, bar.step
         )
@@ -226,9 +210,8 @@ def _scored(
         count = int(options.best_of or 0)
         for number, (line, (right, final)) in enumerate(zip(lines, verdicts, strict=True)):
             line |= {"sample": number % count + 1, "answer": final, "correct": right}
-        result["best_of"] = {
-            **best_of_records(lines, count), "questions_with_fewer": short, "metric": options.metric
-        }  # fmt: skip
+        rules = best_of_records(lines, count)
+        result["best_of"] = {**rules, "questions_with_fewer": short, "metric": options.metric}
     versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return lines, {
         **result,
@@ -260,17 +243,6 @@ def _encoded(
     settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
     placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
     return encode_solutions(placed, model.tokenizer, renderer, settings)
-
-
-def _forward(model: AnalyzedModel, method: JEPAOptions) -> tuple[int, Any]:
-    """V of the LM softmax, and the collator of the form that the model can compute."""
-    vocabulary = softmax_size(causal_lm(model.model), model.tokenizer, model.place, model.record)
-    device, ids = next(model.model.parameters()).device.type, model.predictors.ids
-    attach_forest_forward(model.model, vocabulary)
-    setup = ModelSetup(vocabulary, [], choose_forward(model.model, "auto", vocabulary, device, ids))
-    attention = text_config(causal_lm(model.model).config)._attn_implementation
-    collator: Any = make_collator(setup, method, model.tokenizer.pad_token_id or 0, attention, device)
-    return vocabulary, replace(collator, predictor_ids=ids)
 
 
 def shuffled_energies(
@@ -359,27 +331,6 @@ def _summary(lines: Sequence[Mapping[str, Any]], found: SolutionSet, report: Dat
 
 def _values(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [record[name] for record in records if record[name] is not None]
-
-
-def _text(result: Mapping[str, Any]) -> list[str]:
-    without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
-    lines = [f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"]
-    units = {"shuffled": " (steps of other questions)", "log_likelihood_mean": " (nats a token)"}
-    for name, one in result["means"].items():
-        if one["value"] is not None:
-            ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
-            label = name.removesuffix("_mean").replace("_", "-")
-            lines.append(f"{label:<14} {one['value']:.5g}{ends}{units.get(name, '')}")
-    if result["nearer_than_shuffled"] is not None:
-        share = 100 * result["nearer_than_shuffled"]
-        lines.append(f"{'':<14} {share:.1f} % of the predictions are nearer to their own next step than to those")
-    if result["truncated"]:
-        lines.append(f"{'cut':<14} {result['truncated']} solutions at max_length; the rest of them is not scored")
-    if "best_of" in result:
-        fewer = result["best_of"]["questions_with_fewer"]
-        left_out = [f"{fewer} questions have fewer solutions and are left out"] if fewer else []
-        lines += ["", *best_of_lines(result["best_of"]), *left_out, ""]
-    return lines
 
 
 def _metric(options: EnergyOptions) -> Metric:

@@ -28,11 +28,13 @@ from stepjepa.evaluation.models import (
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_rows
-from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
+from stepjepa.modeling.trial import choose_forward
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions, method_of
+from stepjepa.training.setup import ModelSetup, make_collator
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.progress import Bar
 from stepjepa.utils.text import escaped
@@ -143,6 +145,31 @@ def _find_predictors(
     return Predictors(wanted, tuple(reversed(ids) if order == "descending" else ids), order, same)
 
 
+def packed_form(model: AnalyzedModel, method: JEPAOptions) -> tuple[int, Any]:
+    """Prepare the model for the packed form, or for two_pass where it cannot: V of its LM softmax, and the collator."""
+    vocabulary = softmax_size(causal_lm(model.model), model.tokenizer, model.place, model.record)
+    device, ids = next(model.model.parameters()).device.type, model.predictors.ids
+    attach_forest_forward(model.model, vocabulary)
+    setup = ModelSetup(vocabulary, [], choose_forward(model.model, "auto", vocabulary, device, ids))
+    attention = text_config(causal_lm(model.model).config)._attn_implementation
+    collator: Any = make_collator(setup, method, model.tokenizer.pad_token_id or 0, attention, device)
+    return vocabulary, replace(collator, predictor_ids=ids)
+
+
+def energy_notes(record: TrainingRecord) -> list[str]:
+    """Where the energy is not what the model was trained on."""
+    own, lines = record.settings, list[str]()
+    if own and own.get("objective") != "step_jepa":
+        lines.append(f"it was trained with --objective {own.get('objective')}; no step predicted the next one there")
+    elif own and not own.get("lbd"):
+        lines.append("it was trained with --lbd 0; no step predicted the next one there")
+    elif own.get("step_pairs") == "first":
+        lines.append("it was trained with --step_pairs first: only step 1 -> step 2; all pairs are read here")
+    if own.get("target_encoder") == "ema":
+        lines.append("it was trained with an EMA target encoder; targets are encoded by the model itself here")
+    return lines
+
+
 class Collector:
     """Runs models one after the other over the same rows; their states go to `folder`."""
 
@@ -250,7 +277,11 @@ def labels_of(names: Sequence[str]) -> list[str]:
 
 @contextmanager
 def naming_flag(flag: str) -> Iterator[None]:
-    """Let messages name the flag that was given here in place of the one of the command that they were written for."""
+    """Let messages name the flag that was given here in place of the one of the command that they were written for.
+
+    Raises:
+        ConfigError: with the flag's name.
+    """
     try:
         yield
     except ConfigError as error:
