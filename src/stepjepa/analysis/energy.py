@@ -23,6 +23,7 @@ import transformers
 
 from stepjepa.analysis.best_of import best_of_records, first_of_each
 from stepjepa.analysis.collect import EncodedSolution, Reading, collect_readings, encode_solutions
+from stepjepa.analysis.draw import slug
 from stepjepa.analysis.models import AnalyzedModel, energy_notes, load_analyzed, packed_form
 from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions
 from stepjepa.analysis.summary import energy_lines
@@ -69,7 +70,8 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         StepJepaError: what cannot be used; what an earlier command has written is unchanged then.
     """
     options.check()
-    path = Path(options.output_file or f"energies-{_stem(options.file)}.jsonl").expanduser()
+    name = slug(Path(options.file).stem if Path(options.file).exists() else options.file)
+    path = Path(options.output_file or f"energies-{name}.jsonl").expanduser()
     record = path.with_name(f"{path.stem}.metrics.json")
     names = (f"{path.stem}.samples.{kind}" for kind in ("jsonl", "none", "json", "partial"))
     samples, none, about, partial = (path.with_name(name) for name in names)
@@ -352,8 +354,3 @@ def _check_files(paths: Sequence[Path], options: EnergyOptions) -> None:
                 f"{path} is there already; give another --output_file, or replace it with --overwrite_output_dir"
             )
     check_writable(paths[0].parent, "--output_file")
-
-
-def _stem(name: str) -> str:
-    stem = Path(name).stem if Path(name).exists() else name
-    return "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in stem).strip("-.") or "data"
