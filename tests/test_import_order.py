@@ -32,7 +32,17 @@ LOWER = {
     "inspect": {"config", "data", "objectives", "forest", "modeling", "training"},
     "generation": {"config", "data", "modeling"},
     "evaluation": {"config", "data", "modeling", "generation"},
-    "analysis": {"data", "objectives", "forest", "modeling"},
+    "analysis": {
+        "config",
+        "data",
+        "objectives",
+        "forest",
+        "modeling",
+        "training",
+        "inspect",
+        "generation",
+        "evaluation",
+    },
     "study": {"config", "data", "objectives", "modeling", "training", "generation", "evaluation", "analysis"},
     "recipes": set(),
     # what others have left on disk, as they read and write it
@@ -51,7 +61,7 @@ EXPORTED = {
     "JEPAConfig": "training",
     "JEPATrainer": "training",
     **dict.fromkeys(("RowView", "show_row"), "inspect"),
-    **dict.fromkeys(("check", "compare", "evaluate", "export", "generate", "train"), "api"),
+    **dict.fromkeys(("analyze", "check", "compare", "evaluate", "export", "generate", "train"), "api"),
 }
 
 
@@ -125,7 +135,7 @@ def test_the_library_keeps_the_order():
         ("inspect/rows.py", "from stepjepa.evaluation import run"),
         ("evaluation/run.py", "from stepjepa.training import trainer"),
         ("analysis/plots.py", "from stepjepa.cli import main"),
-        ("analysis/geometry.py", "from stepjepa.training.meter import collapse_signs"),
+        ("analysis/geometry.py", "from stepjepa.study.run import run_study"),
         ("report/runs.py", "from stepjepa.modeling.load import load_model"),
         ("study/run.py", "from stepjepa.cli.parser import StrictParser"),
         ("errors.py", "from stepjepa.data import chat"),

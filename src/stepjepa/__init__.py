@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.version import __version__
 
 if TYPE_CHECKING:
-    from stepjepa.api import check, compare, evaluate, export, generate, inspect, train
+    from stepjepa.api import analyze, check, compare, evaluate, export, generate, inspect, train
     from stepjepa.inspect.view import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
@@ -23,6 +23,7 @@ __all__ = [
     "JEPATrainer",
     "RowView",
     "__version__",
+    "analyze",
     "check",
     "compare",
     "evaluate",
@@ -38,6 +39,7 @@ _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.inspect.view",
+    "analyze": _API,
     "check": _API,
     "compare": _API,
     "evaluate": _API,

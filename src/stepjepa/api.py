@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
+    from stepjepa.analysis.options import AnalysisResult
     from stepjepa.evaluation.compare import Analysis, Comparison
     from stepjepa.evaluation.scoring import EvaluationResult
     from stepjepa.generation.solve import GenerationResult
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from stepjepa.report import ReportResult
     from stepjepa.training.run import TrainResult
 
-__all__ = ["check", "compare", "evaluate", "export", "generate", "inspect", "train"]
+__all__ = ["analyze", "check", "compare", "evaluate", "export", "generate", "inspect", "report", "train"]
 
 # Functions that are public as they are, and their modules.
 _HOMES = {"check": "stepjepa.inspect.check.report", "inspect": "stepjepa.inspect.view"}
@@ -240,3 +241,21 @@ def report(**options: Any) -> ReportResult:
     from stepjepa.report import report as run
 
     return run(*build((ReportOptions,), options))
+
+
+def analyze(**options: Any) -> AnalysisResult:
+    """Measure where source and target views are in models; with ``energy=True`` score solutions: ``stepjepa analyze``.
+
+    Args:
+        options: those of ``stepjepa analyze`` by name, such as ``file="test.jsonl"``, ``models=["runs/a"]``; or those of
+            ``stepjepa analyze --energy``, such as ``energy=True``, ``solutions="solutions.jsonl"``, ``model_name="runs/a"``.
+
+    Raises:
+        StepJepaError: what cannot be used; what an earlier analysis has written is unchanged then.
+    """
+    from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
+    from stepjepa.analysis.run import analyze as run
+    from stepjepa.config.parser import build
+
+    kind = EnergyOptions if options.pop("energy", False) else AnalyzeOptions
+    return run(*build((kind,), options))

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.analysis.energies import collect_readings, encode_solutions, shuffled_energies
+from stepjepa.analysis.collect import collect_readings, encode_solutions
+from stepjepa.analysis.energy import shuffled_energies
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.forest.collate import ForestCollator
@@ -19,6 +20,7 @@ from support.encoding import settings_of, views_of
 from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh
 
+SIDES = ("source", "target")
 SOLUTIONS = [
     ("Sum?", ["One.\n\n", "Two is more.\n\n", "Three."]),
     ("One step?", ["Yes."]),
@@ -87,18 +89,19 @@ def test_states_and_likelihoods_are_those_of_separate_passes(kept, collator):
     assert [one.sources for one in encoded] == [(0, 1), (), (0,)] and report.examples_without_pairs.total() == 1
     vocabulary = len(tokenizer) - 2
     readings = collect_readings(model, collator(predictors, 0), [one.example for one in encoded], vocabulary, 2)
-    assert readings.counts == [2, 0, 1]
+    assert [len(one.source_states) for one in readings] == [2, 0, 1]
+    read_sources, read_targets = (torch.cat([getattr(one, f"{side}_states") for one in readings]) for side in SIDES)
     hand = [by_hand(model, tokenizer, predictors, *one) for one in SOLUTIONS]
     pairs = [pair for found, _, _ in hand for pair in found]
     sources, targets = (torch.stack(side) for side in zip(*pairs, strict=True))
     assert sources.abs().max() > 0.1 and (sources - targets).abs().max() > 0.1
-    torch.testing.assert_close(readings.source_states, sources, atol=1e-5, rtol=0)
-    torch.testing.assert_close(readings.target_states, targets, atol=1e-5, rtol=0)
+    torch.testing.assert_close(read_sources, sources, atol=1e-5, rtol=0)
+    torch.testing.assert_close(read_targets, targets, atol=1e-5, rtol=0)
     energies = 1 - F.cosine_similarity(sources, targets)
-    found = cosine_loss(readings.source_states, readings.target_states)
+    found = cosine_loss(read_sources, read_targets)
     torch.testing.assert_close(found, energies, atol=1e-5, rtol=0)
-    assert readings.log_likelihoods == pytest.approx([total for _, total, _ in hand], abs=1e-4)
-    assert readings.tokens == [count for _, _, count in hand]
+    assert [one.log_likelihood for one in readings] == pytest.approx([total for _, total, _ in hand], abs=1e-4)
+    assert [one.tokens for one in readings] == [count for _, _, count in hand]
 
 
 def test_no_predictors_and_a_head(bpe_tokenizer):
@@ -106,13 +109,13 @@ def test_no_predictors_and_a_head(bpe_tokenizer):
     model = tiny_model("llama", vocab_size=len(bpe_tokenizer), initializer_range=0.2)
     encoded, _ = encode(bpe_tokenizer, [row(*SOLUTIONS[0])])
     examples = [encoded[0].example]
-    plain = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
+    (plain,) = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
     pairs, _, _ = by_hand(model, bpe_tokenizer, (), *SOLUTIONS[0])
     torch.testing.assert_close(plain.source_states, torch.stack([pair[0] for pair in pairs]), atol=1e-5, rtol=0)
     add_extras(model, None, "linear")
     with torch.no_grad():
         model.jepa.head.layers[0].weight.mul_(-2)
-    headed = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
+    (headed,) = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
     torch.testing.assert_close(headed.source_states, -2 * plain.source_states)
     torch.testing.assert_close(headed.target_states, plain.target_states)
 

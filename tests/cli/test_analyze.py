@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from stepjepa.analysis.compare import Saved, compare, comparison_record
+from stepjepa.analysis.models import labels_of
 from stepjepa.analysis.numbers import measure_states
+from stepjepa.analysis.run import _read_runs
 from stepjepa.analysis.states import FINAL, load_states, save_states
-from stepjepa.cli.analyze import FED, AnalyzeOptions
-from stepjepa.cli.analyze_models import labels_of
-from stepjepa.cli.analyze_work import read_runs
 from stepjepa.cli.main import main
 from stepjepa.modeling.predictors import predictor_names
 from support.models import add_to_vocabulary, tiny_model
@@ -78,7 +77,7 @@ def quick(request, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"a figure")
 
-    for module in ("stepjepa.analysis.draw", "stepjepa.cli.analyze_work"):
+    for module in ("stepjepa.analysis.draw", "stepjepa.analysis.run"):
         monkeypatch.setattr(f"{module}.save_figure", write)
 
 
@@ -171,7 +170,7 @@ def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
         raise AssertionError("a model was asked for")
 
     monkeypatch.setattr("stepjepa.evaluation.models.find_model", fail)
-    monkeypatch.setattr("stepjepa.cli.analyze_models.find_model", fail)
+    monkeypatch.setattr("stepjepa.analysis.run.find_model", fail)
     before = {path.name: path.read_bytes() for path in done.iterdir()}
     again = tmp_path / "again"
     analyze("--from_states", done, "--output_dir", again, "--coordinates", "pca", "tsne")
@@ -327,7 +326,7 @@ def test_curves(analyze, tmp_path, runs):
     assert "curves.png is there already" in analyze("--runs", "ended", status=2)
     analyze("--runs", "ended", "--figure_format", "svg", "--output_dir", "s")
     assert (tmp_path / "s" / "curves.svg").is_file()
-    found = read_runs(["ended", "going", "going/checkpoint-9"])
+    found = _read_runs(["ended", "going", "going/checkpoint-9"])
     assert {name: len(history) for name, history in found.items()} == {"ended": 3, "going": 3, "going/checkpoint-9": 2}
     assert found["going"][0]["lm_loss"] == 1.5
     assert "empty: metrics.json holds neither lm_loss nor jepa_loss" in analyze("--runs", "empty", status=2)
@@ -400,10 +399,6 @@ def test_names_of_models(tmp_path):
     assert labels_of(paths) == ["x/a", "y/a", "run/checkpoint-5"]
     assert labels_of(["meta/Llama", "other/llama", "gpt2"]) == ["meta/Llama", "other/llama", "gpt2"]
     assert labels_of([paths[0]]) == ["a"]
-
-
-def test_options_are_those_of_training():
-    assert set(FED) <= set(AnalyzeOptions.__dataclass_fields__)
 
 
 def test_help_loads_no_torch():

@@ -55,7 +55,6 @@ def test_there_are_commands():
         "analyze",
         "study",
         "report",
-        "score",
     }
 
 
@@ -67,9 +66,9 @@ def test_command(command, workplace, capsys):
     short = {"train": ["--max_steps", "1"], "generate": ["--max_new_tokens", "3", "--attempts", "1"]}
     short["study"] = [] if "--list" in words else ["--dry_run"]
     short["evaluate"] = [] if "--analyze" in words else ["--max_new_tokens", "3"]
-    short["score"] = ["--max_new_tokens", "3"]
+    short["analyze"] = ["--max_new_tokens", "3"] if "--energy" in words else []
     words += short.get(words[0], [])
-    if words[0] in ("evaluate", "analyze", "report", "score"):
+    if words[0] in ("evaluate", "analyze", "report"):
         for run in ("runs/regular", "runs/step"):
             shutil.copytree("model", run)
             if words[0] == "report":

@@ -167,7 +167,7 @@ PARSED_ONLY = {
     "--from_states": "needs another command's files: tests/cli/test_analyze.py",
     "--runs": "needs trained runs: tests/cli/test_analyze.py",
     "report": "needs trained runs: its own tests",
-    "score": "its own tests",
+    "--energy": "needs trained runs: tests/cli/test_energy.py",
     "demo": "minutes: tests/cli/test_demo.py",
 }
 SHORT = {

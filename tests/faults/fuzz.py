@@ -377,7 +377,8 @@ def case_model(rng: random.Random, home: Path, folder: Path) -> list[str]:
         return ["evaluate", str(model), rows, *words]
     if kind < 9:
         return [
-            "score",
+            "analyze",
+            "--energy",
             rows,
             "--model_name",
             str(model),
@@ -424,10 +425,9 @@ def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
 
 
 def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    from stepjepa.cli.analyze import AnalyzeOptions
+    from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
     from stepjepa.cli.check import CheckOptions
     from stepjepa.cli.inspect import InspectOptions
-    from stepjepa.cli.score import ScoreOptions
     from stepjepa.data.prepare import PrepareOptions
     from stepjepa.evaluation.options import EvaluateOptions
     from stepjepa.training.config import JEPAConfig
@@ -451,8 +451,8 @@ def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
             *flag_values(rng, EvaluateOptions, "output_dir output_file analyze"),
         ]
     if kind < 5:
-        words = ["--output_file", out, "--max_examples", "2", *flag_values(rng, ScoreOptions, "questions output_file")]
-        return ["score", rows, "--model_name", str(home / "run"), *words]
+        words = ["--output_file", out, "--max_examples", "2", *flag_values(rng, EnergyOptions, "questions output_file")]
+        return ["analyze", "--energy", rows, "--model_name", str(home / "run"), *words]
     if kind < 6:
         words = ["--models", str(home / "run"), "--output_dir", str(folder / "out"), "--layers", "-1"]
         return ["analyze", rows, *words, *flag_values(rng, AnalyzeOptions, "runs from_states base_model output_dir")]
@@ -569,7 +569,7 @@ def run_cases(numbers: range, home: Path, stop_at: float = float("inf")) -> tupl
 
 def load_everything() -> None:
     """Import what the commands import, so that no child spends its time on it."""
-    names = "stepjepa.cli.score_work stepjepa.cli.analyze_work stepjepa.training.run stepjepa.study.run datasets peft "
+    names = "stepjepa.analysis.energy stepjepa.analysis.run stepjepa.training.run stepjepa.study.run datasets peft "
     names += "matplotlib.backends.backend_agg matplotlib.font_manager sklearn.linear_model scipy.stats"
     for name in names.split():
         with contextlib.suppress(ImportError):

@@ -166,7 +166,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind, monkeypatch):
     """Its states are the checkpoint's, behind the predictors and the head."""
-    for module in ("stepjepa.analysis.draw", "stepjepa.cli.analyze_work"):
+    for module in ("stepjepa.analysis.draw", "stepjepa.analysis.run"):
         monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: None)
     models = [str(runs / kind), str(runs / kind / "checkpoint-3")]
     words = ["analyze", str(runs / "data.jsonl"), "--models", *models, "--output_dir", str(tmp_path), "--step_jepa"]
@@ -183,10 +183,18 @@ def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_score_takes_a_final_model(tmp_path, runs, kind, capsys):
+def test_energies_of_a_final_model(tmp_path, runs, kind, capsys):
     for name in (kind, f"{kind}/checkpoint-3"):
         output = tmp_path / f"{name.replace('/', '-')}.jsonl"
-        words = ["score", str(runs / "data.jsonl"), "--model_name", str(runs / name), "--output_file", str(output)]
+        words = [
+            "analyze",
+            "--energy",
+            str(runs / "data.jsonl"),
+            "--model_name",
+            str(runs / name),
+            "--output_file",
+            str(output),
+        ]
         assert main(words) == 0
     capsys.readouterr()
     final, checkpoint = (path.read_text() for path in sorted(tmp_path.glob("*.jsonl")))

@@ -94,8 +94,7 @@ PREPARED = [
 
 @pytest.mark.parametrize("keep_thinking", [True, False])
 def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_path, bpe_tokenizer, keep_thinking):
-    from stepjepa.analysis.collect import read_pairs
-    from stepjepa.analysis.energies import encode_solutions
+    from stepjepa.analysis.collect import encode_solutions, read_pairs
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.data.encode import encode_dataset, read_chat
     from stepjepa.data.prepare import PrepareOptions, prepare
@@ -369,6 +368,15 @@ def test_a_model_is_scored_with_the_splitter_that_it_was_trained_with(tmp_path, 
         capsys, write(tmp_path / "items.jsonl", [chat(ITEMS)] * 3), tmp_path / "run", "--step_jepa", "--keep_predictors"
     )
     solutions = write(tmp_path / "solutions.jsonl", [chat(NUMBERED), chat(NUMBERED, steps=["1. Take", "four."])])
-    out = run(capsys, "score", solutions, "--model_name", tmp_path / "run", "--output_file", tmp_path / "out.jsonl")
+    out = run(
+        capsys,
+        "analyze",
+        "--energy",
+        solutions,
+        "--model_name",
+        tmp_path / "run",
+        "--output_file",
+        tmp_path / "out.jsonl",
+    )
     assert "steps: the rows' own in 1, found by --step_splitter numbered in 1" in out
     assert [line["num_steps"] for line in read(tmp_path / "out.jsonl")] == [2, 2]

@@ -12,10 +12,11 @@ import numpy as np
 
 from stepjepa.analysis.geometry import check_states
 from stepjepa.data.extras import library
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import DataError
 
 # Directions of the source below this share of its largest are noise of float32 states, and no part of the map.
 CUTOFF = 1e-6
+TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,7 @@ class LinearMap:
     test_r2: float | None
 
 
-def linear_map(
-    source: np.ndarray, target: np.ndarray, test_share: float = 0.2, seed: int = 0, intercept: bool = False
-) -> LinearMap:
+def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearMap:
     """Fit ``min_X ||source X - target||`` on some rows, without a penalty, and measure it on the others.
 
     Table 14 of LLM-JEPA (arXiv:2509.14252) gives the error of the fitted rows only, which falls with the width alone; the
@@ -56,13 +55,10 @@ def linear_map(
     Args:
         source: (N, D).
         target: (N, E), row i of both a pair.
-        test_share: of the rows that are held out, one row at least.
-        seed: of the split, which depends on it and on N alone.
-        intercept: fit a constant as well; the paper has none.
+        seed: of the split, which depends on it and on N alone; `TEST_SHARE` of the rows are held out.
 
     Raises:
         DataError: the rows do not match, or are fewer than three.
-        ConfigError: `test_share` leaves no row to fit or none to hold out.
     """
     source_ND = check_states(source, "source").astype(np.float64)
     target_NE = check_states(target, "target").astype(np.float64)
@@ -71,12 +67,8 @@ def linear_map(
         raise DataError(f"{n} rows of source against {len(target_NE)} of target: row i of both must be a pair")
     if n < 3:
         raise DataError(f"{n} rows cannot be fitted and held out; three are needed at least")
-    if not 0 < test_share < 1:
-        raise ConfigError(f"test_share is {test_share}; it must be between 0 and 1")
-    if intercept:
-        source_ND = np.concatenate([source_ND, np.ones((n, 1))], axis=1)
     order = np.random.default_rng(seed).permutation(n)
-    held = min(max(1, round(n * test_share)), n - 2)
+    held = min(max(1, round(n * TEST_SHARE)), n - 2)
     test, train = order[:held], order[held:]
     linalg = library("scipy.linalg", "analysis")
     # gelsy: a QR that reveals the rank, three times faster than the SVD.
@@ -95,31 +87,29 @@ def linear_map(
     )
 
 
-def linear_cka(first: np.ndarray, second: np.ndarray, debiased: bool = True) -> float | None:
+def linear_cka(first: np.ndarray, second: np.ndarray) -> float | None:
     """Similarity of two models' states for the same rows, blind to rotation and scale (linear CKA).
 
-    ``HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))`` with ``K = first first^T``, ``L = second second^T``. The plain estimator
-    (Kornblith et al. 2019, arXiv:1905.00414, Eq. 2 and 3) nears 1 for unrelated states where there are fewer rows than
-    dimensions; the debiased one (Song et al. 2012; Nguyen et al. 2021, arXiv:2010.15327, Eq. 3) is about 0 then, and may
-    be a little below.
+    ``HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))`` with ``K = first first^T``, ``L = second second^T`` and the debiased HSIC
+    (Song et al. 2012; Nguyen et al. 2021, arXiv:2010.15327, Eq. 3): about 0 for unrelated states, perhaps a little below,
+    also with fewer rows than dimensions, where the plain one (Kornblith et al. 2019, arXiv:1905.00414) nears 1.
 
     Args:
         first: (N, D).
         second: (N, E), the same rows.
-        debiased: take the unbiased estimator of HSIC, which needs four rows.
 
     Returns:
         None where either side does not vary.
 
     Raises:
-        DataError: the rows do not match, or are too few.
+        DataError: the rows do not match, or are fewer than four.
     """
     first_ND = check_states(first, "first").astype(np.float64)
     second_NE = check_states(second, "second").astype(np.float64)
     n = len(first_ND)
     if len(second_NE) != n:
         raise DataError(f"{n} rows against {len(second_NE)}: both models must have seen the same")
-    if debiased and n < 4:
+    if n < 4:
         raise DataError(f"{n} rows are too few for the debiased CKA; four are needed at least")
     for states in (first_ND, second_NE):
         states -= states.mean(axis=0)  # changes neither HSIC, and keeps digits
@@ -127,11 +117,10 @@ def linear_cka(first: np.ndarray, second: np.ndarray, debiased: bool = True) -> 
         if scale == 0:
             return None
         states /= scale
-    hsic = _unbiased_hsic if debiased else _hsic
-    own, other = hsic(first_ND, first_ND), hsic(second_NE, second_NE)
+    own, other = _unbiased_hsic(first_ND, first_ND), _unbiased_hsic(second_NE, second_NE)
     if own <= 0 or other <= 0:
         return None
-    return hsic(first_ND, second_NE) / math.sqrt(own * other)
+    return _unbiased_hsic(first_ND, second_NE) / math.sqrt(own * other)
 
 
 def _row_error(residual: np.ndarray) -> float:

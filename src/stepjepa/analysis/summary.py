@@ -1,9 +1,11 @@
-"""What `compare` found, in words: tables of a line for each model, and collapse with what to do about it."""
+"""What was found, as text: tables with a line for each model, collapse with what to do about it, energies of solutions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from stepjepa.analysis.best_of import best_of_lines
 from stepjepa.analysis.collapse import CollapseSign
 from stepjepa.analysis.compare import Comparison
 from stepjepa.analysis.numbers import MIN_ROWS, GeometryNumbers
@@ -28,7 +30,7 @@ def collapsed(signs: Sequence[CollapseSign]) -> bool:
 
 def tables(comparison: Comparison) -> list[str]:
     """The numbers in the layer that is shown, a line for each model, and the pairs by step where there are steps."""
-    where = "behind the final norm" if comparison.layer == FINAL else f"of layer {comparison.layer}"
+    where = "after the final norm" if comparison.layer == FINAL else f"of layer {comparison.layer}"
     lines = [f"{comparison.n:,} pairs of {comparison.file}, states {where}", ""]
     shown = [(one.label, one.layers[comparison.layer]) for one in comparison.models]
     pairs = shown[0][1].pairs
@@ -74,6 +76,28 @@ def collapse_lines(comparison: Comparison) -> list[str]:
             too = f"; {comparison.base} too" if one is not base and (sign.name, sign.view) in known else ""
             lines.append(f"  {sign.text}{too}")
     return [*lines, ADVICE] if any_collapsed else lines
+
+
+def energy_lines(result: Mapping[str, Any]) -> list[str]:
+    """The record of ``stepjepa analyze --energy`` in words."""
+    without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
+    lines = [f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"]
+    units = {"shuffled": " (steps of other questions)", "log_likelihood_mean": " (nats a token)"}
+    for name, one in result["means"].items():
+        if one["value"] is not None:
+            ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
+            label = name.removesuffix("_mean").replace("_", "-")
+            lines.append(f"{label:<14} {one['value']:.5g}{ends}{units.get(name, '')}")
+    if result["nearer_than_shuffled"] is not None:
+        share = 100 * result["nearer_than_shuffled"]
+        lines.append(f"{'':<14} {share:.1f} % of the predictions are nearer to their own next step than to those")
+    if result["truncated"]:
+        lines.append(f"{'cut':<14} {result['truncated']} solutions at max_length; the rest of them is not scored")
+    if "best_of" in result:
+        fewer = result["best_of"]["questions_with_fewer"]
+        left_out = [f"{fewer} questions have fewer solutions and are left out"] if fewer else []
+        lines += ["", *best_of_lines(result["best_of"]), *left_out, ""]
+    return lines
 
 
 def _step_lines(comparison: Comparison) -> list[str]:

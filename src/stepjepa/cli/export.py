@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
 
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.cli.predictors import quiet
+    from stepjepa.analysis.models import quiet
 
     disable_progress_bar()
     with quiet():

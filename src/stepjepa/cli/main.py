@@ -32,13 +32,9 @@ COMMANDS = {
     "study": ("stepjepa.cli.study", "arms over paired seeds with controls, at equal examples and compute; a table"),
     "generate": ("stepjepa.cli.generate", "solutions from a stronger model, kept where the answer is right"),
     "evaluate": ("stepjepa.cli.evaluate", "let a model answer the questions of a file, and score the answers"),
-    "score": (
-        "stepjepa.cli.score",
-        "how well each step of a solution was predicted, and whether that chooses the right one of several",
-    ),
     "analyze": (
         "stepjepa.cli.analyze",
-        "where source and target views lie in a model: numbers, figures, signs of collapse",
+        "where source and target views are in a model: numbers, figures, collapse; energies of solutions",
     ),
     "export": ("stepjepa.cli.export", "write a checkpoint as a final model: plain, LoRA merged or as an adapter"),
     "report": (
@@ -46,7 +42,8 @@ COMMANDS = {
         "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
     ),
 }
-
+# What was a command of its own once, and how it is written now.
+RENAMED = {"score": "analyze --energy"}
 
 # Of these the user's command is not the cause; the same command may work later.
 _SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -93,6 +90,9 @@ def _dispatch(argv: list[str]) -> int:
     if command == "--version":
         print_text(f"stepjepa {__version__}")
         return 0
+    if command in RENAMED:
+        print_error(f"stepjepa: error: {command} is now: {' '.join(['stepjepa', RENAMED[command], *rest])}")
+        return 2
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"
         known = [*COMMANDS, "--help", "--version"] if kind == "option" else list(COMMANDS)

@@ -1,4 +1,4 @@
-"""``stepjepa score`` on tiny models that it has trained itself."""
+"""``stepjepa analyze --energy`` on tiny models that it has trained itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stepjepa.analysis.energy import load_scorer
+from stepjepa.analysis.options import EnergyOptions
 from stepjepa.cli.main import main
-from stepjepa.cli.score import ScoreOptions
-from stepjepa.cli.score_model import load_scorer
 from stepjepa.generation import local
 from support.answers import SYSTEM, TEST, TRAIN, lines, write
 
@@ -36,7 +36,7 @@ def score(home, tmp_path, capsys, monkeypatch):
 
     def run(file, *flags, model="kept", status=0):
         given = [str(home / "test.jsonl") if file is None else file] if file != "" else []
-        assert main(["score", *given, "--model_name", str(home / model), *map(str, flags)]) == status
+        assert main(["analyze", "--energy", *given, "--model_name", str(home / model), *map(str, flags)]) == status
         said = capsys.readouterr()
         assert "Traceback" not in said.err
         return said.out if status == 0 else said.err
@@ -49,7 +49,7 @@ def test_energies_by_hand(score, home, tmp_path):
     said = score(None, "--output_file", "energies.jsonl")
     found = lines(tmp_path / "energies.jsonl")
     assert [line["index"] for line in found] == list(range(12)) and "steps of other questions" in said
-    scorer = load_scorer(ScoreOptions(model_name=str(home / "kept")))
+    scorer, _ = load_scorer(EnergyOptions(model_name=str(home / "kept")))
     head = scorer.model.jepa.head
     model = AutoModelForCausalLM.from_pretrained(home / "kept").eval()
     tokenizer = AutoTokenizer.from_pretrained(home / "kept")
@@ -248,3 +248,9 @@ def test_files_without_solutions(score, tmp_path):
     assert "none of 1 rows holds a solution" in score(write(tmp_path / "odd.jsonl", [{"x": 1}]), status=2)
     assert "no such file" in score("./nowhere.jsonl", status=2)
     assert "no solutions given" in score("", status=2)
+
+
+def test_the_old_command_names_the_new_one(capsys):
+    assert main(["score", "solutions.jsonl", "--model_name", "runs/a"]) == 2
+    said = capsys.readouterr().err
+    assert said == "stepjepa: error: score is now: stepjepa analyze --energy solutions.jsonl --model_name runs/a\n"

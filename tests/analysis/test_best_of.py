@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepjepa.errors import DataError
-from stepjepa.evaluation.best_of import (
+from stepjepa.analysis.best_of import (
     Candidate,
     best_of,
     best_of_lines,
@@ -14,6 +13,7 @@ from stepjepa.evaluation.best_of import (
     first_of_each,
     within_auroc,
 )
+from stepjepa.errors import DataError
 
 
 def one(right, answer=None, energy=None, likelihood=None):

@@ -1,12 +1,12 @@
-"""Best of N: one of N sampled solutions is chosen, by a signal or by a vote, and held against what chance and others choose.
+"""Best of N: one of N sampled solutions is chosen by a signal or a vote, and compared with chance and other choices.
 
-A signal orders the solutions of one question; a solution without a value stands behind all that have one, and among equals
+A signal orders the solutions of one question; a solution without a value comes after all that have one, and among equals
 the one that was sampled first is chosen. Everything here is about questions with exactly N solutions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from stepjepa.data.answers import answers_match
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
 
-# signal -> how it is told, and whether a high value is the better one
+# signal -> its name in tables, and whether a high value is the better one
 SIGNALS = {
     "relative": ("lowest relative energy", False),
     "energy": ("lowest energy", False),
@@ -162,6 +162,23 @@ def best_of_lines(result: dict[str, Any]) -> list[str]:
             f"{SIGNALS[name][0]:<{wide}}{value + ends:<24}{found['questions']} questions, {found['pairs']} pairs"
         )
     return lines
+
+
+def best_of_records(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:
+    """`best_of` for records of ``stepjepa analyze --energy``, in which `count` solutions of a question follow each other."""
+    candidates = [
+        Candidate(
+            line["correct"],
+            line["answer"],
+            {
+                **{name: line[name] for name in ("energy", "relative", "shuffled")},
+                "likelihood_mean": line["log_likelihood_mean"],
+                "likelihood_sum": line["log_likelihood"],
+            },
+        )
+        for line in lines
+    ]
+    return best_of([candidates[start : start + count] for start in range(0, len(candidates), count)])
 
 
 def _worth(one: Candidate, signal: str) -> float:

@@ -1,0 +1,313 @@
+"""What ``stepjepa analyze`` takes and gives: the options of both its forms, and their result."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.config.values import union_members
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation.metrics.registry import METRICS
+from stepjepa.evaluation.options import AS_TRAINED
+from stepjepa.training.options import DataOptions, JEPAOptions, LLMJEPAOptions, SplitOptions, StepJEPAOptions
+
+_MODELS, _STATES, _OUTPUT, _METHOD = "models", "states", "output", "method"
+_ENERGY, _BEST, _READ = "energy", "best of N", "reading (default: as the model's run had it)"
+# What is read with --from_states, and what with --runs alone; the rest has no effect then.
+_WITH_STATES = {"from_states", "base_model", "map_layers", "coordinates", "seed"}
+_WITH_RUNS = {"runs", "output_dir", "overwrite_output_dir", "figure_format"}
+_RIGHT = [name for name in METRICS if name not in ("rouge", "bleu")]  # those that say right or wrong
+
+
+@dataclass(frozen=True)
+class AnalysisResult:
+    """What `analyze` found; ``str`` of it is what the command prints.
+
+    Attributes:
+        record: all numbers, as the file of numbers holds them; empty where only loss curves were drawn.
+        files: what was written.
+        lines: for the terminal.
+    """
+
+    record: dict[str, Any]
+    files: tuple[Path, ...]
+    lines: tuple[str, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@dataclass
+class _Analysis:
+    """Which models, on which rows, and what is written where."""
+
+    file: str | None = option(None, "The data file; usually written without --file, in front of the rest.", _MODELS)
+    models: list[str] | None = option(
+        None, "What stepjepa train has written (adapters and checkpoints too), local folders or Hub ids.", _MODELS
+    )
+    base_model: str | None = option(
+        None, "The model that they were trained from, for comparison: variance and CKA.", _MODELS
+    )
+    from_states: str | None = option(
+        None, "Folder of an earlier analysis: measure and draw its saved states again, without any model.", _MODELS
+    )
+    runs: list[str] | None = option(
+        None, "Folders of runs (or checkpoints) whose loss curves are drawn into one figure.", _MODELS
+    )
+    dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
+    max_examples: int | None = option(1000, "Read the first so many rows only; none reads all.", _MODELS, at_least=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "float32", "Dtype of the weights; states are saved in float32.", _MODELS
+    )
+    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
+    batch_size: int = option(16, "Pairs a batch.", _MODELS, at_least=1)
+    layers: list[str] | None = option(
+        None,
+        "Layers whose states are saved: all (the default), or numbers: 0 the embeddings, i after layer i, -1 after the "
+        "final norm.",
+        _STATES,
+    )
+    map_layers: list[int] | None = option(
+        None, "Layers at which the linear map and the CKA are computed, which cost most. Default: the last.", _STATES
+    )
+    head: bool = option(
+        True, "Send sources through the predictor head that was saved with a model, as training does.", _STATES
+    )
+    coordinates: list[Literal["pca", "tsne", "umap"]] | None = option(
+        None, "Pictures of both views in one plane. Default: pca. umap needs the extra umap.", _OUTPUT
+    )
+    seed: int = option(0, "Seed of the shuffled pairs in the histogram, and of t-SNE and UMAP.", _OUTPUT)
+    figure_format: Literal["png", "svg"] = option("png", "Kind of the figures.", _OUTPUT)
+    output_dir: str | None = option(
+        None,
+        "Folder for states, numbers and figures. Default: analysis-<data>; with --runs alone analysis-runs.",
+        _OUTPUT,
+    )
+    overwrite_output_dir: bool = option(False, "Replace what an earlier analysis has written there.", _OUTPUT)
+    energy: bool = option(
+        False, "Energies of solutions instead of states; see stepjepa analyze --energy --help.", _OUTPUT
+    )
+
+
+@dataclass
+class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Analysis):
+    """All options of ``stepjepa analyze``; those of training mean what they mean there."""
+
+    objective: Literal["llm_jepa", "step_jepa", "split"] = option(
+        "llm_jepa",
+        "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
+        "rest (split).",
+        _METHOD,
+    )
+    predictors: int | None = option(
+        None,
+        "K, predictor tokens after a source. Default: as many as a model's folder holds (predictors.safetensors), 0 for the "
+        "others, whose sources are read at their last token.",
+        _METHOD,
+        at_least=0,
+        at_most=100,
+    )
+    predictor_order: Literal["ascending", "descending"] | None = option(
+        None, "Order of the predictor tokens. Default: as a model's run had it.", _METHOD
+    )
+    same_predictor: bool | None = option(
+        None, "One predictor token, repeated K times. Default: as a model's run had it.", _METHOD
+    )
+    last_token: int | None = option(
+        None, "Readout by offset from a view's end (-1, -2, ...). Default: found by name.", _METHOD, secret=False
+    )
+
+    @property
+    def layer_numbers(self) -> list[int] | None:
+        """The layers that are asked for; None for all.
+
+        Raises:
+            ConfigError: something else than numbers, or all.
+        """
+        if self.layers is None or self.layers == ["all"]:
+            return None
+        try:
+            return [int(word) for word in self.layers]
+        except ValueError:
+            raise ConfigError(f"--layers {' '.join(self.layers)}: give all, or numbers such as 0 4 -1") from None
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether nothing but loss curves is asked for."""
+        return bool(self.runs) and not (self.file or self.models or self.base_model or self.from_states)
+
+    def check(self) -> None:
+        """Check the values and what they are together.
+
+        Raises:
+            ConfigError: what cannot be used; the message names the option.
+        """
+        if self.energy:
+            raise ConfigError("energy is a form of the command with options of its own; write it as the flag --energy")
+        check_fields(self, _Analysis)
+        layers = self.layer_numbers
+        for layer in self.map_layers or ():
+            if layers is not None and layer not in layers and not self.from_states:
+                raise ConfigError(f"--map_layers {layer}: is none of --layers {' '.join(map(str, layers))}")
+        for layer in [*(layers or ()), *(self.map_layers or ())]:
+            if layer < -1:
+                raise ConfigError(f"layer {layer}: layers are 0 (embeddings), 1, 2, ... and -1 (after the final norm)")
+        for name, given in (("models", self.models or []), ("runs", self.runs or [])):
+            twice = next((word for number, word in enumerate(given) if word in given[:number]), None)
+            if twice is not None:
+                raise ConfigError(f"--{name} {twice}: is given twice")
+        if self.from_states and (self.models or self.file):
+            raise ConfigError("--from_states loads no model and reads no rows; leave the file and --models out")
+        if self.from_states or self.runs_alone:
+            return
+        if not self.file:
+            hint = "; put it in front of --models, which takes all that follows"
+            hint = f"{hint} ({self.models[-1]})" if self.models else ""
+            raise ConfigError(f"no data file given; write: stepjepa analyze FILE --models RUN_A RUN_B{hint}")
+        if not self.models and not self.base_model:
+            raise ConfigError("--models is missing; write: stepjepa analyze FILE --models RUN_A RUN_B")
+
+    def unread(self, given: Collection[str]) -> list[str]:
+        """A line for every option that is given and not read."""
+        if self.from_states:
+            names, form = set(given) - _WITH_STATES - _WITH_RUNS, "--from_states"
+        else:
+            names, form = set(given) - _WITH_RUNS if self.runs_alone else set(), "--runs alone"
+        return [f"--{name} has no effect with {form}" for name in sorted(names)]
+
+
+def _as_trained(name: str, text: str = "") -> Any:
+    """An option of training that is as the model's run had it unless it is given."""
+    own = options_of(JEPAOptions)[name]
+    named = [choice for member in union_members(own.hint) for choice in get_args(member) if isinstance(choice, str)]
+    return option(None, text or own.help, _READ, choices=tuple(named), secret=False)
+
+
+@dataclass
+class EnergyOptions:
+    """All options of ``stepjepa analyze --energy``."""
+
+    solutions: str | None = option(
+        None,
+        "The solutions: chats, or predictions of stepjepa evaluate (JSONL, Parquet, CSV or a Hub data set); usually written "
+        "without --solutions, in front of the rest.",
+        _ENERGY,
+    )
+    model_name: str | None = option(
+        None,
+        "The model: what stepjepa train has written (checkpoints and adapters too), any local folder, or a Hub id.",
+        _ENERGY,
+    )
+    dataset_split: str = option("test", "Split of a Hub data set.", _ENERGY)
+    max_examples: int | None = option(None, "Read the first so many rows only.", _ENERGY, at_least=1)
+    system_prompt: str | None = option(
+        AS_TRAINED,
+        "System message of every chat; none leaves it out. as_trained is the one that the model was trained with, as its "
+        "folder records it, else the file's own.",
+        _ENERGY,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("float32", "Dtype of the weights.", _ENERGY)
+    attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
+        None, "Attention kernel. Default: the model's own.", _ENERGY
+    )
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _ENERGY)
+    batch_size: int = option(16, "Solutions a batch.", _ENERGY, at_least=1)
+    head: bool = option(
+        True, "Send sources through the predictor head that was saved with a model, as training does.", _ENERGY
+    )
+    shuffled_targets: int = option(
+        256, "Steps of other questions, sampled once, that every prediction is also compared with.", _ENERGY, at_least=1
+    )
+    seed: int = option(42, "Seed of these, and of the sampling.", _ENERGY)
+
+    best_of: int | None = option(
+        None,
+        "N: choose one of the first N solutions of each question, by each rule, and report accuracies.",
+        _BEST,
+        at_least=1,
+    )
+    questions: str | None = option(
+        None, "File of questions whose solutions the model samples first, in place of given solutions.", _BEST
+    )
+    metric: str | None = option(
+        None, f"What is right: one of {', '.join(_RIGHT)}, or module:function.", _BEST, needs={"best_of": True}
+    )
+    metric_options: dict[str, Any] | None = option(
+        None, 'Options of the metric, as in \'{"reference_column": "gold"}\'.', _BEST, needs={"best_of": True}
+    )
+    temperature: float = option(0.7, "Temperature of the sampling.", _BEST, needs={"questions": True}, at_least=0)
+    top_p: float = option(
+        1.0, "Share of the probability mass to sample from.", _BEST, needs={"questions": True}, above=0, at_most=1
+    )
+    max_new_tokens: int = option(
+        512, "Longest sampled solution in tokens.", _BEST, needs={"questions": True}, at_least=1
+    )
+
+    predictors: int | None = _as_trained(
+        "predictors",
+        "K, predictor tokens after a source. Default: as many as the run had, 0 for a model from elsewhere.",
+    )
+    predictor_order: str | None = _as_trained("predictor_order", "Order of the predictor tokens.")
+    same_predictor: bool | None = _as_trained("same_predictor")
+    jepa_loss: str | None = _as_trained(
+        "jepa_loss", "Distance that is the energy. infonce compares cosines, so its energy is that of cosine."
+    )
+    horizon: int | None = _as_trained("horizon", "Step i predicts step i + horizon.")
+    step_splitter: str | None = _as_trained("step_splitter", "How steps are found in a solution.")
+    step_separator: str | None = _as_trained("step_separator")
+    steps_column: str | None = _as_trained("steps_column")
+    last_token: int | None = _as_trained("last_token")
+    max_length: int | None = _as_trained(
+        "max_length", "Longest chat in tokens; longer ones are cut on the right and counted."
+    )
+    source_column: str | None = _as_trained("source_column")
+    target_column: str | None = _as_trained("target_column")
+    choice_column: str | None = _as_trained("choice_column")
+    plain: bool | None = _as_trained("plain")
+    chat_template: str | None = _as_trained("chat_template")
+    chat_template_kwargs: dict[str, Any] | None = _as_trained("chat_template_kwargs")
+
+    output_file: str | None = option(
+        None,
+        "File for the energies (.jsonl); <name>.metrics.json and sampled solutions, <name>.samples.jsonl, go next to it. "
+        "Default: energies-<data>.jsonl.",
+        _OUTPUT,
+    )
+    overwrite_output_dir: bool = option(False, "Replace what an earlier command has written there.", _OUTPUT)
+    json: bool = option(False, "Print the result as one JSON object.", _OUTPUT)
+
+    @property
+    def file(self) -> str:
+        """The file that is read."""
+        return str(self.solutions or self.questions)
+
+    def check(self) -> None:
+        """Check the values and what they are together.
+
+        Raises:
+            ConfigError: a value that cannot be used; the message names the option.
+        """
+        example = "stepjepa analyze --energy solutions.jsonl --model_name RUN"
+        if not self.solutions and not self.questions:
+            raise ConfigError(f"no solutions given; write: {example}")
+        if self.solutions and self.questions:
+            raise ConfigError("--questions has solutions sampled, and --solutions gives them; keep one of them")
+        if not self.model_name:
+            raise ConfigError(f"--model_name is missing; write: {example}")
+        check_fields(self)
+        if self.questions and not self.best_of:
+            raise ConfigError("--questions needs --best_of N, the number of solutions to sample of each")
+        if self.questions and self.temperature == 0:
+            raise ConfigError("--temperature 0 gives N times the same solution; sampling needs one above 0")
+        if self.best_of and not self.metric:
+            raise ConfigError(f"--best_of needs --metric, one of {', '.join(_RIGHT)}, or module:function")
+        if self.output_file is not None and Path(self.output_file).suffix != ".jsonl":
+            raise ConfigError(f"--output_file {self.output_file}: the name must end in .jsonl")
+
+
+# Options of training that say how steps and views are read.
+READING = [name for name, one in options_of(EnergyOptions).items() if one.group == _READ]
