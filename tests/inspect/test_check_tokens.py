@@ -183,7 +183,7 @@ def test_padding_by_hand():
 
 
 def test_padding_is_the_mean_of_full_batches():
-    first, second, third = (example._replace(pairs=()) for example in examples()[0])  # 13, 8 and 13 tokens
+    first, second, third = (example.plain() for example in examples()[0])  # 13, 8 and 13 tokens
     collator = row_collator(Form(), 17, pad_to_multiple_of=1)
     padding = measure_padding([first, second, second, third, third], collator, ROW_EACH, batch_size=2, max_length=20)
     assert (padding.batches, padding.longest_chats, padding.packed) == (2, 26, 21)

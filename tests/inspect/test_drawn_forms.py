@@ -4,13 +4,14 @@ import io
 
 import numpy as np
 import pytest
-from stepjepa.data.views import Pair
-from stepjepa.forest.tube import TubeOptions, tube_of_spans
 
-from stepjepa.data.examples import Example
+from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Span
 from stepjepa.inspect.style import KINDS
 from stepjepa.inspect.terminal import draw, make_console
+from stepjepa.objectives.semantic_tube import pairs_of_spans
+from support.models import Views, paired
 from support.records import row_record
+from support.tube import tube_options
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def shown(example, predictors=2, **options):
 
 
 def test_the_inline_form():
-    example = Example(np.arange(6, dtype=np.int32), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
+    example = paired(range(6), ((1, 6),), [Views(2, 3, 5)], 2)
     lines = shown(example, forward="inline")
     assert lines == [
         "8 tokens: 6 on the trunk (5 labelled), 2 predictors; 1 pair",
@@ -62,9 +63,10 @@ def test_the_inline_form():
 
 
 def test_views_apart_and_their_rows_in_two_passes():
-    example = Example(
-        np.arange(2, dtype=np.int32), ((1, 2),), (Pair(6, 4, 7, 9, 8, 2),), np.array([0, 2, -1, -2, 5, 0, 3], np.int32)
-    )
+    source = Segment(np.array([0, 2, 5], np.int32), ISOLATED, 0, slots=2, slot=2)
+    target = Segment(np.array([0, 3], np.int32), ISOLATED, 0)
+    pair = Pair(Read.one(1, 2), Read.one(2, 1))
+    example = Example(np.arange(2, dtype=np.int32), (Span(1, 2),), (source, target), (pair,))
     lines = shown(example)
     assert (
         lines[0]
@@ -82,29 +84,28 @@ def test_views_apart_and_their_rows_in_two_passes():
         "     6 vt   ▀▀▀▀▀▄",
         "     8 t         ▀▀",
     ]
-    steps = Example(np.arange(6, dtype=np.int32), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
+    steps = paired(range(6), ((1, 6),), [Views(2, 3, 5)], 2)
     lines = shown(steps, forward="two_pass")
     assert '  pair 1  source ends at 2 "b" (row 6-10), read at 10 "<|predictor_2|>"' in lines
     assert '          target 11-12 (on the trunk 3-4), read at 12 "d"' in lines
 
 
 def test_shared_segments_say_whom_they_serve():
-    pairs = (Pair(1, 1, 2, 3, 2), Pair(1, 1, 3, 4, 3), Pair(2, 2, 3, 4, 3))
-    example = Example(np.arange(5, dtype=np.int32), ((1, 5),), pairs)
-    lines = shown(example, predictors=1)
+    views = [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)]
+    lines = shown(paired(range(5), ((1, 5),), views, 1), predictors=1)
     assert "trunk: answer      1         1  a «end of source 1, 2»│b «end of source 3»│c│d" in lines
     assert "branch 1           5         2  <|predictor_1|> «source 1, 2»" in lines
     assert "target 2           7         4  c «target 2, 3»" in lines
     assert "branch 3           8         3  <|predictor_1|> «source 3»" in lines
-    lines = shown(example, predictors=0)
+    lines = shown(paired(range(5), ((1, 5),), views), predictors=0)
     assert any("a «end of source 1, 2; source 1, 2»│b «end of source 3; source 3»│c│d" in line for line in lines)
 
 
 @pytest.fixture
 def tube_example():
     def make(mode, spans=(), **options):
-        tube = tube_of_spans((2, 5), (7, 9), spans, TubeOptions(mode, **options))
-        return Example(np.arange(10, dtype=np.int32), ((7, 10),), tube=tube)
+        pairs = pairs_of_spans(Span(2, 5), Span(7, 9), spans, tube_options(mode=mode, **options))
+        return Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=tuple(pairs))
 
     return make
 
@@ -142,8 +143,8 @@ def test_vectors_that_are_not_drawn(tube_example):
     assert lines[0].endswith("; 3 pairs of vectors")
     assert '  pair 3  before  h[7] - h[6]: 7 ("g")' in lines
     assert "          compared: before (source) with after (target), weight 0.333" in lines
-    many = tube_of_spans((2, 30), (32, 60), (), TubeOptions("curvature"))
-    example = Example(np.arange(60, dtype=np.int32), ((32, 60),), tube=many)
+    many = pairs_of_spans(Span(2, 30), Span(32, 60), (), tube_options(mode="curvature"))
+    example = Example(np.arange(60, dtype=np.int32), (Span(32, 60),), pairs=tuple(many))
     row = row_record([example], 0, str, vocabulary=60, tube_mode="curvature")
     assert "  and 48 more" in drawn(row, 140)
 

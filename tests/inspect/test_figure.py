@@ -9,14 +9,13 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from stepjepa.data.views import Pair
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import row_figure, save_png, spread
 from stepjepa.inspect.style import KINDS, letter_colour
 from support.colours import DEUTERANOPIA, lab, linear
-from support.models import made_up_example
+from support.models import Views, made_up_example
 from support.pages import stepped_example
 from support.records import row_record
 from support.rows import step_rows
@@ -60,17 +59,17 @@ def test_the_mask_is_the_record_s():
 
 
 def test_tokens_are_written_where_they_fit():
-    short = row_record([stepped_example(15, 1)], 1, lambda index: f"w{index}", vocabulary=97)
+    short = row_record([stepped_example(15, 1, 1)], 1, lambda index: f"w{index}", vocabulary=97)
     assert {"w3", "predictor_1"} <= set(texts_of(row_figure([("", short)])))
     long = row_record(
-        [made_up_example(200, [Pair(99, 99, 100, 200, 199)])], 1, lambda index: f"w{index}", vocabulary=97
+        [made_up_example(200, [Views(99, 100, 200)], predictors=1)], 1, lambda index: f"w{index}", vocabulary=97
     )
     assert not any(text.startswith("w") and text[1:].isdigit() for text in texts_of(row_figure([("", long)])))
 
 
 def test_control_characters_and_missing_letters(tmp_path):
     texts = ["\x1b[31m\x00", "\u202e\u05d0", "$\\frac{1", "\U00013000\u4e2d"]
-    record = row_record([stepped_example(15, 1)], 1, lambda index: texts[index % 4], vocabulary=97)
+    record = row_record([stepped_example(15, 1, 1)], 1, lambda index: texts[index % 4], vocabulary=97)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save_png(row_figure([("", record)], "\x00\x1b"), tmp_path / "row.png")
@@ -81,7 +80,7 @@ def test_nothing_global_is_changed(tmp_path):
     code = (
         "import sys, matplotlib\nbefore = dict(dict.items(matplotlib.rcParams))\nfrom stepjepa.inspect.figure import *\n"
         "from support.records import row_record\nfrom support.pages import stepped_example\n"
-        "record = row_record([stepped_example(20, 1)], 1, str, vocabulary=97)\n"
+        "record = row_record([stepped_example(20, 1, 1)], 1, str, vocabulary=97)\n"
         f"save_png(row_figure([('', record)]), {str(tmp_path / 'row.png')!r})\n"
         "assert 'matplotlib.pyplot' not in sys.modules and dict(dict.items(matplotlib.rcParams)) == before\n"
     )
@@ -105,7 +104,7 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_what_cannot_be_written(tmp_path):
-    record = row_record([stepped_example(15, 1)], 1, str, vocabulary=97)
+    record = row_record([stepped_example(15, 1, 1)], 1, str, vocabulary=97)
     (tmp_path / "file").write_text("kept")
     with pytest.raises(ConfigError, match="cannot be written"):
         save_png(row_figure([("", record)]), tmp_path / "file" / "row.png")

@@ -17,6 +17,7 @@ from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.record import Form
 from stepjepa.inspect.style import KINDS, lanes
 from stepjepa.modeling.load import load_tokenizer
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
@@ -70,9 +71,11 @@ def training_batch(file, form, count, options):
     method.check()
     tokenizer = load_tokenizer("tiny", texts_of([file]))
     store, _ = encode(file, tokenizer, method)
-    drawn = DrawnExamples(store, method, 42, method.jepa_ratio)
+    objective = objective_of(method)
+    drawn = DrawnExamples(store, objective, 42, method.jepa_ratio)
     ids = list(range(len(tokenizer), len(tokenizer) + (method.predictors or 0)))
-    collator = make_collator(ModelSetup(len(tokenizer), ids, form), method, tokenizer.pad_token_id, "sdpa", "cpu")
+    setup = ModelSetup(len(tokenizer), ids, form, objective)
+    collator = make_collator(setup, method, tokenizer.pad_token_id, "sdpa", "cpu")
     return collator([drawn[Draw(0, row)] for row in range(count)])
 
 
@@ -95,33 +98,34 @@ def test_the_page_holds_the_batch_of_training(file, tmp_path, options, forms, co
 
 
 def assert_row_records(rows, batch):
-    width = batch["input_ids"].shape[1]
-    assert len(rows) == len(batch["input_ids"])
-    mask = dense_mask(batch)[:, 0].numpy()
+    width = batch.rows.input_ids.shape[1]
+    assert len(rows) == len(batch.rows.input_ids)
+    mask = dense_mask(batch.rows)[:, 0].numpy()
     for number, row in enumerate(rows):
         for name, own in FIELDS.items():
-            expected = batch[name][number].tolist() if name in batch else [0] * width
-            assert row[own] == expected, name
+            given = getattr(batch.rows, name)
+            assert row[own] == ([0] * width if given is None else given[number].tolist()), name
         np.testing.assert_array_equal(seen_matrix(row), mask[number])
-    flat = [number * width + place for number, row in enumerate(rows) for place in readouts(row, "source")]
-    assert sorted(flat) == sorted(batch["source_readouts"].tolist())
-    flat = [number * width + place for number, row in enumerate(rows) for place in readouts(row, "target")]
-    assert sorted(flat) == sorted(batch["target_readouts"].tolist())
     labelled = [
         number * width + place
         for number, row in enumerate(rows)
         for start, stop in zip(row["labelled"][::2], row["labelled"][1::2], strict=True)
         for place in range(start, stop)
     ]
-    assert labelled == sorted((batch["label_positions"] + 1).tolist())
-    if "tube_weights" in batch:
+    assert labelled == sorted((batch.label_positions + 1).tolist())
+    if batch.sources.vectors is None:
+        for side, reads in (("source", batch.sources), ("target", batch.targets)):
+            flat = [number * width + place for number, row in enumerate(rows) for place in readouts(row, side)]
+            assert sorted(flat) == sorted(reads.positions.tolist())
+    else:
+        assert not any(row["pairs"] for row in rows)
         terms = [
             (number * width + place, round(factor, 5))
             for number, row in enumerate(rows)
             for drawn in row["tube"]
             for place, factor in drawn["target"]["terms"]
         ]
-        given = zip(batch["tube_target_positions"].tolist(), batch["tube_target_coefficients"].tolist(), strict=True)
+        given = zip(batch.targets.positions.tolist(), batch.targets.coefficients.tolist(), strict=True)
         assert sorted(terms) == sorted((place, round(factor, 5)) for place, factor in given)
 
 
@@ -129,12 +133,9 @@ def assert_rows_of_two_passes(rows, batch):
     """Every segment of the one row on the page is one padded row of the batch, seen causally."""
     (row,) = rows
     shown = []
-    for prefix in ("", "view_"):
-        if f"{prefix}input_ids" in batch:
-            for ids, mask, places in zip(
-                *(batch[f"{prefix}{name}"] for name in ("input_ids", "attention_mask", "position_ids")), strict=True
-            ):
-                shown.append((ids[mask == 1].tolist(), places[mask == 1].tolist()))
+    for given in batch.every_rows:
+        for ids, mask, places in zip(given.input_ids, given.attention_mask, given.position_ids, strict=True):
+            shown.append((ids[mask == 1].tolist(), places[mask == 1].tolist()))
     changes = np.diff(np.stack([row["examples"], row["segments"]])).any(0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(row["ids"])]
     found = [(row["ids"][a:b], row["positions"][a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
@@ -143,7 +144,7 @@ def assert_rows_of_two_passes(rows, batch):
     for start, stop in zip(edges[:-1], edges[1:], strict=True):
         expected[start:stop, start:stop] = np.tri(stop - start)
     np.testing.assert_array_equal(seen_matrix(row), expected)
-    assert len(row["pairs"]) == len(batch["source_readouts"])
+    assert len(row["pairs"]) + len(row["tube"]) == batch.pairs
 
 
 def test_several_predictors_are_variants(file, tmp_path):
@@ -261,7 +262,7 @@ def test_lanes():
 
 
 def test_padding_is_one_lane_s_end():
-    longer, shorter = stepped_example(12, 2), stepped_example(6, 1)
+    longer, shorter = stepped_example(12, 2, 1), stepped_example(6, 1, 1)
     rows = row_records([longer, longer, shorter], Form(1), str, vocabulary=97, max_row_length=30)
     assert len(rows) > 1
     padded = next(row for row in rows if "padding" in row.kinds)

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from stepjepa.data.views import Pair
 
 from stepjepa.cli.main import main
+from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.two_pass import TwoPassCollator
@@ -18,12 +18,14 @@ from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
 from stepjepa.modeling.probe import Probe, attention_fits, load_probe, row_numbers
-from support.models import VOCABULARY, add_to_vocabulary, made_up_example, tiny_model
+from stepjepa.objectives.semantic_tube import draw_pairs
+from support.models import VOCABULARY, Views, add_to_vocabulary, made_up_example, tiny_model
 from support.pages import read_page, seen_matrix
 from support.records import row_record
 from support.rows import step_rows
+from support.tube import tube_of, tube_options
 
-EXAMPLE = made_up_example(20, [Pair(8, 8, 9, 14, 13), Pair(13, 13, 14, 20, 19)], 1)
+EXAMPLE = made_up_example(20, [Views(8, 9, 14), Views(13, 14, 20)], 1, predictors=2)
 IDS = (VOCABULARY, VOCABULARY + 1)
 
 
@@ -34,18 +36,9 @@ def probe_of(name, predictors=2):
 
 
 def numbers_of(probe, record):
-    names = {
-        "input_ids": "ids",
-        "position_ids": "positions",
-        "example": "examples",
-        "segment": "segments",
-        "order": "orders",
-        "attach": "attaches",
-        "floor": "floors",
-    }
-    row = {name: torch.from_numpy(getattr(record, own))[None] for name, own in names.items()}
+    row = record.batch_row()
     labelled = torch.from_numpy(np.flatnonzero(record.labelled))
-    return row_numbers(probe, row, labelled - 1, row["input_ids"][0, labelled])
+    return row_numbers(probe, row, labelled - 1, row.input_ids[0, labelled])
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_sliding", "granite_scaled_logits"])
@@ -62,14 +55,13 @@ def test_cosines_and_losses_are_those_of_training(name, form):
     assert float(found.losses.sum()) == pytest.approx(float(expected.lm_loss_sum), rel=1e-5)
     cosines = torch.nn.functional.cosine_similarity(expected.source_states, expected.target_states)
     assert pair_cosines(record, found.states.numpy()) == pytest.approx(cosines.tolist(), abs=1e-5)
-    assert len(cosines) == (1 if form == "inline" else 2) and len(found.losses) == len(batch["label_ids"])
+    assert len(cosines) == (1 if form == "inline" else 2) and len(found.losses) == len(batch.label_ids)
 
 
 def test_vectors_of_the_tube_are_compared():
-    from stepjepa.forest.tube import TubeOptions, draw_tube
-
-    tube = draw_tube((1, 6), (8, 16), TubeOptions("span"), np.random.default_rng(3))
-    record = row_record([EXAMPLE._replace(pairs=(), tube=tube)], 0, str, vocabulary=VOCABULARY)
+    pairs = draw_pairs(Span(1, 6), Span(8, 16), tube_options(mode="span"), np.random.default_rng(3))
+    tube = tube_of(pairs)
+    record = row_record([EXAMPLE.plain()._replace(pairs=tuple(pairs))], 0, str, vocabulary=VOCABULARY)
     states = np.random.default_rng(1).normal(size=(len(record), 5)).astype(np.float32)
     source, target = (
         sum(factor * states[at] for at, factor in zip(side.position, side.coefficient, strict=True))

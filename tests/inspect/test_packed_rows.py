@@ -2,22 +2,25 @@
 
 import io
 
-import numpy as np
 import pytest
 from rich.cells import cell_len
-from stepjepa.data.views import Pair
 
-from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.padding import packing_line
 from stepjepa.inspect.record import Form
 from stepjepa.inspect.terminal import draw, make_console
+from support.models import Views, paired
 from support.records import row_record
 
+
 # Trunks of 6, 6 and 3 tokens; with K = 2 the first two have 2 predictors and 2 target tokens.
-FIRST = Example(np.arange(6, dtype=np.int32), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
-PLAIN = Example(np.arange(3, dtype=np.int32), ((1, 3),))
+def first(predictors=2):
+    return paired(range(6), ((1, 6),), [Views(2, 3, 5)], predictors)
+
+
+FIRST = first()
+PLAIN = paired(range(3), ((1, 3),))
 BATCH = [FIRST, FIRST, PLAIN]
 
 
@@ -26,15 +29,16 @@ BATCH = [FIRST, FIRST, PLAIN]
 def test_rows_are_the_collator_s(form, longest):
     rows = row_records(BATCH, Form(2, forward=form), str, vocabulary=6, pad_token_id=5, max_row_length=longest)
     batch = ForestCollator((6, 7), 5, 1, max_row_length=longest, inline=form == "inline")(BATCH)
-    assert len(rows) == len(batch["input_ids"])
+    packed = batch.rows
+    assert len(rows) == len(packed.input_ids)
     for number, row in enumerate(rows):
-        assert row.batch == 3 and row.ids.tolist() == batch["input_ids"][number].tolist()
-        assert row.examples.tolist() == batch["example"][number].tolist()
-        assert row.segments.tolist() == batch["segment"][number].tolist()
-        assert [kind == "padding" for kind in row.kinds] == (batch["example"][number] < 0).tolist()
+        assert row.batch == 3 and row.ids.tolist() == packed.input_ids[number].tolist()
+        assert row.examples.tolist() == packed.example[number].tolist()
+        assert row.segments.tolist() == packed.segment[number].tolist()
+        assert [kind == "padding" for kind in row.kinds] == (packed.example[number] < 0).tolist()
     width = len(rows[0])
     found = [number * width + pair.source.index for number, row in enumerate(rows) for pair in row.pairs]
-    assert sorted(found) == sorted(batch["source_readouts"].tolist())
+    assert sorted(found) == sorted(batch.sources.positions.tolist())
 
 
 def test_how_many_positions_it_takes():
@@ -73,7 +77,7 @@ def test_padding_is_counted_not_spelled_out():
 
 
 def beside(width, counts=(1, 2)):
-    several = [(f"K = {k}", row_record([FIRST], k, "qabcde".__getitem__, vocabulary=6)) for k in counts]
+    several = [(f"K = {k}", row_record([first(k)], k, "qabcde".__getitem__, vocabulary=6)) for k in counts]
     return lines_of(lambda console: draw(several, console, "title", ["a note"], ["K = 1: packing"]), width)
 
 

@@ -2,19 +2,16 @@
 
 import numpy as np
 import pytest
-from stepjepa.data.views import Pair
 
-from stepjepa.data.examples import Example, ExampleStore
+from stepjepa.data.examples import ExampleStore
+from stepjepa.data.types import Pair, Read
 from stepjepa.inspect.record import Readout, Span
 from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.presets import train_tokenizer
+from support.models import Views, paired
 from support.records import row_record
 
 WORDS = "q a b c d e".split()
-
-
-def ids(*numbers):
-    return np.array(numbers, dtype=np.int32)
 
 
 def matrix(drawing):
@@ -24,9 +21,9 @@ def matrix(drawing):
 
 
 # Prompt q; step 1 is a b, step 2 is c d; e ends the turn.
-FIRST = Example(ids(0, 1, 2, 3, 4, 5), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
+FIRST = paired(range(6), ((1, 6),), [Views(2, 3, 5)], 2)
 # Prompt q; steps a, b, c; e ends the turn.
-ALL = Example(ids(0, 1, 2, 3, 5), ((1, 5),), (Pair(1, 1, 2, 3, 2), Pair(2, 2, 3, 4, 3)))
+ALL = paired([0, 1, 2, 3, 5], ((1, 5),), [Views(1, 2, 3), Views(2, 3, 4)], 2)
 
 
 def record(*examples, predictors=2, **options):
@@ -113,11 +110,11 @@ def test_two_examples_see_nothing_of_each_other():
 
 
 def test_without_predictors_the_source_is_read_on_the_trunk():
-    late = FIRST._replace(pairs=(Pair(2, 3, 3, 5, 4),))
+    late = paired(range(6), ((1, 6),), [Views(2, 3, 5)])
+    late = late._replace(pairs=(Pair(Read.one(0, 3), late.pairs[0].target),))
     row = record(late, predictors=0)
     assert row.texts[6:] == ("c", "d")
-    assert row.pairs[0].source_end == Readout(2, "b")
-    assert row.pairs[0].source == Readout(3, "c")
+    assert row.pairs[0].source_end == row.pairs[0].source == Readout(3, "c")
     assert row.pairs[0].copy == (6, 8)
     assert row.visible.sum() == 21 + 3
 
@@ -130,7 +127,7 @@ def test_descending_predictors():
 
 
 def test_an_example_without_pairs():
-    row = record(FIRST._replace(pairs=()))
+    row = record(FIRST.plain())
     assert row.pairs == ()
     assert set(row.kinds) == {"prompt", "answer"}
     np.testing.assert_array_equal(row.visible, np.tri(6, dtype=bool))

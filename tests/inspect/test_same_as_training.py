@@ -9,6 +9,7 @@ from stepjepa.data.texts import texts_of
 from stepjepa.forest.dense import dense_mask
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
@@ -74,11 +75,12 @@ def both(file, row, index, **options):
     (record,) = show_rows(file, row, tokenizer, shown, SEED).records()
     store, _ = encode(file, tokenizer, trained)
     assert shown == trained  # the splitter is settled alike
-    example = DrawnExamples(store, trained, SEED, trained.jepa_ratio)[Draw(0, index)]
+    objective = objective_of(trained)
+    example = DrawnExamples(store, objective, SEED, trained.jepa_ratio)[Draw(0, index)]
     size, count = len(tokenizer), 1 if trained.same_predictor else trained.predictors or 0
     ids = list(range(size, size + count)) if trained.uses_pairs else []
     form = "packed" if trained.forward == "auto" else trained.forward
-    collator = make_collator(ModelSetup(size, ids, form), trained, tokenizer.pad_token_id, "sdpa", "cpu")
+    collator = make_collator(ModelSetup(size, ids, form, objective), trained, tokenizer.pad_token_id, "sdpa", "cpu")
     return record, collator([example]), example
 
 
@@ -91,35 +93,39 @@ def assert_same_row(record, batch):
         ("order", record.orders),
         ("attach", record.attaches),
     ):
-        assert batch[name][0].tolist() == values.tolist(), name
-    if "floor" in batch:
-        assert batch["floor"][0].tolist() == record.floors.tolist()
+        assert getattr(batch.rows, name)[0].tolist() == values.tolist(), name
+    if batch.rows.floor is not None:
+        assert batch.rows.floor[0].tolist() == record.floors.tolist()
     else:
         assert not record.floors.any()
-    np.testing.assert_array_equal(dense_mask(batch)[0, 0].numpy(), record.visible)
+    np.testing.assert_array_equal(dense_mask(batch.rows)[0, 0].numpy(), record.visible)
     assert_same_readouts(record, batch)
 
 
 def assert_same_readouts(record, batch):
     labels = np.flatnonzero(record.labelled)
-    assert (batch["label_positions"] + 1).tolist() == labels.tolist()
-    assert batch["label_ids"].tolist() == record.ids[labels].tolist()
-    assert batch["source_readouts"].tolist() == [pair.source.index for pair in record.pairs]
-    assert batch["target_readouts"].tolist() == [pair.target.index for pair in record.pairs]
+    assert (batch.label_positions + 1).tolist() == labels.tolist()
+    assert batch.label_ids.tolist() == record.ids[labels].tolist()
+    if record.tube:
+        assert not record.pairs and batch.pairs == len(record.tube)
+        return
+    assert batch.sources.positions.tolist() == [pair.source.index for pair in record.pairs]
+    assert batch.targets.positions.tolist() == [pair.target.index for pair in record.pairs]
 
 
 @pytest.mark.parametrize("options", EVERYWHERE, ids=str)
 def test_packed(files, options):
     record, batch, example = both(files["chats"], CHAT, CHAT - 1, **options)
     assert_same_row(record, batch)
-    assert len(record.pairs) == len(example.pairs)
+    assert len(record.pairs) + len(record.tube) == len(example.pairs)
     dropped = options.get("jepa_ratio", 1) < 1
     assert bool(record.pairs or record.tube) == (options["objective"] != "regular" and not dropped)
-    if example.tube is not None:
+    if record.tube:
         drawn = [(term.index, term.coefficient) for pair in record.tube for term in pair.target.terms]
-        positions, coefficients = batch["tube_target_positions"], batch["tube_target_coefficients"]
+        positions, coefficients = batch.targets.positions, batch.targets.coefficients
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
-        assert batch["tube_weights"].tolist() == [pair.weight for pair in record.tube]
+        weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
+        assert weights == [np.float32(pair.weight) for pair in record.tube]
 
 
 @pytest.mark.parametrize("options", INLINE, ids=str)
@@ -133,12 +139,13 @@ def test_inline(files, options):
 def test_two_pass(files, options):
     record, batch, example = both(files["chats"], CHAT, CHAT - 1, forward="two_pass", **options)
     if options["objective"] == "regular":
-        assert batch["input_ids"][0].tolist() == record.ids.tolist()
+        assert batch.rows.input_ids[0].tolist() == record.ids.tolist()
         return
-    rows = list(zip(batch["input_ids"], batch["attention_mask"], batch["position_ids"], strict=True))
-    if example.pairs:
-        names = ("input_ids", "attention_mask", "position_ids")
-        rows += zip(*(batch[f"view_{name}"] for name in names), strict=True)
+    rows = [
+        row
+        for given in batch.every_rows
+        for row in zip(given.input_ids, given.attention_mask, given.position_ids, strict=True)
+    ]
     edges = [0]
     for number, (ids, mask, positions) in enumerate(rows):
         own = slice(edges[-1], edges[-1] + int(mask.sum()))
@@ -148,13 +155,22 @@ def test_two_pass(files, options):
         np.testing.assert_array_equal(record.visible[own, own], np.tri(own.stop - own.start))
         edges.append(own.stop)
     assert edges[-1] == len(record) and record.visible.sum() == sum(n * (n + 1) // 2 for n in np.diff(edges))
-    width = batch["view_input_ids"].shape[1] if example.pairs else 1
+    assert len(record.pairs) + len(record.tube) == len(example.pairs) == batch.pairs
+    if batch.views is None:
+        assert not record.pairs
+        return
+    chat, width = batch.rows.input_ids.numel(), batch.views.input_ids.shape[1]
 
     def places(flat):
-        return [edges[index // width + 1] + index % width for index in flat.tolist()]
+        """Indices in the record of states of the chat's row and of the views' rows behind it."""
+        behind = [(index - chat) // width + 1 for index in flat.tolist()]
+        return [
+            edges[row] + (index if index < chat else (index - chat) % width)
+            for index, row in zip(flat.tolist(), np.maximum(behind, 0).tolist(), strict=True)
+        ]
 
-    assert places(batch["source_readouts"]) == [pair.source.index for pair in record.pairs]
-    assert places(batch["target_readouts"]) == [pair.target.index for pair in record.pairs]
+    assert places(batch.sources.positions) == [pair.source.index for pair in record.pairs]
+    assert places(batch.targets.positions) == [pair.target.index for pair in record.pairs]
 
 
 @pytest.mark.parametrize("row", [0, 2, 3, 4])
@@ -165,9 +181,9 @@ def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
     record, batch, example = both(files["chats"], row, row - (row > 1), **options)
     assert_same_row(record, batch)
-    if example.tube is not None:
+    if record.tube:
         positions = [term.index for pair in record.tube for term in pair.source.terms]
-        assert sorted(positions) == sorted(batch["tube_source_positions"].tolist())
+        assert sorted(positions) == sorted(batch.sources.positions.tolist())
 
 
 @pytest.mark.parametrize("predictors", [0, 1, 2])
@@ -175,14 +191,14 @@ def test_split_as_it_is_trained_by_default(files, predictors):
     """Its targets get no gradient and go through a pass of their own."""
     record, batch, _ = both(files["chats"], CHAT, CHAT - 1, objective="split", predictors=predictors)
     own = record.segments < (2 if predictors else 1)
-    assert batch["input_ids"][0].tolist() == record.ids[own].tolist()
-    assert batch["target_input_ids"][0].tolist() == record.ids[~own].tolist()
-    assert batch["target_position_ids"][0].tolist() == record.positions[~own].tolist()
-    np.testing.assert_array_equal(dense_mask(batch)[0, 0].numpy(), record.visible[own][:, own])
+    assert batch.rows.input_ids[0].tolist() == record.ids[own].tolist()
+    assert batch.target_rows.input_ids[0].tolist() == record.ids[~own].tolist()
+    assert batch.target_rows.position_ids[0].tolist() == record.positions[~own].tolist()
+    np.testing.assert_array_equal(dense_mask(batch.rows)[0, 0].numpy(), record.visible[own][:, own])
     assert not record.visible[own][:, ~own].any() and not record.visible[~own][:, own].any()
     (pair,) = record.pairs
-    assert batch["source_readouts"].tolist() == [pair.source.index]
-    assert (batch["target_readouts"] + own.sum()).tolist() == [pair.target.index]
+    assert batch.sources.positions.tolist() == [pair.source.index]
+    assert (batch.targets.positions + own.sum()).tolist() == [pair.target.index]
 
 
 @pytest.mark.parametrize(

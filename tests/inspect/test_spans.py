@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from stepjepa.data.encoder import ReadChat, read_chat
 
 from stepjepa.data.chat import ChatRenderer, plain_template
-from stepjepa.data.encode import EncodeOptions, encode_dataset
-from stepjepa.data.examples import Example
+from stepjepa.data.encode import ReadChat, encode_dataset, read_chat
 from stepjepa.data.steps import make_splitter
+from stepjepa.data.types import Example
 from stepjepa.inspect.layout import trunk_names
 from stepjepa.inspect.record import Span
 from stepjepa.inspect.rows import token_text, trunk_spans
 from stepjepa.modeling.presets import train_tokenizer
+from support.encoding import settings_of, views_of
 from support.records import row_record
 from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, with_template
@@ -28,7 +28,7 @@ def read_without_steps(renderer, messages):
 
 def encoded(tokenizer, messages, splitter):
     renderer = ChatRenderer(tokenizer)
-    options = EncodeOptions("step_jepa", splitter, step_pairs="all")
+    options = settings_of("step_jepa", splitter, step_pairs="all", predictors=2)
     store, _ = encode_dataset([{"messages": messages}], tokenizer, renderer, options)
     read = read_chat({"messages": messages}, renderer, options)
     return store[0], trunk_spans(tokenizer, read)
@@ -44,8 +44,8 @@ def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer, splitter):
     example, spans = encoded(tokenizer, messages, splitter)
     assert [span.name for span in spans] == ["system", "user", "step 1", "step 2", "step 3"]
     steps = spans[2:]
-    assert [pair.source_end + 1 for pair in example.pairs] == [step.stop for step in steps[:-1]]
-    assert [(pair.target_start, pair.target_end) for pair in example.pairs] == [step[1:] for step in steps[1:]]
+    assert [view.end + 1 for view in views_of(example)] == [step.stop for step in steps[:-1]]
+    assert [(view.start, view.stop) for view in views_of(example)] == [step[1:] for step in steps[1:]]
     row = row_record([example], 2, token_text(tokenizer), vocabulary=len(tokenizer), spans=[spans])
     start, stop = spans[1][1:]
     assert "".join(row.texts[start:stop]) == messages[1]["content"]
@@ -79,7 +79,7 @@ CHAT = [
 def named(tokenizer, labels="assistant", **options):
     """Name -> text of the trunk's tokens of that name, the names, and the example."""
     renderer = ChatRenderer(tokenizer)
-    settings = EncodeOptions("llm_jepa", make_splitter("separator"), labels=labels, **options)
+    settings = settings_of("llm_jepa", labels=labels, **options)
     store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
     spans = trunk_spans(tokenizer, read_without_steps(renderer, CHAT), store[0].input_ids)
     names, text = trunk_names(store[0], spans), token_text(tokenizer)

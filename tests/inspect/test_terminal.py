@@ -8,11 +8,10 @@ import sys
 import numpy as np
 import pytest
 from rich.cells import cell_len
-from stepjepa.data.views import Pair
 
-from stepjepa.data.examples import Example
 from stepjepa.inspect.style import ASCII, UNICODE, token_label
 from stepjepa.inspect.terminal import draw, make_console, mask_lines, shown_positions, token_lines
+from support.models import Views, paired
 from support.records import row_record
 
 HOSTILE = ["[bold]q[/bold]", "[/]", "\x1b[31mb\x1b[0m", " \U0001f600\u200d\u202e", "\r\n", ":smile:\t", "\x07\x9b"]
@@ -29,9 +28,7 @@ class Screen(io.StringIO):
 
 def record(words=("q", "a", "b", "c", "d", "e"), predictors=2, length=None):
     length = length or len(words)
-    ids = np.arange(length, dtype=np.int32)
-    pair = Pair(2, 2, 3, length - 1, length - 2)
-    example = Example(ids, ((1, length),), (pair,))
+    example = paired(range(length), ((1, length),), [Views(2, 3, length - 1)], predictors)
     return row_record([example], predictors, lambda index: words[index % len(words)], vocabulary=length)
 
 
@@ -155,7 +152,7 @@ def test_an_encoding_without_half_blocks():
 
 
 def test_several_examples_are_told_apart():
-    example = Example(np.arange(6, dtype=np.int32), ((1, 6),), (Pair(2, 2, 3, 5, 4),))
+    example = paired(range(6), ((1, 6),), [Views(2, 3, 5)], 1)
     row = row_record([example, example], 1, "qabcde".__getitem__, vocabulary=6)
     text = drawn(row)
     assert "0 trunk: prompt      0         0  q" in text
@@ -164,7 +161,7 @@ def test_several_examples_are_told_apart():
 
 
 def test_a_row_without_pairs():
-    row = row_record([Example(np.arange(3, dtype=np.int32), ((1, 3),))], 2, "abc".__getitem__, vocabulary=3)
+    row = row_record([paired(range(3), ((1, 3),))], 2, "abc".__getitem__, vocabulary=3)
     text = drawn(row, notes=["no pair: [red]why[/red]\x1b"])
     assert "pairs: none" in text
     assert r"no pair: [red]why[/red]\x1b" in text

@@ -2,19 +2,20 @@
 
 import numpy as np
 import pytest
-from stepjepa.forest.tube import TubeOptions, draw_tube, joined, tube_of_spans
 
-from stepjepa.data.examples import Example
+from stepjepa.data.types import Example, Span
+from stepjepa.objectives.semantic_tube import draw_pairs, pairs_of_spans
 from support.records import row_record
+from support.tube import tube_of, tube_options
 
 #       0    1    2  3  4   5    6    7  8  9
 WORDS = "bos  hdr  a  b  c   eot  hdr2 d  e  eot2".split()
-USER, ANSWER = (2, 5), (7, 9)
+USER, ANSWER = Span(2, 5), Span(7, 9)
 
 
 def record(spans=(), mode="span", times=1, **options):
-    tube = tube_of_spans(USER, ANSWER, spans, TubeOptions(mode, times=times, **options))
-    example = Example(np.arange(10, dtype=np.int32), ((7, 10),), tube=tube)
+    pairs = pairs_of_spans(USER, ANSWER, spans, tube_options(mode=mode, times=times, **options))
+    example = Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=tuple(pairs))
     return row_record([example], 0, WORDS.__getitem__, vocabulary=10, tube_mode=mode)
 
 
@@ -91,9 +92,9 @@ def test_curvature_has_a_pair_for_each_angle():
 def test_weights_and_several_examples():
     (drawn,) = record([(0, 1)], length_adjustment="jaccard_like").tube
     assert drawn.weight == pytest.approx(1 - 3 / 5)
-    tube = tube_of_spans(USER, ANSWER, [(1, 2)], TubeOptions())
-    example = Example(np.arange(10, dtype=np.int32), ((7, 10),), tube=tube)
-    row = row_record([example._replace(tube=None), example], 0, WORDS.__getitem__, vocabulary=10)
+    pairs = pairs_of_spans(USER, ANSWER, [(1, 2)], tube_options())
+    example = Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=tuple(pairs))
+    row = row_record([example.plain(), example], 0, WORDS.__getitem__, vocabulary=10)
     (drawn,) = row.tube
     assert (drawn.example, drawn.number) == (1, 1)
     assert drawn.target.covered == ((13, 14),)
@@ -103,15 +104,17 @@ def test_weights_and_several_examples():
 @pytest.mark.parametrize("mode", ["span", "three_index", "e2e", "mean", "curvature"])
 def test_records_are_the_tubes_terms(mode):
     # A content that begins with token 0, one that ends where the other begins, and one turn after another.
-    options, rng = TubeOptions(mode, times=4 if mode in ("span", "three_index") else 1), np.random.default_rng(0)
+    options = tube_options(mode=mode, times=4 if mode in ("span", "three_index") else 1)
+    rng = np.random.default_rng(0)
     turns = [((0, 3), (3, 6)), ((7, 8), (8, 10)), ((11, 15), (17, 20))]
-    tube = joined([drawn for turn in turns if (drawn := draw_tube(*turn, options, rng)) is not None])
+    pairs = [pair for user, answer in turns for pair in draw_pairs(Span(*user), Span(*answer), options, rng)]
+    tube = tube_of(pairs)
     words = [str(number) for number in range(20)]
-    example = Example(np.arange(20, dtype=np.int32), ((3, 20),), tube=tube)
+    example = Example(np.arange(20, dtype=np.int32), (Span(3, 20),), pairs=tuple(pairs))
     row = row_record([example], 0, words.__getitem__, vocabulary=20, tube_mode=mode)
     assert len(row.tube) == len(tube.weight) > 1
     for name in ("source", "target"):
-        want, got = np.zeros((len(row.tube), 20)), np.zeros((len(row.tube), 20))
+        want, got = np.zeros((2, len(row.tube), 20), np.float32)
         side = getattr(tube, name)
         np.add.at(want, (side.pair, side.position), side.coefficient)
         for pair, drawn in enumerate(row.tube):

@@ -30,12 +30,12 @@ def seen_matrix(row: dict[str, Any]) -> np.ndarray:
     return matrix
 
 
-def stepped_example(length: int, pairs: int) -> Example:
+def stepped_example(length: int, pairs: int, predictors: int = 2) -> Example:
     """A trunk of `length` tokens, the last two thirds labelled, with `pairs` pairs of steps of equal length."""
     start = length // 3
     edges = np.linspace(start, length, pairs + 2).astype(int).tolist()
     views = [Views(a - 1, a, b) for a, b in zip(edges[1:-1], edges[2:], strict=True)]
-    return paired(np.arange(length) % 97, ((start, length),), views, predictors=2)
+    return paired(np.arange(length) % 97, ((start, length),), views, predictors)
 
 
 def records(example: Example, texts: Any, forms=("packed", "two_pass")) -> dict[str, RowRecord]:

@@ -272,7 +272,7 @@ def read_texts(
     if show < 0:
         raise ConfigError(f"show is {show}; give how many rows to show, 0 or more")
     rules, usual = (rules_for(rows, *how, steps_column, columns) for how in ((splitter, separator), ("auto", "\n\n")))
-    reader = _Reader(rows, rules, usual, separator, columns, system_prompt)
+    reader = _Reader(rows, rules, usual, columns, system_prompt)
     found = reader.found
     for number, row in rows:
         if not found.rows_read:
@@ -321,14 +321,13 @@ class _Reader:
         rows: RowSource,
         rules: StepRules,
         usual: StepRules,
-        separator: str,
         columns: PairColumns | None,
         system_prompt: str | None,
     ):
         self.rows, self.rules, self.usual = rows, rules, usual.splitter
         self.options = EncodeOptions(rules=rules, system_prompt=system_prompt, columns=columns)
         name = rules.name
-        shown = "\n" if rules.required else getattr(rules.splitter, "separator", separator if name == "regex" else "\n")
+        shown = rules.splitter.separator if name in ("separator", "auto", "regex") and not rules.required else "\n"
         others = {self.usual.name: 0} if rules.required or self.usual != rules.splitter else {}
         counts = StepCounts.of(rules)
         self.found = TextStatistics(rows.name, name, shown, rows.files, other_splitters=others, steps=counts)
