@@ -47,8 +47,8 @@ from stepjepa.generation.store import replace as replace_file
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
-from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.objectives.base import objective_of
+from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, json_bytes
