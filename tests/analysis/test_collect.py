@@ -127,8 +127,8 @@ def test_steps_are_read_where_they_stand(model, bpe_tokenizer):
     [
         ({"step_pairs": "first"}, [0, 3], [2, 2]),
         ({"step_pairs": "all"}, [0, 0, 0, 3], [2, 3, 4, 2]),
-        ({"step_pairs": "all", "horizons": (2,)}, [0, 0], [3, 4]),
-        ({"step_pairs": "all", "horizons": (3, 1)}, [0, 0, 0, 0, 3], [4, 2, 3, 4, 2]),
+        ({"step_pairs": "all", "horizon": 2}, [0, 0], [3, 4]),
+        ({"step_pairs": "all", "multi_horizon": [3, 1]}, [0, 0, 0, 0, 3], [4, 2, 3, 4, 2]),
         ({"step_pairs": "all", "last_token": -2}, [0, 0, 0, 3], [2, 3, 4, 2]),
     ],
 )

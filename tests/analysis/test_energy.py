@@ -132,10 +132,10 @@ def test_only_the_last_answer_is_the_solution(bpe_tokenizer):
 
 
 def test_horizon_and_listed_steps(bpe_tokenizer):
-    (one,), _ = encode(bpe_tokenizer, [row("?", ["a.\n\n", "b.\n\n", "c."])], horizons=(2,))
+    (one,), _ = encode(bpe_tokenizer, [row("?", ["a.\n\n", "b.\n\n", "c."])], horizon=2)
     assert one.sources == (0,) and len(one.steps) == 3
     listed = {**row("?", ["a. ", "b. ", "c."]), "steps": ["a.", "b.", "c."]}
-    (one,), _ = encode(bpe_tokenizer, [listed], steps_column="steps")
+    (one,), _ = encode(bpe_tokenizer, [listed], step_splitter="list")
     assert [step.strip() for step in one.steps] == ["a.", "b.", "c."] and one.sources == (0, 1)
 
 

@@ -111,7 +111,7 @@ def check_plain(model, folder, vocabulary):
     assert plain.config.vocab_size == vocabulary
     with torch.no_grad():
         batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "labels": IDS}
-        found, expected = model(batch=batch), plain.eval()(**batch)
+        found, expected = model(**batch), plain.eval()(**batch)
         assert found.logits.shape[-1] == vocabulary
         torch.testing.assert_close(found.logits, expected.logits)
         torch.testing.assert_close(found.loss, expected.loss)

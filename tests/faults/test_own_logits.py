@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.data.types import Example
+from stepjepa.data.types import Example, Rows
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
 from stepjepa.modeling.load import lora_config
@@ -81,14 +81,7 @@ def test_inspect_shows_the_losses_of_the_models_own_logits(tmp_path):
     ids = torch.from_numpy(EXAMPLES[0].input_ids.astype(np.int64))[None]
     place = torch.arange(ids.shape[1])[None]
     zeros = torch.zeros_like(place)
-    row = {
-        "input_ids": ids,
-        "position_ids": place,
-        "example": zeros,
-        "segment": zeros,
-        "order": place,
-        "attach": zeros - 1,
-    }
+    row = Rows(ids, place, example=zeros, segment=zeros, order=place, attach=zeros - 1)
     (start, stop), *_ = EXAMPLES[0].label_spans
     labelled = torch.arange(start, stop)
     numbers = row_numbers(probe, row, labelled - 1, ids[0, labelled], attention=False)
