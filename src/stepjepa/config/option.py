@@ -242,20 +242,6 @@ def check_fields(options: Any, dataclass: type | None = None) -> None:
         one.check(getattr(options, one.name))
 
 
-def check_at_least(options: Any, least: Mapping[str, float]) -> None:
-    """Check that numbers are finite and large enough; None passes where the option's type allows it.
-
-    Raises:
-        ConfigError: one that is not; the message names the option.
-    """
-    for name, smallest in least.items():
-        value = getattr(options, name)
-        if value is None and "None" in str(type(options).__dataclass_fields__[name].type):
-            continue
-        if not smallest <= value < float("inf"):
-            raise ConfigError(f"{name} is {value}; it must be at least {smallest}")
-
-
 class Unread(NamedTuple):
     """An option that was given and that the run does not read; `reason` begins with "with" or "without"."""
 

@@ -22,12 +22,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.study.records import StudyRunFolder, read_record, write_record
+from stepjepa.study.records import State, StudyRunFolder, read_record, write_record
+from stepjepa.study.spec import Run, Study
 from stepjepa.training.run_folder import BROKEN, recorded_steps
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error
@@ -336,3 +338,34 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+@dataclass
+class Item:
+    """A run of the study: the stages that are wanted of it, its job while it is carried out, and why it failed."""
+
+    run: Run
+    folder: StudyRunFolder
+    stages: tuple[str, ...]
+    job: Job | None = None
+    error: str | None = None
+
+    @property
+    def todo(self) -> list[str]:
+        """The stages that are not done."""
+        return [stage for stage in self.stages if self.folder.done(stage) is None]
+
+
+@dataclass
+class Outcome:
+    """All runs of a study after it was carried out, and notes on its data."""
+
+    study: Study
+    state: State
+    items: list[Item]
+    notes: list[str]
+
+    @property
+    def failed(self) -> list[Item]:
+        """The runs that are not done: those that ended with an error and those that were not begun."""
+        return [item for item in self.items if item.todo or item.error is not None]

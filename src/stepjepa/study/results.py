@@ -12,7 +12,7 @@ from typing import Any
 
 from stepjepa.errors import DataError
 from stepjepa.study.compare import ArmRuns
-from stepjepa.study.run import Item, Outcome
+from stepjepa.study.launch import Item, Outcome
 from stepjepa.study.spec import SAME_FLOP, Arm, Block, Study, Values
 from stepjepa.study.table import Table, study_table
 from stepjepa.utils.files import write_whole

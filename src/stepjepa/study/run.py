@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import ConfigError
-from stepjepa.study.launch import Job, Processes, Submitit, failure
+from stepjepa.study.launch import Item, Job, Outcome, Processes, Submitit, failure
 from stepjepa.study.options import StudyOptions
 from stepjepa.study.plan import check_folder, clear_folder, shared_questions, write_builtin, write_plan
 from stepjepa.study.records import State, StudyRunFolder, check_same, study_identity
+from stepjepa.study.results import write_results
 from stepjepa.study.spec import SPLITS, Arm, Block, Run, Study, Values, all_runs, cell_name, describe, runs_of
 from stepjepa.study.tree import recipe_lines
 from stepjepa.utils.failures import explaining
@@ -75,43 +76,10 @@ def study(options: StudyOptions, say: Callable[[str], None] = print_text) -> Stu
             raise ConfigError(
                 f"a study needs {name}, which is not installed; install it with: pip install 'stepjepa[study]'"
             )
-    from stepjepa.study.results import write_results
-
     with explaining("jobs, or per_device_train_batch_size in the study", "start the same command again"):
         outcome = run_study(read, say, options.overwrite_output_dir)
     tables, lines = write_results(outcome)
     return StudyResult(("", *lines), tables, bool(outcome.failed))
-
-
-@dataclass
-class Item:
-    """A run of the study: the stages that are wanted of it, its job while it is carried out, and why it failed."""
-
-    run: Run
-    folder: StudyRunFolder
-    stages: tuple[str, ...]
-    job: Job | None = None
-    error: str | None = None
-
-    @property
-    def todo(self) -> list[str]:
-        """The stages that are not done."""
-        return [stage for stage in self.stages if self.folder.done(stage) is None]
-
-
-@dataclass
-class Outcome:
-    """All runs of a study after it was carried out, and notes on its data."""
-
-    study: Study
-    state: State
-    items: list[Item]
-    notes: list[str]
-
-    @property
-    def failed(self) -> list[Item]:
-        """The runs that are not done: those that ended with an error and those that were not begun."""
-        return [item for item in self.items if item.todo or item.error is not None]
 
 
 def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False) -> Outcome:

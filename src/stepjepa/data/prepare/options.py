@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from stepjepa.config.option import check_at_least, option
+from stepjepa.config.option import check_fields, option
 from stepjepa.data.files import JSON_SUFFIXES
 from stepjepa.data.steps import LISTED, STYLES, make_splitter
 from stepjepa.errors import ConfigError
@@ -73,6 +73,7 @@ class PrepareOptions:
         f"Characters that a step has at least (a Chinese one counts as four); shorter pieces join a neighbour. Default: "
         f"{PUBLISHED_LENGTH} for teacher and columns, 1 where the rows name their steps.",
         _STEPS,
+        at_least=0,
     )
     drop_short: bool = option(
         False, "Drop pieces that are too short instead (never one with the final answer).", _STEPS
@@ -87,13 +88,13 @@ class PrepareOptions:
         "boxed", "Write a final '#### 72' as \\boxed{72}, or keep it.", _STEPS
     )
     system_prompt: str | None = option(SYSTEM_PROMPT, "System message of every chat; none for no message.", _STEPS)
-    min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS)
+    min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS, at_least=1)
     max_steps: int | None = option(None, "Rows with more steps are dropped.", _ROWS)
     require_correct: bool = option(False, "Drop rows whose response does not end in the ground truth.", _ROWS)
     dedup: bool = option(
         False, "Keep the first of the rows with the same question (letter case and spaces aside).", _ROWS
     )
-    max_examples: int | None = option(None, "Stop when so many rows are kept.", _ROWS)
+    max_examples: int | None = option(None, "Stop when so many rows are kept.", _ROWS, at_least=1)
     strict_data: bool = option(
         False, "Stop at the first row that cannot be read or used, instead of counting it.", _ROWS
     )
@@ -101,7 +102,7 @@ class PrepareOptions:
     valid_ratio: float = option(
         0.0, "Share of the questions that goes to OUT.valid.jsonl, by a hash of the question.", _OUTPUT
     )
-    num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT)
+    num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT, at_least=1)
     overwrite: bool = option(
         False,
         "Replace output files that exist, once the new ones are complete.",
@@ -119,8 +120,9 @@ class PrepareOptions:
             raise ConfigError("--output_file must be given: the JSONL file to write")
         if Path(self.output_file).suffix.lower() not in JSON_SUFFIXES:
             raise ConfigError(f"output_file is {self.output_file!r}; rows are written as JSONL, so end it in .jsonl")
-        least = {"min_steps": 1, "max_steps": self.min_steps, "max_examples": 1, "num_proc": 1}
-        check_at_least(self, {**least, "min_step_length": 0})
+        check_fields(self)
+        if self.max_steps is not None and self.max_steps < self.min_steps:
+            raise ConfigError(f"max_steps is {self.max_steps}; it must be at least {self.min_steps}")
         if not 0 <= self.valid_ratio < 1:
             raise ConfigError(f"valid_ratio is {self.valid_ratio}; give a share from 0 to below 1, such as 0.05")
         if self.step_splitter != "auto" and self.format in OWN_STEPS:
