@@ -36,7 +36,7 @@ def test_demo(tmp_path, capsys):
     assert record["step_jepa"]["jepa_loss"] == pytest.approx(1 - record["step_jepa"]["cosine"])
     settings = [json.loads((out / arm / "run.json").read_text())["settings"] for arm in ("regular", "step_jepa")]
     differing = {key for key in settings[0] if settings[0][key] != settings[1][key]}
-    assert differing == {"objective", "predictors"}
+    assert differing == {"objective", "predictors", "output_dir"}
     assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert main(argv) == 2
     assert "not empty" in capsys.readouterr().err

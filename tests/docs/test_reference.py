@@ -79,7 +79,11 @@ def test_every_public_module_is_on_one_page(reference):
     assert len(shown) == len(set(shown))
     files = {file.relative_to(ROOT / "src") for file in (ROOT / "src" / "stepjepa").rglob("*.py")}
     modules = {".".join(file.with_suffix("").parts) for file in files}
-    hidden = {name for name in modules if name.startswith("stepjepa.cli") or re.search(r"\._|\b__", name)}
+    hidden = {
+        name
+        for name in modules
+        if name.startswith(("stepjepa.cli", "stepjepa.version")) or re.search(r"\._|\b__", name)
+    }
     assert set(shown) == modules - hidden
     assert "::: stepjepa.training.trainer" in pages["reference/stepjepa.md"]
     for name in shown:

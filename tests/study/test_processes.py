@@ -191,7 +191,7 @@ def test_ctrl_c_ends_the_processes_and_says_how_to_go_on(study, tmp_path):
     wait_for((folder / "runs" / "regular" / "seed-1" / "train.log").exists, 120)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command goes on from there" in said
+    assert process.returncode == 130 and "the same command resumes from there" in said
     assert not children_of(folder)
 
 

@@ -60,19 +60,34 @@ class PairMaker(Protocol):
     """An objective, as far as rows become examples by it; see `objectives.base.Objective`."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What ``--objective`` calls it."""
+
     @property
-    def needs_steps(self) -> bool: ...
+    def needs_steps(self) -> bool:
+        """Whether the steps of the answers are found for it."""
+
     @property
-    def takes_text(self) -> bool: ...
+    def takes_text(self) -> bool:
+        """Whether it also trains on plain text."""
+
     @property
-    def predictors(self) -> int: ...
+    def predictors(self) -> int:
+        """K."""
+
     @property
-    def one_pair(self) -> bool: ...
+    def one_pair(self) -> bool:
+        """Whether an example keeps its first pair only."""
+
     @property
-    def options(self) -> Any: ...
-    def pairs_of(self, chat: TokenChat) -> PairsFound: ...
-    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound: ...
+    def options(self) -> Any:
+        """Of the run."""
+
+    def pairs_of(self, chat: TokenChat) -> PairsFound:
+        """The pairs of a chat."""
+
+    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
+        """The pairs of a piece of plain text of (T,) tokens."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class ForestCollator:
         return replace(batch, rows=rows, target_rows=target_rows)
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """Choose the rows and lay the forests into them, as `pack`."""
+        """Choose the rows (R, T) and lay the forests into them, as `pack`."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
         if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
@@ -94,7 +94,7 @@ class ForestCollator:
         return self.pack(forests, rows)
 
     def pack_one_row(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """The whole batch in one row without padding, with the places of its forests for attention by segments."""
+        """The batch in one row (1, T) without padding, with the places (B, 2) of its forests for attention by segments."""
         rows, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
         ends = np.cumsum([len(forest) for forest in forests])
         places = torch.from_numpy(np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
@@ -190,7 +190,7 @@ def state_reads(
     order: np.ndarray | None,
     reorder: bool,
 ) -> StateReads:
-    """The vectors of one side of a batch.
+    """The vectors (P, D) of one side of a batch.
 
     Args:
         terms: of each example with states of its own.

@@ -49,11 +49,11 @@ class LossView:
         self.modules: nn.Module | None = objective_modules(model)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `ModelView`."""
+        """Input embeddings (N, D) of token ids (N,), or with more dimensions before D; see `ModelView`."""
         return self._model.get_input_embeddings()(ids)
 
     def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
-        """See `ModelView`."""
+        """(N, V) of states (N, D); see `ModelView`."""
         head = output_head(self._model, self._vocabulary)
         if not detach:
             return head.logits(self._model, states_ND)
@@ -68,7 +68,7 @@ class LossView:
                 parameter.requires_grad_(True)
 
     def gather(self, rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """See `ModelView`."""
+        """The rows (P, D) of all processes; see `ModelView`."""
         return gather_rows(rows_PD)
 
 
@@ -223,7 +223,7 @@ def known_layers(model: Any, layer: int) -> torch.nn.ModuleList:
     layers = decoder_layers(backbone(model))
     if layers is None or not 0 <= layer <= len(layers):
         known = "its layers have no name that is known" if layers is None else f"it has layers 0 to {len(layers)}"
-        raise ConfigError(f"states are to be read behind layer {layer} (--tube_layer), and of this model {known}")
+        raise ConfigError(f"tube_layer is {layer}, and of this model {known}")
     return layers
 
 

@@ -59,7 +59,7 @@ class ModelView(Protocol):
         """(N, V) logits for last hidden states (N, D); with `detach` the weights of the output head get no gradient."""
 
     def gather(self, rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The rows of all processes, with gradient, and where this one's begin (`losses.gather`)."""
+        """The rows (P, D) of all processes, with gradient, and where this one's begin (`losses.gather`)."""
 
 
 class Objective:

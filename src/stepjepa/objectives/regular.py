@@ -37,11 +37,11 @@ class Regular(Objective):
         return PairsFound()
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """None."""
+        """None, of (T,) tokens."""
         return PairsFound()
 
     def target_states(self, output: ForestOutput) -> torch.Tensor:
-        """As they are."""
+        """As they are, (P, D)."""
         return output.target_states
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:

@@ -108,7 +108,7 @@ class SemanticTube(Objective):
         return example._replace(pairs=tuple(pairs), view_spans=())
 
     def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-        """As other objectives'; of a curvature, the turning angle."""
+        """As other objectives', (P,) float32; of a curvature, the turning angle."""
         from stepjepa.losses.distances import turning_angle
 
         if self.options.tube_mode == "curvature":

@@ -37,7 +37,7 @@ class Split(Objective):
         return self.pairs_of_text(chat.trunk)
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """One pair, or the reason why there is none."""
+        """One pair of the (T,) tokens, or the reason why there is none."""
         cut = max(2, int(len(trunk) * self.options.split_ratio))
         rest = len(trunk) - cut
         back = -1 if self.options.last_token is None else self.options.last_token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stepjepa.config.option import check_at_least, option
+from stepjepa.config.option import check_fields, option
 
 
 @dataclass
@@ -42,12 +42,12 @@ class DemoOptions:
     output_dir: str = option("runs/demo", "Folder for both models, metrics.json and curves.png.", "demo")
     overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", "demo")
     seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo")
-    train_rows: int = option(16_000, "Generated problems to train on, once each.", "demo")
-    test_rows: int = option(300, "Held-out problems to evaluate on.", "demo")
-    batch_size: int = option(8, "Examples an optimizer step.", "demo")
+    train_rows: int = option(16_000, "Generated problems to train on, once each.", "demo", at_least=1)
+    test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
+    batch_size: int = option(8, "Examples an optimizer step.", "demo", at_least=1)
     learning_rate: float = option(2e-3, "Peak learning rate of both arms.", "demo")
     predictors: int = option(2, "K, predictor tokens of the step_jepa arm.", "demo")
     lbd: float = option(0.1, "lambda of the step_jepa arm.", "demo")
 
     def __post_init__(self) -> None:
-        check_at_least(self, {"train_rows": 1, "test_rows": 1, "batch_size": 1})
+        check_fields(self)
