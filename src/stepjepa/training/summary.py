@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepjepa.data.suggest import suggested_metric
 from stepjepa.data.types import Batch
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.training.compute import planned_steps
@@ -81,7 +80,7 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
             f"warning: the loss is not a finite number from step {broken} on (of those in the log), so the model is of no "
             "use; try a lower --learning_rate or --lbd, and see docs/troubleshooting.md"
         )
-    metric = " ".join(run.eval_metrics or [suggested_metric(run.eval_file or next(iter(run.train_file or ()), None))])
+    metric = " ".join(run.eval_metrics or ["exact"])
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
     return "\n".join(
         [
