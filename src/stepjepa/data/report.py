@@ -26,7 +26,6 @@ REASONS = {
     "no_assistant_message": "no assistant message",
     "template_refused": "the chat template refuses the chat",
     "message_not_found": "the chat template does not show a message",
-    "no_offsets": "the tokenizer's tokens cannot be traced to the text",
     "no_room_for_answer": "the prompt alone fills max_length",
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
     "answer_truncated": "the answer was cut at max_length",
