@@ -76,7 +76,9 @@ def api_pages() -> dict[str, str]:
 def parsers() -> dict[str, StrictParser]:
     """Every command's parser: the one that prints `stepjepa COMMAND --help`."""
     found: dict[str, StrictParser] = {}
-    for command, (module, _) in COMMANDS.items():
+    asked = {name: (module, ["--help"]) for name, (module, _) in COMMANDS.items()}
+    asked["analyze_energy"] = (COMMANDS["analyze"][0], ["--energy", "--help"])
+    for command, (module, words) in asked.items():
 
         def keep(parser: StrictParser, *_: Any, command: str = command, **__: Any) -> str:
             found[command] = parser
@@ -84,7 +86,7 @@ def parsers() -> dict[str, StrictParser]:
 
         quiet = contextlib.redirect_stdout(io.StringIO())
         with mock.patch.object(StrictParser, "format_help", keep), contextlib.suppress(SystemExit), quiet:
-            importlib.import_module(module).run(["--help"])
+            importlib.import_module(module).run(words)
     return found
 
 

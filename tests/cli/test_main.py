@@ -165,7 +165,7 @@ def test_a_command_is_imported_only_when_called():
 
 
 def test_lazy_exports():
-    public = {"check", "compare", "evaluate", "export", "generate", "inspect", "show_row", "train"}
+    public = {"analyze", "check", "compare", "evaluate", "export", "generate", "inspect", "show_row", "train"}
     assert set(stepjepa.__all__) == {"JEPAConfig", "JEPATrainer", "RowView", "__version__"} | public
     assert set(stepjepa.__all__) <= set(dir(stepjepa)) and callable(stepjepa.show_row)
     with pytest.raises(AttributeError, match="no attribute 'JEPAConfg'"):
@@ -174,7 +174,7 @@ def test_lazy_exports():
 
 def test_the_module_table_is_what_main_uses():
     assert main_module.COMMANDS is COMMANDS
-    names = "train demo prepare check inspect generate evaluate score analyze study export report"
+    names = "train demo prepare check inspect generate evaluate analyze study export report"
     assert set(COMMANDS) == set(names.split())
 
 

@@ -45,7 +45,7 @@ def broken(whole, tmp_path):
     "command",
     [
         "evaluate {model} {rows} --metric gsm8k answer_nll --max_new_tokens 2 --output_dir {out}",
-        "score {rows} --model_name {model} --predictors 0 --output_file {out}.jsonl",
+        "analyze --energy {rows} --model_name {model} --predictors 0 --output_file {out}.jsonl",
         "analyze {rows} --models {model} --output_dir {out}",
         "analyze {rows} --models {whole} --base_model {model} --output_dir {out}",
         "inspect {rows} --model_name {model} --html {out}.html",

@@ -97,7 +97,7 @@ def test_analyze_and_study(tmp_path, capsys, monkeypatch, command, error):
     def fail(*args, **kwargs):
         raise error
 
-    from stepjepa.cli import analyze_work
+    from stepjepa.analysis import run as analysis
     from stepjepa.study import run
 
     (tmp_path / "rows.jsonl").write_text("{}\n")
@@ -105,7 +105,7 @@ def test_analyze_and_study(tmp_path, capsys, monkeypatch, command, error):
         f"output_dir: {tmp_path}/out\ndata: {{builtin: {{train_rows: 8, select_rows: 4, test_rows: 4}}}}\n"
         "arms: {regular: {objective: regular}}\nbase: {model_name: tiny, max_steps: 1}\nmetrics: [answer_nll]\nseeds: [1]\n"
     )
-    monkeypatch.setattr(analyze_work, "work", fail)
+    monkeypatch.setattr(analysis, "_collect_all", fail)
     monkeypatch.setattr(run.StudyRun, "carry_out", fail)
     file = tmp_path / ("rows.jsonl" if command == "analyze" else "study.yaml")
     assert main([command, str(file), *(["--models", "tiny"] if command == "analyze" else [])]) == 1
