@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.config.option import is_secret
+from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError
 from stepjepa.study.train_options import read_training
 from stepjepa.study.tree import parse_tree
@@ -44,7 +44,7 @@ def test_a_copy_keeps_the_secret_and_a_pickle_does_not(tmp_path):
     assert TOKEN.encode() not in pickle.dumps(config)
     again = pickle.loads(pickle.dumps(config))
     assert (again.hub_token, again.last_token, again.output_dir) == (None, -2, str(tmp_path))
-    secret = {name for name, field in JEPAConfig.__dataclass_fields__.items() if is_secret(field)}
+    secret = {name for name, one in options_of(JEPAConfig).items() if one.secret}
     assert "hub_token" in secret and "last_token" not in secret
 
 

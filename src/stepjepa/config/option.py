@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
@@ -20,6 +20,7 @@ from stepjepa.config.values import (
     convert,
     describe,
     is_class,
+    named_by_file,
     nearest,
     show,
     union_members,
@@ -29,15 +30,19 @@ from stepjepa.errors import ConfigError
 MISSING = dataclasses.MISSING
 # What an option needs: the accepted values of another one; True and False stand for any value that is true or false.
 Needs = Mapping[str, "bool | tuple[str, ...]"]
+# The option that carries further ones, and the dataclass of those that a value brings.
+Brings = tuple[str, Callable[[str], "type | None"]]
 
 
 def option(
     default: Any,
     help: str,
-    group: str,
+    group: str | None = None,
     *,
     aliases: str | tuple[str, ...] = (),
     choices: tuple[str, ...] = (),
+    own: bool = False,
+    brings: Brings | None = None,
     needs: Needs | None = None,
     resume: bool = False,
     identity: bool = True,
@@ -56,6 +61,9 @@ def option(
         group: the heading that it stands under in the help.
         aliases: other spellings of flag and YAML key.
         choices: named values, where the type does not list them.
+        own: besides those it takes ``file.py:Name`` and ``package.module:Name``.
+        brings: for such a value, the option that carries further ones by name, and a function from the value to the
+            dataclass of these.
         needs: other options of the same run, and the values of them without which this one has no effect.
         resume: a run may be resumed with another value.
         identity: it decides the numbers of a run, so runs that differ in it cannot share a table.
@@ -69,6 +77,8 @@ def option(
         "group": group,
         "aliases": (aliases,) if isinstance(aliases, str) else tuple(aliases),
         "choices": choices,
+        "own": own,
+        "brings": brings,
         "needs": dict(needs or {}),
         "resume": resume,
         "identity": identity,
@@ -91,7 +101,7 @@ class Option:
         default: the field's default, MISSING if it has none.
         bare: the value of the flag written without one, MISSING if it needs one.
         choices: named values from the metadata; those of a Literal or Enum are in `hint`.
-        help, group, aliases, needs, resume, identity, secret, dumped, bounds: see `option`.
+        own, brings, help, group, aliases, needs, resume, identity, secret, dumped, bounds: see `option`.
     """
 
     name: str
@@ -99,6 +109,8 @@ class Option:
     default: Any
     bare: Any
     choices: tuple[str, ...]
+    own: bool
+    brings: Brings | None
     help: str
     group: str | None
     aliases: tuple[str, ...]
@@ -123,6 +135,8 @@ class Option:
             default=field.default if field.default_factory is MISSING else field.default_factory(),
             bare=meta.get("const", bare) if meta.get("nargs") == "?" else bare,
             choices=tuple(map(str, meta.get("choices") or ())),
+            own=meta.get("own", False),
+            brings=meta.get("brings"),
             help=str(meta.get("help") or "").replace("%%", "%").strip(),
             group=meta.get("group"),
             aliases=(aliases,) if isinstance(aliases, str) else tuple(aliases),
@@ -147,15 +161,19 @@ class Option:
     @property
     def expects(self) -> str:
         """What its value must be, for an error message."""
-        return f"one of {', '.join(self.choices)}" if self.choices else describe(self.hint)
+        further = ", or file.py:Name of your own" if self.own else ""
+        return f"one of {', '.join(self.choices)}{further}" if self.choices else describe(self.hint)
 
     def read(self, given: Any) -> Any:
         """The field's value for what was written; BadValue if it does not fit."""
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
-        if self.choices and value is not None and value not in self.choices:
+        if self.choices and value is not None and value not in self.choices and not self._is_own(value):
             close = nearest(str(value), self.choices)
             raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
         return value
+
+    def _is_own(self, value: Any) -> bool:
+        return self.own and named_by_file(value)
 
     def check(self, value: Any) -> None:
         """Check a value that Python code may have given: named values, and numbers in their bounds.
@@ -167,8 +185,10 @@ class Option:
         if value is None and len(members) < len(union_members(self.hint)):
             return
         named = [choice for member in members for choice in choices_of(member) or () if isinstance(choice, str)]
-        if named and len(members) == 1 and value not in named:
-            raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}")
+        named = list(self.choices) if self.own else named
+        if named and len(members) == 1 and value not in named and not self._is_own(value):
+            further = f", or file.py:Name of your own; did you mean {nearest(str(value), named)}?" if self.own else ""
+            raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}{further}")
         for member in members:
             item = next(iter(getattr(member, "__args__", ())), None)
             if is_class(member, list) and item in (int, float):
@@ -198,7 +218,8 @@ class Option:
 
     def metavar(self) -> str:
         """What follows the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
-        return "{" + ",".join(self.choices) + "}" if self.choices else _metavar(self.hint)
+        further = "|FILE:NAME" if self.own else ""
+        return "{" + ",".join(self.choices) + "}" + further if self.choices else _metavar(self.hint)
 
     def help_text(self, aliases: Iterable[str]) -> str:
         """The description with other spellings and the default, escaped for argparse."""
@@ -227,9 +248,19 @@ def _options_of(dataclass: Any) -> dict[str, Option]:
     return {field.name: Option.of(field, hints[field.name]) for field in dataclasses.fields(dataclass) if field.init}
 
 
-def is_secret(field: dataclasses.Field[Any]) -> bool:
-    """Whether an option's value must not reach a file or a message."""
-    return bool(field.metadata.get("secret", field.name.endswith("_token")))
+class Names:
+    """The options of dataclasses as attributes, for messages: ``name.lbd`` is ``"lbd"``, and what is no option fails.
+
+    A test reads the source and tries every name that is used.
+    """
+
+    def __init__(self, *dataclass_types: Any):
+        self._known = {field.name for dtype in dataclass_types for field in dataclasses.fields(dtype)}
+
+    def __getattr__(self, name: str) -> str:
+        if name not in self._known:
+            raise AttributeError(f"no option {name!r}")
+        return name
 
 
 def check_fields(options: Any, dataclass: type | None = None) -> None:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
-from stepjepa.config.option import MISSING, Option, options_of
-from stepjepa.config.values import BadValue, convert, nearest
+from stepjepa.config.option import MISSING, Brings, Option, options_of
+from stepjepa.config.values import BadValue, convert, named_by_file, nearest
 from stepjepa.config.yaml_file import Entry, read_yaml
 from stepjepa.errors import ConfigError
 
@@ -80,6 +80,7 @@ class StrictParser:
         self.positional = tuple(positional)
         self.explicit: set[str] = set()
         self.options: dict[str, Option] = {}
+        self._brought: set[str] = set()
         self.aliases: dict[str, Alias] = {_plain(name): target for name, target in (aliases or {}).items()}
         for name, option in ((name, one) for dtype in self.dataclass_types for name, one in options_of(dtype).items()):
             if name in self.options:
@@ -106,18 +107,37 @@ class StrictParser:
 
     def values(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
         """The values of the fields that a flag or the YAML file sets; fails and exits as `parse`."""
-        config, flags = self._split(list(sys.argv[1:] if argv is None else argv))
+        argv = list(sys.argv[1:] if argv is None else argv)
+        for option in [one for one in self.options.values() if one.brings]:
+            self.take_up(option.name, _written(argv, option.name))
+        config, flags = self._split(argv)
         given: dict[str, Setting] = {}
         if config is not None:
             given.update(_merge(s for entry in read_yaml(config) for s in self._from_yaml(config, entry)))
         given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
-        self.explicit = set(given)
+        carriers = {one.brings[0] for one in self.options.values() if one.brings and self._brought & set(given)}
+        self.explicit = set(given) | carriers
         required = [o.name for o in self.options.values() if o.default is MISSING and o.hint is not bool]
         missing = [name for name in required if name not in given]
         if missing:
             names = " and ".join("--" + name for name in missing)
             raise ConfigError(f"{names} must be given, as a flag or in the --config file")
         return {name: setting.value for name, setting in given.items()}
+
+    def take_up(self, name: str, value: Any) -> None:
+        """Add the options that a value of option `name` brings, where it is the name of a class of one's own.
+
+        Raises:
+            ConfigError: it cannot be loaded, or one of its options has the name of another.
+        """
+        brings = self.options[name].brings
+        if brings is None or not named_by_file(value):
+            return
+        for one in _brought(brings, value).values():
+            if one.name in self.options and one.name not in self._brought:
+                raise ConfigError(f"{name} {value}: its option {one.name!r} is an option already; choose another name")
+            self._brought.add(one.name)
+            self.options[one.name] = dataclasses.replace(one, group=one.group or f"{name} {value}")
 
     def settings(self, name: str, given: Any, spelling: str) -> Iterator[Setting]:
         """The fields that a flag or a YAML key sets.
@@ -173,7 +193,8 @@ class StrictParser:
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
         formatter.add_text(self.description)
         known = self.groups()
-        for title in known if groups is None else groups:
+        brought = [title for title in known if groups is not None and self._brought & {o.name for o in known[title]}]
+        for title in known if groups is None else dict.fromkeys([*groups, *brought]):
             if title not in known:
                 raise ValueError(f"no group {title!r} among {list(known)}")
             section: Any = layout._optionals if title == "options" else layout.add_argument_group(title)
@@ -274,6 +295,7 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
         ConfigError: a name that none of them has, or values that their own checks refuse.
     """
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
+    values = carried(known, values)
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; did you mean {nearest(name, known)!r}?")
@@ -285,6 +307,38 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
         )
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
+
+
+def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with those that others of them bring under the option that carries them (`option(brings=...)`).
+
+    Raises:
+        ConfigError: what brings them cannot be loaded.
+    """
+    found = dict(values)
+    for one in known.values():
+        if one.brings and named_by_file(found.get(one.name)):
+            own = {name: found.pop(name) for name in _brought(one.brings, found[one.name]) if name in values}
+            if own:
+                found[one.brings[0]] = {**(found.get(one.brings[0]) or {}), **own}
+    return found
+
+
+def _brought(brings: Brings, value: str) -> dict[str, Option]:
+    dataclass = brings[1](value)
+    return {} if dataclass is None else options_of(dataclass)
+
+
+def _written(argv: Sequence[str], name: str) -> Any:
+    """The value of an option as the command line has it, else its YAML file; None where neither does."""
+    found: dict[str, str] = {}
+    for word, after in zip(argv, [*argv[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            found[_plain(flag)] = value if equals else after
+    if name in found or "config" not in found:
+        return found.get(name)
+    return next((entry.given for entry in read_yaml(found["config"]) if entry.key == name), None)
 
 
 def positional_argument(parser: StrictParser, argv: Sequence[str], name: str) -> list[str]:

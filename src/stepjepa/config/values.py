@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import types
 from collections.abc import Iterable
 from enum import Enum
@@ -49,6 +50,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The member of `known` that looks most like `name`, or None if there are none at all."""
     matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.0)
     return matches[0] if matches else None
+
+
+def named_by_file(name: Any) -> bool:
+    """Whether a value is the name of a class or function of one's own: ``file.py:Name`` or ``package.module:Name``."""
+    return isinstance(name, str) and re.fullmatch(r"(.*\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", name) is not None
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:

@@ -1,5 +1,8 @@
 """Objectives: which views of a chat predict which, one file each. `base` holds what they share and how they are found."""
 
-from stepjepa.objectives.base import Objective, find_objective, objective_of
+from stepjepa.config.option import option
+from stepjepa.data.types import Pair, PairsFound
+from stepjepa.objectives.base import Objective, PairBuilder, find_objective, objective_of
+from stepjepa.objectives.options import Defaults
 
-__all__ = ["Objective", "find_objective", "objective_of"]
+__all__ = ["Defaults", "Objective", "Pair", "PairBuilder", "PairsFound", "find_objective", "objective_of", "option"]

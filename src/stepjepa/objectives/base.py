@@ -1,25 +1,21 @@
 """What an objective is, and where objectives are found.
 
-An `Objective` says which states of a chat are compared (`pairs_of`), what is drawn anew every epoch (`draw`), which modules
-it trains (`modules`) and what the loss is (`loss`). Everything else (layout, packing, masks, counts, the log) follows from
-the `Example`s that it makes. It is made of the run's options and holds no state.
+An `Objective` says which options it has (`Options`, `reads`, `defaults`), which states of a chat are compared (`pairs_of`),
+what is sampled every epoch (`draw`), which modules it trains (`modules`) and what the loss is (`loss`). Everything else
+(flags, layout, packing, masks, counts, the log) follows from these. It is made of the run's options and holds no state.
 
 Shapes: P pairs, D width.
 """
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from stepjepa.config.option import check_fields, options_of
+from stepjepa.config.values import nearest
 from stepjepa.data.types import (
     ISOLATED,
     TRUNK,
@@ -35,6 +31,16 @@ from stepjepa.data.types import (
     Turn,
 )
 from stepjepa.errors import ConfigError
+from stepjepa.objectives.named import given_name, is_built_in, load_named, source_fingerprint
+from stepjepa.objectives.options import (
+    LOSSES,
+    Defaults,
+    EMAOptions,
+    LossOptions,
+    PairOptions,
+    PredictorOptions,
+    StepsOptions,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -67,37 +73,138 @@ class Objective:
 
     Attributes:
         name: what ``--objective`` calls it.
+        Options: dataclass of the options that it alone has; None for none.
+        reads: the shared topics of options that it reads; all where it reads predictors.
+        defaults: of shared options that are left open.
+        forwards: those that can compute it; ``inline`` asks for one branch and one copy of the trunk's tokens.
+        makes_pairs: whether there is anything to compare.
         needs_steps: whether the steps of the answers are found for it.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
-        forwards: those that can compute it; ``inline`` asks for one branch and one copy of the trunk's tokens.
-        defaults: of options that it does not leave as they are, by name.
+        halves: whether source and target together are the text.
         stream: number of its random numbers, which no other draw of an example uses.
+        options: of the run; None before they are known.
+        own: its own options, an instance of `Options`.
+
+    Args:
         options: of the run.
+        own: its own options by name, for `JEPAConfig(objective=MyObjective(...))`.
+
+    Raises:
+        ConfigError: an option of its own that it does not have, or a value that cannot be used.
     """
 
     name: ClassVar[str] = ""
+    Options: ClassVar[type | None] = None
+    reads: ClassVar[tuple[type, ...]] = (PairOptions, LossOptions, PredictorOptions, EMAOptions)
+    defaults: ClassVar[Defaults] = Defaults()
+    forwards: ClassVar[tuple[str, ...]] = ("packed", "two_pass")
+    makes_pairs: ClassVar[bool] = True
     needs_steps: ClassVar[bool] = False
     takes_text: ClassVar[bool] = False
-    forwards: ClassVar[tuple[str, ...]] = ("packed", "two_pass")
-    defaults: ClassVar[Mapping[str, Any]] = {}
+    halves: ClassVar[bool] = False
     stream: ClassVar[int] = 6
 
-    def __init__(self, options: Any):
+    def __init__(self, options: Any = None, **own: Any):
         self.options = options
+        self.own: Any = options
+        if self.Options is None or not isinstance(options, self.Options):
+            carried = None if options is None or is_built_in(type(self)) else options.objective_options
+            self.own = self._checked({**(carried or {}), **own})
+
+    @classmethod
+    def _checked(cls, values: Mapping[str, Any]) -> Any:
+        """Its own options, checked."""
+        known = {} if cls.Options is None else options_of(cls.Options)
+        for name in values:
+            if name not in known:
+                near = f"; did you mean {nearest(name, known)!r}?" if known else ""
+                raise ConfigError(f"objective {cls.name or cls.__name__} has no option {name!r}{near}")
+        if cls.Options is None:
+            return None
+        try:
+            own: Any = cls.Options(**values)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"objective {cls.name or cls.__name__}: {error}") from None
+        check_fields(own)
+        if not is_built_in(cls) and hasattr(own, "check"):
+            own.check()
+        return own
 
     def __repr__(self) -> str:
         """Equal for objectives that make the same examples of the same chats."""
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.pairing.items())})"
+        pairing = dict(self.pairing)
+        if not is_built_in(type(self)):
+            pairing |= {**({} if self.own is None else vars(self.own)), "code": source_fingerprint(type(self))}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in pairing.items())})"
+
+    def __reduce__(self) -> Any:
+        """By the name of its class, so that worker processes import the file that it is in."""
+        return _made, (given_name(type(self)), self.options)
+
+    @classmethod
+    def topics(cls) -> tuple[type, ...]:
+        """All dataclasses of options that it reads, besides those that every run reads."""
+        own = () if cls.Options is None else (cls.Options,)
+        return (*cls.reads, *((StepsOptions,) if cls.needs_steps else ()), *own)
+
+    def check(self) -> None:
+        """Check the options of the run with each other.
+
+        Raises:
+            ConfigError: they cannot be used with this objective; the message names the options.
+        """
+        if self.options.forward not in ("auto", *self.forwards):
+            able = [name for name, cls in built_in().items() if self.options.forward in cls.forwards]
+            raise ConfigError(
+                f"forward={self.options.forward} cannot compute {self.options.objective}; use forward "
+                f"{' or '.join(self.forwards)}, or objective {' or '.join(able)}"
+            )
 
     @property
     def pairing(self) -> Mapping[str, Any]:
         """What decides which pairs a chat has, by name: part of the key under which examples are cached."""
-        return {"predictors": self.predictors, "last_token": self.options.last_token}
+        return {"predictors": self.predictors, "last_token": self.options.last_token, "one": self.one_pair}
+
+    # What it is called in summaries
 
     @property
-    def makes_pairs(self) -> bool:
-        """Whether there is anything to compare."""
-        return True
+    def label(self) -> str:
+        """Its name; that of one's own is as it was given."""
+        return self.name if is_built_in(type(self)) else str(self.options.objective)
+
+    @property
+    def takes_predictors(self) -> bool:
+        """Whether predictor tokens can be read."""
+        return PredictorOptions in self.reads
+
+    def notes(self, given: Collection[str]) -> list[str]:
+        """Lines to print before a run; `given` are the names of the options that were given."""
+        return []
+
+    @property
+    def brief(self) -> str:
+        """Its form in a word, where it has several."""
+        return ""
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """Its own options in a few words each."""
+        return () if self.own is None else tuple(f"{name} {value}" for name, value in vars(self.own).items())
+
+    @property
+    def distance_name(self) -> str:
+        """What its loss is called."""
+        return str(self.options.jepa_loss)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the pairs of an example differ from epoch to epoch."""
+        return self.draws
+
+    @property
+    def several_pairs(self) -> bool:
+        """Whether an example usually has several pairs."""
+        return False
 
     @property
     def predictors(self) -> int:
@@ -197,13 +304,12 @@ class Objective:
 
     def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
         """The loss of every pair, (P,) float32, by ``--jepa_loss``."""
-        from stepjepa.losses.distances import DISTANCES
         from stepjepa.losses.infonce import infonce_loss
 
         options = self.options
         if options.jepa_loss == "infonce":
             return infonce_loss(source_PD, target_PD, options.infonce_temperature, options.infonce_symmetric)
-        return DISTANCES[options.jepa_loss](source_PD, target_PD)
+        return find_distance(options.jepa_loss)(source_PD, target_PD)
 
     def _regularizer(self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int) -> torch.Tensor:
         """The weighted regularizer of one micro-batch over all processes, () float32; `step` draws SIGReg's directions."""
@@ -285,6 +391,7 @@ def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
 
 # Where objectives are found
 
+# The built-in ones; the first has no pairs.
 _MODULES = {
     "regular": "stepjepa.objectives.regular:Regular",
     "llm_jepa": "stepjepa.objectives.llm_jepa:LLMJEPA",
@@ -295,62 +402,49 @@ _MODULES = {
 OBJECTIVES = tuple(_MODULES)
 
 
-def find_objective(name: str) -> type[Objective]:
+def find_objective(name: str | Objective) -> type[Objective]:
     """The class of an objective: a built-in one, ``file.py:Class`` or ``package.module:Class``, which is imported.
 
     Raises:
         ConfigError: there is none of that name, or it is no objective.
     """
+    if isinstance(name, Objective):
+        return type(name)
     found = load_named(_MODULES.get(name, name), "objective", OBJECTIVES)
     if not (isinstance(found, type) and issubclass(found, Objective)):
         raise ConfigError(f"objective {name}: is no class made from stepjepa.objectives.Objective")
     return found
 
 
-def load_named(name: str, option: str, known: Sequence[str]) -> Any:
-    """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
-
-    Args:
-        option: that the name was given with; `known`: what else it takes, for the message.
+def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The distance of ``--jepa_loss``, ``infonce`` apart: of two (P, D) tensors, (P,).
 
     Raises:
-        ConfigError: it is neither, or cannot be loaded.
+        ConfigError: there is none of that name.
     """
-    source, colon, attribute = name.rpartition(":")
-    if not colon:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{hint}")
-    try:
-        module = _file_module(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-        return getattr(module, attribute)
-    except ConfigError:
-        raise
-    except AttributeError:
-        raise ConfigError(f"{option} {name}: {source} has no {attribute}") from None
-    except Exception as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{option} {name}: {source} cannot be loaded ({why})") from error
+    from stepjepa.losses.distances import DISTANCES
+
+    if name in DISTANCES:
+        return DISTANCES[name]
+    found = load_named(name, "jepa_loss", LOSSES)
+    if not callable(found):
+        raise ConfigError(f"jepa_loss {name}: is no function of the source and the target states")
+
+    def checked(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+        losses_P = found(source_PD, target_PD)
+        if losses_P.shape != source_PD.shape[:1]:
+            raise ConfigError(
+                f"jepa_loss {name}: returned {tuple(losses_P.shape)} for {len(source_PD)} pairs; it must return one "
+                "number a pair"
+            )
+        return losses_P.float()
+
+    return checked
 
 
-def _file_module(path: Path) -> Any:
-    """The module of a Python file, loaded once."""
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file")
-    # By its path: files of one name in several folders are several modules, and workers find it again.
-    name = f"stepjepa_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+def built_in() -> dict[str, type[Objective]]:
+    """The objectives of this library, by name."""
+    return {name: find_objective(name) for name in OBJECTIVES}
 
 
 def objective_of(options: Any) -> Objective:
@@ -359,7 +453,27 @@ def objective_of(options: Any) -> Objective:
     Raises:
         ConfigError: see `find_objective`.
     """
-    chosen = find_objective(options.objective)
-    if not options.lbd:
-        chosen = find_objective(OBJECTIVES[0])
-    return chosen(options)
+    return find_objective(options.objective if options.lbd else OBJECTIVES[0])(options)
+
+
+def own_options(name: str) -> type | None:
+    """The dataclass of options that the objective of this name brings into a run; None for built-in ones."""
+    cls = find_objective(name)
+    return None if is_built_in(cls) else cls.Options
+
+
+def idle_options(cls: type[Objective]) -> frozenset[str]:
+    """The options of objectives that one of them does not read, whatever their values."""
+    topics = {topic for other in built_in().values() for topic in other.topics()}
+    read = {name for topic in cls.topics() for name in options_of(topic)}
+    return frozenset(name for topic in topics for name in options_of(topic)) - read
+
+
+def trained_pairs(settings: Mapping[str, Any]) -> bool:
+    """Whether a run with these recorded settings trained pairs. A file of one's own is not imported for that."""
+    name = settings.get("objective")
+    return bool(name and name != OBJECTIVES[0] and settings.get("lbd"))
+
+
+def _made(name: str, options: Any) -> Objective:
+    return find_objective(name)(options)

@@ -10,15 +10,19 @@ template writes around a single message, and the predictors stand inside the sou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from stepjepa.config.option import Names, option
 from stepjepa.data.chat import RowError
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
+from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective, PairBuilder, question_and_answer
+from stepjepa.objectives.options import VIEWS, Defaults, PredictorOptions, Topic
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -27,6 +31,45 @@ if TYPE_CHECKING:
 _MARK = "@@stepjepa:predictors@@"
 
 Message = dict[str, str]
+
+
+@dataclass
+class LLMJEPAOptions(Topic):
+    """Options of objective `llm_jepa`."""
+
+    views: Literal["in_context", "standalone"] | None = option(
+        None,
+        "llm_jepa: the source on the chat and a copy of the answer (in_context, the default), or each message rendered "
+        "alone by the template, as published (standalone; the default with front_pred or reverse_pred).",
+        VIEWS,
+    )
+    front_pred: bool = option(False, "standalone: predictors in front of the source's content.", VIEWS)
+    reverse_pred: bool = option(False, "standalone: the answer predicts the question.", VIEWS)
+
+    def fill_in(self) -> None:
+        """See `Topic.fill_in`."""
+        if self.views is None:
+            self.views = "standalone" if self.front_pred or self.reverse_pred else "in_context"
+
+    def check(self) -> None:
+        """See `Topic.check`."""
+        for name, given in ((_NAME.front_pred, self.front_pred), (_NAME.reverse_pred, self.reverse_pred)):
+            if given and self.views == "in_context":
+                raise ConfigError(
+                    f"{name} needs {_NAME.views}=standalone: on the chat itself the answer follows the question"
+                )
+        if self.views == "standalone" and self.objective != LLMJEPA.name:
+            raise ConfigError(
+                f"{_NAME.views}=standalone renders whole messages alone, and {self.objective} has no such views; use it "
+                f"with objective {LLMJEPA.name}"
+            )
+        if self.front_pred and not self.predictors:
+            raise ConfigError(
+                f"{_NAME.front_pred} puts predictors in front of the content, and predictors is 0; give --predictors 1"
+            )
+
+
+_NAME = Names(LLMJEPAOptions, PredictorOptions)
 
 
 class LLMJEPA(Objective):
@@ -38,14 +81,40 @@ class LLMJEPA(Objective):
 
     name = "llm_jepa"
     forwards = ("packed", "two_pass", "inline")
-    defaults = {"predictor_order": "descending"}
+    defaults = Defaults(predictor_order="descending")
+    Options = LLMJEPAOptions
 
     @property
     def pairing(self) -> Mapping[str, Any]:
         """See `Objective`."""
         options = self.options
         views = (options.views, options.front_pred, options.reverse_pred)
-        return {**super().pairing, "views": views, "one": self.one_pair}
+        return {**super().pairing, "views": views}
+
+    def notes(self, given: Collection[str]) -> list[str]:
+        """See `Objective`."""
+        if _NAME.last_token not in given or _NAME.views in given:
+            return []
+        return [f"--{_NAME.last_token}: views are read in context; the published form is --{_NAME.views} standalone"]
+
+    @property
+    def brief(self) -> str:
+        """See `Objective`."""
+        return str(self.options.views)
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """See `Objective`."""
+        return (f"views {self.options.views}",)
+
+    def check(self) -> None:
+        """See `Objective`."""
+        super().check()
+        if self.options.forward == "inline" and self.options.views == "standalone":
+            raise ConfigError(
+                f"forward=inline isolates a view inside the chat, and {_NAME.views}=standalone has none there; use "
+                f"{_NAME.views}=in_context, or forward packed"
+            )
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """See the class."""

@@ -22,6 +22,7 @@ class Regular(Objective):
     name = "regular"
     takes_text = True
     makes_pairs = False
+    reads = ()
     part_names = ()
     predictors = 0
     one_pair = False
@@ -31,6 +32,9 @@ class Regular(Objective):
     def pairing(self) -> Mapping[str, Any]:
         """See `Objective`."""
         return {}
+
+    def check(self) -> None:
+        """Nothing is read, so nothing can be wrong."""
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """None."""

@@ -51,13 +51,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from stepjepa.config.option import Names, option
 from stepjepa.data.types import TRUNK, Example, Pair, PairsFound, Read, Span, Term
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective, question_and_answer
+from stepjepa.objectives.options import LossOptions, PairOptions, Topic
 
 if TYPE_CHECKING:
     import torch
@@ -65,12 +68,41 @@ if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
 Vector = Mapping[int, float]  # state -> coefficient
+_GROUP = "semantic tube"
+
+
+@dataclass
+class TubeOptions(Topic):
+    """Options of objective `semantic_tube`."""
+
+    tube_mode: Literal["span", "three_index", "e2e", "mean", "curvature"] = option(
+        "span", "span is the published code's form, three_index the paper's formula.", _GROUP
+    )
+    tube_sampler: Literal["default", "draw_both", "uniform", "zero"] = option(
+        "default", "How spans are sampled.", _GROUP
+    )
+    tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
+    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_most=1000)
+    tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
+        "none", "Weight of a span by its length and that of the rest.", _GROUP
+    )
+    tube_content: Literal["messages", "with_markup", "whole"] = option(
+        "messages", "Where spans lie: question and answer, both and the markup between, or the whole chat.", _GROUP
+    )
+    tube_layer: int | None = option(
+        None, "Hidden states after this layer (0: embeddings). Default: the last.", _GROUP, at_least=0
+    )
+
+
+_NAME = Names(TubeOptions, LossOptions)
 
 
 class SemanticTube(Objective):
     """``--objective semantic_tube``; see the tables at the top of this file."""
 
     name = "semantic_tube"
+    reads = (PairOptions, LossOptions)
+    Options = TubeOptions
     stream = 2
     predictors = 0
     separate_targets = False
@@ -81,9 +113,43 @@ class SemanticTube(Objective):
         return {"content": self.options.tube_content}
 
     @property
+    def brief(self) -> str:
+        """See `Objective`."""
+        return self.options.tube_mode
+
+    @property
+    def distance_name(self) -> str:
+        """See `Objective`."""
+        angle = self.options.tube_mode == "curvature"
+        return f"{'turning angle' if angle else super().distance_name} of {self.options.tube_mode}"
+
+    def check(self) -> None:
+        """See `Objective`."""
+        super().check()
+        options = self.options
+        if options.jepa_loss == "infonce":
+            raise ConfigError(
+                f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
+            )
+        if options.tube_mode == "curvature" and options.jepa_loss != "cosine":
+            raise ConfigError(
+                f"{_NAME.tube_mode}=curvature has a loss of its own, the turning angle; leave {_NAME.jepa_loss} out"
+            )
+        if options.target_encoder == "ema":
+            raise ConfigError(f"{self.name} compares states of one pass; target_encoder=ema has no place in it")
+        if options.predictors:
+            raise ConfigError(f"{self.name} has no predictor tokens; leave predictors out")
+        check_tube(options)
+
+    @property
     def layer(self) -> int | None:
         """See `Objective`."""
         return self.options.tube_layer
+
+    @property
+    def sampled(self) -> bool:
+        """See `Objective`."""
+        return draws_spans(self.options)
 
     @property
     def draws(self) -> bool:
@@ -116,7 +182,7 @@ class SemanticTube(Objective):
         return super().distances(source_PD, target_PD)
 
 
-def check_tube(options: Any) -> None:
+def check_tube(options: TubeOptions) -> None:
     """Check the ``tube_`` options against each other.
 
     Raises:
@@ -138,12 +204,12 @@ def check_tube(options: Any) -> None:
         )
 
 
-def draws_spans(options: Any) -> bool:
+def draws_spans(options: TubeOptions) -> bool:
     """Whether the mode draws spans at all."""
     return options.tube_mode in ("span", "three_index")
 
 
-def _shortest(options: Any) -> int:
+def _shortest(options: TubeOptions) -> int:
     """Content tokens of the shortest span that the mode can use."""
     return 2 if options.tube_mode == "three_index" else 1
 
@@ -174,7 +240,7 @@ class _Content(NamedTuple):
         return {state: coefficient for state, coefficient in sorted(terms.items()) if coefficient}
 
 
-def draw_pairs(user: Span, answer: Span, options: Any, rng: np.random.Generator) -> list[Pair]:
+def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Generator) -> list[Pair]:
     """Draw one example's spans, where its mode has any, and name the states to combine.
 
     Args:
@@ -197,7 +263,7 @@ def draw_pairs(user: Span, answer: Span, options: Any, rng: np.random.Generator)
     return pairs_of_spans(user, answer, spans, options)
 
 
-def draw_spans(n: int, options: Any, rng: np.random.Generator) -> list[tuple[int, ...]]:
+def draw_spans(n: int, options: TubeOptions, rng: np.random.Generator) -> list[tuple[int, ...]]:
     """Draw `tube_times` spans of n >= 2 content tokens as the table at the top of this file says.
 
     Returns:
@@ -206,7 +272,7 @@ def draw_spans(n: int, options: Any, rng: np.random.Generator) -> list[tuple[int
     return [_draw_span(n, options, rng) for _ in range(options.tube_times)]
 
 
-def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], options: Any) -> list[Pair]:
+def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions) -> list[Pair]:
     """The states to combine for spans already drawn, one pair a span in their order.
 
     The loss is ``sum_p weight_p * distance_p / sum_p weight_p``, both sums over the batch.
@@ -232,7 +298,7 @@ def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], opt
     return _pairs(((source, target, length_weight(r, p, adjustment)) for r, p, source, target in pieces), options)
 
 
-def _pairs(vectors: Iterable[tuple[Vector, Vector, float]], options: Any) -> list[Pair]:
+def _pairs(vectors: Iterable[tuple[Vector, Vector, float]], options: TubeOptions) -> list[Pair]:
     """A pair of each source, target and weight."""
 
     def read(vector: Vector) -> Read:
@@ -259,7 +325,7 @@ def _content(user: Span, answer: Span) -> _Content:
     return _Content(max(user[0] - 1, 0), user[1] - 1, answer[0] - 1, answer[1] - 1)
 
 
-def _draw_span(n: int, options: Any, rng: np.random.Generator) -> tuple[int, ...]:
+def _draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
     three = options.tube_mode == "three_index"
     limit = n if options.tube_max_length is None else options.tube_max_length
     shortest, longest = _shortest(options), min(n if three else n - 1, limit)

@@ -9,15 +9,25 @@ It takes chats and plain text alike, and by default the targets have no gradient
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepjepa.config.option import option
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
 from stepjepa.objectives.base import Objective, PairBuilder
+from stepjepa.objectives.options import VIEWS, Defaults, Topic
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
+
+
+@dataclass
+class SplitOptions(Topic):
+    """Options of objective `split`."""
+
+    split_ratio: float = option(0.5, "split: share of the tokens that is the source.", VIEWS, above=0, below=1)
 
 
 class Split(Objective):
@@ -25,7 +35,9 @@ class Split(Objective):
 
     name = "split"
     takes_text = True
-    defaults = {"predictors": 1, "labels": "all", "target_grad": False}
+    halves = True
+    defaults = Defaults(predictors=1, labels="all", target_grad=False)
+    Options = SplitOptions
 
     @property
     def pairing(self) -> Mapping[str, Any]:

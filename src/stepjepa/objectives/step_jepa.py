@@ -6,15 +6,49 @@ Step i's view is everything up to its last token; a branch of predictors hangs b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from stepjepa.config.option import Names, option
 from stepjepa.data.types import Example, Pair, PairsFound
+from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective, PairBuilder
+from stepjepa.objectives.options import VIEWS, Defaults, StepsOptions
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
+
+
+@dataclass
+class StepJEPAOptions(StepsOptions):
+    """Options of objective `step_jepa`."""
+
+    step_pairs: Literal["first", "all", "random"] = option(
+        "first",
+        "step_jepa: the first step only, every step, or one sampled again for every example and epoch.",
+        VIEWS,
+    )
+    horizon: int = option(1, "step_jepa: step i predicts step i + horizon.", VIEWS, at_least=1)
+    multi_horizon: list[int] | None = option(
+        None, "step_jepa: several horizons at once, as in 1 2 3.", VIEWS, at_least=1
+    )
+
+    @property
+    def horizons(self) -> tuple[int, ...]:
+        """All values of h in step i -> step i + h."""
+        return tuple(self.multi_horizon) if self.multi_horizon else (self.horizon,)
+
+    def check(self) -> None:
+        """See `Topic.check`."""
+        if self.horizon != 1 and self.multi_horizon:
+            raise ConfigError(f"{_NAME.horizon} and {_NAME.multi_horizon} are both set; give one of them")
+        if len(set(self.horizons)) < len(self.horizons):
+            raise ConfigError(f"horizons are {list(self.horizons)}; give different numbers of steps from 1 on")
+
+
+_NAME = Names(StepJEPAOptions)
 
 
 class StepJEPA(Objective):
@@ -26,19 +60,43 @@ class StepJEPA(Objective):
     name = "step_jepa"
     needs_steps = True
     forwards = ("packed", "two_pass", "inline")
-    defaults = {"predictors": 2}
+    defaults = Defaults(predictors=2)
+    Options = StepJEPAOptions
     stream = 3
 
     @property
     def pairing(self) -> Mapping[str, Any]:
         """See `Objective`."""
         options = self.options
-        return {**super().pairing, "pairs": options.step_pairs, "horizons": options.horizons, "one": self.one_pair}
+        return {**super().pairing, "pairs": options.step_pairs, "horizons": options.horizons}
 
     @property
     def one_pair(self) -> bool:
         """See `Objective`; of random pairs one is drawn anyway."""
         return super().one_pair and not self.draws
+
+    @property
+    def several_pairs(self) -> bool:
+        """See `Objective`."""
+        options = self.options
+        return options.step_pairs == "all" or (options.step_pairs == "first" and len(options.horizons) > 1)
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """See `Objective`."""
+        horizons = self.options.horizons
+        further = () if horizons == (1,) else (f"horizon {', '.join(map(str, horizons))}",)
+        return (f"{self.options.step_pairs} pairs", *further)
+
+    def check(self) -> None:
+        """See `Objective`."""
+        super().check()
+        options = self.options
+        if options.forward == "inline" and (options.step_pairs == "all" or len(options.horizons) > 1):
+            raise ConfigError(
+                "forward=inline holds one pair an example (a second one would see the first one's predictors); use "
+                f"{_NAME.step_pairs} first or random and one {_NAME.horizon}, or forward packed"
+            )
 
     @property
     def draws(self) -> bool:

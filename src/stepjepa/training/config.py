@@ -11,8 +11,9 @@ from typing import Any, get_args
 import torch
 import transformers
 
-from stepjepa.config.option import option, options_of
+from stepjepa.config.option import Names, option, options_of
 from stepjepa.errors import ConfigError
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.run_options import TrainerOptions
 
@@ -102,20 +103,23 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         Raises:
             ConfigError: such an option is set.
         """
+        samplings = ("random", "sequential", "group_by_length")
         ignored = {
-            "label_smoothing_factor": self.label_smoothing_factor != 0,
-            "bf16_full_eval": self.bf16_full_eval,
-            "fp16_full_eval": self.fp16_full_eval,
-            "train_sampling_strategy": self.train_sampling_strategy not in ("random", "sequential", "group_by_length"),
+            _NAME.label_smoothing_factor: self.label_smoothing_factor != 0,
+            _NAME.bf16_full_eval: self.bf16_full_eval,
+            _NAME.fp16_full_eval: self.fp16_full_eval,
+            _NAME.train_sampling_strategy: self.train_sampling_strategy not in samplings,
         }
         strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
         if strategy != "end":
             raise ConfigError(
-                f"hub_strategy is {strategy}, and checkpoints are not uploaded; use end: the final model, after training"
+                f"{_NAME.hub_strategy} is {strategy}, and checkpoints are not uploaded; use end: the final model, after "
+                "training"
             )
         if self.use_liger_kernel:
             raise ConfigError(
-                "use_liger_kernel replaces parts of the model after they were checked, its losses included; leave it out"
+                f"{_NAME.use_liger_kernel} replaces parts of the model after they were checked, its losses included; leave "
+                "it out"
             )
         for name, is_set in ignored.items():
             if is_set:
@@ -127,21 +131,22 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         Raises:
             ConfigError: InfoNCE without a negative, or shuffled targets without another example.
         """
-        single = [
-            name for name in ("per_device_train_batch_size", "per_device_eval_batch_size") if getattr(self, name) == 1
-        ]
+        sizes = {
+            _NAME.per_device_train_batch_size: self.per_device_train_batch_size,
+            _NAME.per_device_eval_batch_size: self.per_device_eval_batch_size,
+        }
+        single = [name for name, size in sizes.items() if size == 1]
         if not self.uses_pairs or not single:
             return
         if self.control == "shuffled":
             raise ConfigError(
                 f"control=shuffled takes targets of other examples of the micro-batch, of one: raise {single[0]}"
             )
-        several = self.step_pairs == "all" or (self.step_pairs == "first" and len(self.horizons) > 1)
-        if self.world_size > 1 or (self.objective == "step_jepa" and several):
+        if self.world_size > 1 or objective_of(self).several_pairs:
             return
         if self.jepa_loss == "infonce":
             raise ConfigError(
-                f"jepa_loss=infonce is 0 where a micro-batch has one pair to choose from: raise {single[0]}"
+                f"{_NAME.jepa_loss}=infonce is 0 where a micro-batch has one pair to choose from: raise {single[0]}"
             )
         if self.regularizer != "none":
             raise ConfigError(
@@ -164,18 +169,19 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             lowest = -math.inf if one.bounds else 0
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}")
+        epochs, steps, workers = _NAME.num_train_epochs, _NAME.max_steps, _NAME.dataloader_num_workers
         if self.num_train_epochs <= 0 and self.max_steps < 0:
-            raise ConfigError(f"num_train_epochs is {self.num_train_epochs}; give a positive number, or max_steps")
+            raise ConfigError(f"{epochs} is {self.num_train_epochs}; give a positive number, or {steps}")
         if self.max_steps == 0:
-            raise ConfigError("max_steps is 0; give the number of steps, or leave it out to train num_train_epochs")
+            raise ConfigError(f"{steps} is 0; give the number of steps, or leave it out to train {epochs}")
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
-            raise ConfigError("dataloader_persistent_workers needs workers: give dataloader_num_workers too")
+            raise ConfigError(f"{_NAME.dataloader_persistent_workers} needs workers: give {workers} too")
         if self.streaming and self.max_steps < 0:
-            raise ConfigError("streaming reads no data before it trains, so an epoch has no length: give max_steps")
+            raise ConfigError(f"streaming reads no data before it trains, so an epoch has no length: give {steps}")
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""
-        return {**super().to_dict(), "last_token": self.last_token}
+        return {**super().to_dict(), _NAME.last_token: self.last_token}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them."""
@@ -191,6 +197,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         made = object.__new__(type(self))
         made.__dict__ |= copy.deepcopy(self.__dict__, memo)
         return made
+
+
+_NAME = Names(JEPAConfig)
 
 
 def fixed_on_resume() -> list[str]:

@@ -17,8 +17,9 @@ from typing import Any
 
 from stepjepa.data.types import Batch
 from stepjepa.modeling.flops import batch_tokens
+from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.compute import planned_steps
-from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import JEPAOptions
 from stepjepa.training.progress import clock, short
 from stepjepa.training.run_options import RunOptions
 from stepjepa.training.trainer import JEPATrainer
@@ -125,29 +126,22 @@ def model_line(trainer: JEPATrainer, run: RunOptions) -> str:
 
 def method_line(trainer: JEPATrainer) -> str:
     """Objective, loss, forward and learning rate."""
-    args = trainer.args
+    args, objective = trainer.args, trainer.setup.objective
     loss = "LM loss alone"
-    if args.uses_pairs:
+    if objective.makes_pairs:
         loss = loss_line(args)
-    elif args.objective != "regular":
-        loss += " (lbd is 0: trains exactly like regular)"
+    elif find_objective(args.objective).makes_pairs:
+        loss += f" (lbd is 0: trains exactly like {objective.name})"
     return f"{args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}"
 
 
-def loss_line(args: JEPAConfig) -> str:
+def loss_line(args: JEPAOptions) -> str:
     """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
-    tube = args.objective == "semantic_tube"
-    distance: str = args.jepa_loss
-    if tube:
-        distance = f"{'turning angle' if args.tube_mode == 'curvature' else distance} of {args.tube_mode}"
-    parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {distance}"]
-    if not tube:
+    objective = objective_of(args)
+    parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {objective.distance_name}"]
+    if objective.takes_predictors:
         parts.append(f"K = {args.predictors}")
-    if args.objective == "step_jepa":
-        horizons = "" if args.horizons == (1,) else f", horizon {', '.join(map(str, args.horizons))}"
-        parts.append(f"{args.step_pairs} pairs{horizons}")
-    if args.objective == "llm_jepa":
-        parts.append(f"views {args.views}")
+    parts += objective.about
     if args.predictor_head != "none":
         parts.append(f"{args.predictor_head} head")
     if not args.target_grad:

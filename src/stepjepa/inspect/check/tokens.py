@@ -32,6 +32,7 @@ from stepjepa.inspect.padding import Padding, measure_padding, row_collator
 from stepjepa.inspect.record import Span
 from stepjepa.inspect.rows import Traits, form_of, row_spans, traits
 from stepjepa.inspect.style import counted
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, summary
 from stepjepa.utils.text import escaped, printable
 
@@ -283,7 +284,7 @@ def read_tokens(
         name,
         len(tokenizer),
         summary(method),
-        method.objective if method.uses_pairs else "regular",
+        objective_of(method).label,
         data,
         plain_text=encoder.streams,
     )
@@ -395,7 +396,6 @@ def _lay_out(
     seed: int,
 ) -> None:
     """Tokens by kind and padding of the sample, as training samples and collates it."""
-    from stepjepa.objectives.base import objective_of
     from stepjepa.training.batches import DrawnExamples, EpochSampler
 
     form, vocabulary, pad = form_of(method), len(tokenizer), tokenizer.pad_token_id or 0

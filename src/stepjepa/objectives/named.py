@@ -1,0 +1,92 @@
+"""Classes and functions of one's own, named ``file.py:Name`` or ``package.module:Name``.
+
+Finding one imports its file, which runs its code. So a name is looked up only where a user gave it: on the command line, in
+a YAML file or in Python, never because it is recorded in the folder of a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepjepa.config.values import named_by_file, nearest
+from stepjepa.errors import ConfigError
+
+_PREFIX = "stepjepa_user_"  # of the modules of files
+_GIVEN: dict[str, Any] = {}  # what Python code gave, by its name
+
+
+def is_built_in(cls: type) -> bool:
+    """Whether a class belongs to this library; the options of such objectives are options of every run."""
+    return cls.__module__.startswith("stepjepa.")
+
+
+def load_named(name: str, option: str, known: Sequence[str]) -> Any:
+    """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
+
+    Args:
+        option: that the name was given with; `known`: what else it takes, for the message.
+
+    Raises:
+        ConfigError: it is neither, or cannot be loaded.
+    """
+    if name in _GIVEN:
+        return _GIVEN[name]
+    if not named_by_file(name):
+        near = f"; did you mean {nearest(name, known)}?"
+        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}")
+    source, _, attribute = name.rpartition(":")
+    try:
+        module = _file_module(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        return getattr(module, attribute)
+    except ConfigError:
+        raise
+    except AttributeError:
+        raise ConfigError(f"{option} {name}: {source} has no {attribute}") from None
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{option} {name}: {source} cannot be loaded ({why})") from error
+
+
+def given_name(thing: Any) -> str:
+    """The name under which `load_named` finds a class or a function that Python code gave."""
+    module = sys.modules[thing.__module__]
+    file = getattr(module, "__file__", None)
+    by_file = file and (thing.__module__.startswith(_PREFIX) or thing.__module__ == "__main__")
+    name = f"{file if by_file else thing.__module__}:{thing.__qualname__}"
+    _GIVEN[name] = thing
+    return name
+
+
+def _file_module(path: Path) -> Any:
+    """The module of a Python file, loaded once."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file")
+    # By its path: files of one name in several folders are several modules.
+    name = f"{_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def source_fingerprint(cls: type) -> str:
+    """A fingerprint of the module that a class is in; its name where there is no source."""
+    try:
+        return hashlib.sha256(inspect.getsource(sys.modules[cls.__module__]).encode()).hexdigest()[:12]
+    except (OSError, TypeError):
+        return cls.__qualname__

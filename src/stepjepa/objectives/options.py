@@ -1,0 +1,243 @@
+"""The options that several objectives read, one small dataclass per topic.
+
+An objective names the topics that it reads (`Objective.reads`); the options that one objective alone has are in its file.
+Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from stepjepa.config.option import Names, option, options_of
+from stepjepa.data.steps import STEPS_COLUMN
+from stepjepa.errors import ConfigError
+
+METHOD, LOSS, VIEWS, OUTPUT = "method", "loss", "views", "output"
+# Distances of pairs, by the names of `losses.distances` and `losses.infonce`.
+LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
+
+
+class Topic:
+    """Base of the dataclasses of one topic. The options of a run are all topics in one."""
+
+    if TYPE_CHECKING:
+        objective: Any  # of the run, which a check may ask for
+        predictors: Any
+
+    def fill_in(self) -> None:
+        """Replace what is None by what follows from other options."""
+
+    def check(self) -> None:
+        """Check the options of the topic together.
+
+        Raises:
+            ConfigError: values that cannot be used; the message names the options.
+        """
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What options come to that are None where nothing is given. Objectives have their own (`Objective.defaults`)."""
+
+    predictors: int = 0
+    predictor_order: Literal["ascending", "descending"] = "ascending"
+    labels: Literal["assistant", "all", "reference"] = "assistant"
+    target_grad: bool = True
+
+
+@dataclass
+class PairOptions(Topic):
+    """Which pairs count, and what they train."""
+
+    target_grad: bool | None = option(
+        None, "Gradient into the target views too. Default: true; false for split and with an EMA encoder.", METHOD
+    )
+    jepa_ratio: float = option(
+        1.0,
+        "Share of examples whose pairs are kept, sampled by seed, epoch and row; the others train as plain LM.",
+        METHOD,
+        at_most=1,
+    )
+
+
+@dataclass
+class PredictorOptions(Topic):
+    """Predictor tokens and readouts."""
+
+    predictors: int | None = option(
+        None,
+        "K, learned predictor tokens after a source view. Default: 2 for step_jepa, 1 for split, else 0.",
+        METHOD,
+        at_least=0,
+        at_most=100,
+    )
+    predictor_order: Literal["ascending", "descending"] | None = option(
+        None,
+        "Order of the predictor tokens. Default: descending for llm_jepa, which reads <|predictor_1|> last as the published "
+        "code does; else ascending.",
+        METHOD,
+        needs={"predictors": True},
+    )
+    same_predictor: bool = option(
+        False,
+        "One learned predictor token, repeated K times (the nanoGPT form), instead of K different ones.",
+        METHOD,
+        needs={"predictors": True},
+    )
+    target_encoder: Literal["self", "ema"] = option(
+        "self",
+        "What encodes the targets: the model itself, or a moving average of its trained weights.",
+        METHOD,
+    )
+    last_token: int | None = option(
+        None,
+        "Readout by offset from a view's end (-1, -2, ...), as the published code does. Default: found by name.",
+        VIEWS,
+        secret=False,
+        at_most=-1,
+    )
+
+
+@dataclass
+class EMAOptions(Topic):
+    """The moving average of `target_encoder=ema`."""
+
+    ema_momentum: float = option(
+        0.99,
+        "Momentum of target_encoder=ema at the start.",
+        METHOD,
+        needs={"target_encoder": ("ema",)},
+        at_least=0,
+        at_most=1,
+    )
+    ema_momentum_end: float = option(
+        1.0,
+        "Momentum at the end; half a cosine leads there.",
+        METHOD,
+        needs={"target_encoder": ("ema",)},
+        at_least=0,
+        at_most=1,
+    )
+
+
+@dataclass
+class LossOptions(Topic):
+    """The JEPA loss, and what it is compared with."""
+
+    predictor_head: Literal["none", "linear", "mlp"] = option(
+        "none", "A network on the source's state, trained with the model and saved next to it.", METHOD
+    )
+    control: Literal["none", "shuffled", "random"] = option(
+        "none",
+        "Control arm: each source gets the target of another example of the batch (shuffled), or one fixed random vector "
+        "(random).",
+        METHOD,
+    )
+    lbd: float = option(0.1, "lambda, weight of the JEPA loss. 0 trains exactly like 'regular'.", LOSS, at_least=0)
+    lbd_warmup_ratio: float = option(
+        0.0, "Share of the run in which lambda rises from 0 to lbd.", LOSS, at_least=0, at_most=1
+    )
+    lbd_schedule: Literal["constant", "cosine"] = option(
+        "constant", "lambda after its warm-up: constant, or half a cosine down to 0.", LOSS
+    )
+    jepa_loss: str = option(
+        "cosine",
+        "Distance between the predicted and the target view; or a function of your own, as file.py:name.",
+        LOSS,
+        choices=LOSSES,
+        own=True,
+    )
+    infonce_temperature: float = option(
+        0.07, "Temperature of jepa_loss=infonce.", LOSS, needs={"jepa_loss": ("infonce",)}, above=0
+    )
+    infonce_symmetric: bool = option(
+        False,
+        "InfoNCE both ways: targets must find their sources as well.",
+        LOSS,
+        needs={"jepa_loss": ("infonce",)},
+    )
+    regularizer: Literal["none", "vicreg", "sigreg"] = option(
+        "none", "Added to the JEPA loss against collapse: variance and covariance (vicreg), or SIGReg.", LOSS
+    )
+    regularizer_weight: float | None = option(
+        None,
+        "Weight of the regularizer relative to the distance. Default: 1 for vicreg, 0.05 for sigreg.",
+        LOSS,
+        needs={"regularizer": ("vicreg", "sigreg")},
+        at_least=0,
+    )
+    vicreg_covariance: float = option(
+        0.04,
+        "Weight of VICReg's covariance term relative to its variance term (1 to 25 in the paper).",
+        LOSS,
+        needs={"regularizer": ("vicreg",)},
+        at_least=0,
+    )
+    sigreg_directions: int = option(
+        256,
+        "Random directions of SIGReg, sampled again every step.",
+        LOSS,
+        needs={"regularizer": ("sigreg",)},
+        at_least=1,
+    )
+    loss_scale: Literal["mean", "reference"] = option(
+        "mean",
+        "mean: over the whole optimizer step. reference: over each micro-batch and not divided by their number, the "
+        "published code's mistake, for comparison only.",
+        LOSS,
+    )
+    same_flop: bool = option(
+        False, "Take fewer steps, so that the run costs the operations of a regular one of the given length.", OUTPUT
+    )
+
+    def fill_in(self) -> None:
+        """See `Topic.fill_in`."""
+        if self.regularizer_weight is None:
+            self.regularizer_weight = 0.05 if self.regularizer == "sigreg" else 1.0
+
+    def check(self) -> None:
+        """See `Topic.check`."""
+        if self.control == "random" and self.jepa_loss == "infonce" and self.lbd:
+            raise ConfigError(
+                f"{_NAME.control}=random gives every source the same target, so infonce has nothing to distinguish; use "
+                f"{_NAME.control}=shuffled"
+            )
+
+
+@dataclass
+class StepsOptions(Topic):
+    """How the steps of an answer are found, for objectives that need them."""
+
+    step_splitter: Literal[
+        "auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "list"
+    ] = option(
+        "auto",
+        "How steps are found in an answer; auto takes the steps that a row holds, and for other rows the one of separator, "
+        "numbered, lines that serves most of them, or what serves each answer where none does. list: every row holds its "
+        "steps.",
+        VIEWS,
+    )
+    step_separator: str = option(
+        "\\n\\n",
+        "The string between steps for step_splitter=separator; the pattern that opens a step for regex.",
+        VIEWS,
+        needs={"step_splitter": ("auto", "separator", "regex")},
+    )
+    steps_column: str = option(
+        STEPS_COLUMN,
+        "Column with the list of steps of the (last) answer, for auto and list.",
+        VIEWS,
+        needs={"step_splitter": ("list", "auto")},
+    )
+
+    def fill_in(self) -> None:
+        """See `Topic.fill_in`: who names a separator wants to split there."""
+        if (
+            self.step_splitter == "auto"
+            and self.step_separator != options_of(StepsOptions)[_NAME.step_separator].default
+        ):
+            self.step_splitter = "separator"
+
+
+_NAME = Names(LossOptions, StepsOptions)
