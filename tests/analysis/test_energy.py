@@ -11,8 +11,7 @@ from stepjepa.analysis.collect import collect_readings, encode_solutions
 from stepjepa.analysis.energy import shuffled_energies
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.errors import DataError
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.losses.distances import cosine_loss
 from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.predictors import predictor_names

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from stepjepa.data.types import Example
-from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.packing import best_fit, plan_rows, row_lengths
-from stepjepa.forest.two_pass import TwoPassCollator
 from support.models import Views, paired
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.dense import dense_mask
+from stepjepa.forest.masks import dense_mask
 from stepjepa.forest.segments import attention_costs, segment_plan, segmented_attention
 from support.models import Views, made_up_examples, paired
 

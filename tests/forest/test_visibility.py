@@ -8,9 +8,8 @@ import torch
 
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import PADDING, ForestCollator
-from stepjepa.forest.dense import additive_mask, dense_mask
-from stepjepa.forest.flex import block_mask, mask_mod
 from stepjepa.forest.layout import build_forest
+from stepjepa.forest.masks import additive_mask, block_mask, dense_mask, mask_mod
 from stepjepa.forest.visibility import visible
 from support.models import Views, made_up_examples, paired
 

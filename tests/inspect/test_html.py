@@ -11,7 +11,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.texts import texts_of
-from stepjepa.forest.dense import dense_mask
+from stepjepa.forest.masks import dense_mask
 from stepjepa.inspect.html import LIMIT, FormRows, Variant, page_data, page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.record import Form

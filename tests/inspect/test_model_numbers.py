@@ -10,8 +10,7 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.inspect.model import Map, attention_data, choose_maps, maps_note, pair_cosines
 from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.forward import attach_forest_forward

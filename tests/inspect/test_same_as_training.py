@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepjepa.data.texts import texts_of
-from stepjepa.forest.dense import dense_mask
+from stepjepa.forest.masks import dense_mask
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of

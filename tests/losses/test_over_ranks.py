@@ -15,7 +15,7 @@ from torch import nn
 
 from stepjepa.losses.gather import gather_rows, sum_over_ranks, world_size
 from stepjepa.losses.infonce import infonce_loss
-from stepjepa.losses.sigreg import random_directions, sigreg_loss, sigreg_regularizer
+from stepjepa.losses.sigreg import random_directions, sigreg_regularizer
 from stepjepa.losses.vicreg import vicreg_regularizer
 
 WIDTH_IN, WIDTH = 3, 4
@@ -37,8 +37,7 @@ PER_PAIR = {
 }
 REGULARIZERS = {
     "vicreg": lambda source, target: vicreg_regularizer(source, target, 2.0, 0.5),
-    "sigreg": lambda source, target: sigreg_loss(source, DIRECTIONS),
-    "sigreg_sides": lambda source, target: sigreg_regularizer(source, target, DIRECTIONS),
+    "sigreg": lambda source, target: sigreg_regularizer(source, target, DIRECTIONS),
 }
 LOSSES = {**PER_PAIR, **REGULARIZERS}
 

@@ -11,8 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from stepjepa.data.types import ISOLATED, Pair, Read, Segment, Span
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.cost import LayerCost, Work
 from stepjepa.modeling.extras import add_extras

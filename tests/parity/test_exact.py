@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.segments import use_segments
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model

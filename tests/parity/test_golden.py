@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.data.sources import RowSource
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import encode

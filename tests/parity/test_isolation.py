@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.dense import dense_mask
+from stepjepa.forest.masks import dense_mask
 from stepjepa.modeling.forward import attach_forest_forward, last_states
 from stepjepa.modeling.masks import attention_masks
 from stepjepa.modeling.segments import use_segments

@@ -8,7 +8,7 @@ import torch
 
 from stepjepa.data.types import Batch
 from stepjepa.errors import ConfigError
-from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, placed_predictors, set_up_model
 from support.families import EXAMPLES, VOCABULARY, examples_with, family_model, own_losses

@@ -28,8 +28,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import encode_texts, token_span
 from stepjepa.data.types import Batch, Example, Rows
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.forest.layout import label_indices
-from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, read_vectors, row_states
 from stepjepa.modeling.logits import output_head

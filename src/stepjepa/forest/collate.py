@@ -1,18 +1,30 @@
 """Collation: a batch of examples to tensors, in the data loader's workers; masks are built from them on the batch's device.
 
-Shapes: B examples, R rows, T tokens a row, N labelled positions, P pairs, M terms.
+Shapes: B examples, R rows, T tokens a row, S view rows, T' tokens a view row, N labelled positions, P pairs, M terms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from stepjepa.data.types import ISOLATED, Batch, Example, Read, Rows, StateReads
-from stepjepa.forest.layout import Forest, ReadTerms, build_forest, build_inline, build_targets, target_segments
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Rows, StateReads
+from stepjepa.forest.layout import (
+    ABSENT,
+    Forest,
+    ReadTerms,
+    build_forest,
+    build_inline,
+    build_targets,
+    label_indices,
+    read_terms,
+    segment_row,
+    target_segments,
+)
 from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, rows_cost
 from stepjepa.forest.segments import attention_costs
 
@@ -65,17 +77,16 @@ class ForestCollator:
         if separate:
             targets = [build_targets(example, self.predictor_ids) for example in examples if example.pairs]
             target_rows, target_starts = lay_out(targets)
-        order = pair_order([len(example.pairs) for example in examples], self.shuffle_targets)
-        pairs = [pair for example in examples for pair in example.pairs]
         batch = Batch(
             rows,
             flat([forest.label_positions + start for forest, start in zip(forests, starts, strict=True)]),
             flat([forest.label_ids for forest in forests]),
-            state_reads([forest.sources for forest in forests], starts, [pair.source for pair in pairs], order, False),
-            state_reads(
-                [forest.targets for forest in targets], target_starts, [pair.target for pair in pairs], order, True
+            *compared(
+                examples,
+                self.shuffle_targets,
+                ([forest.sources for forest in forests], starts),
+                ([forest.targets for forest in targets], target_starts),
             ),
-            pair_weights(examples, order),
         )
         read = [batch.label_positions, batch.sources.positions]
         if target_rows is None:
@@ -133,17 +144,81 @@ class ForestCollator:
                     floor[row, span] = forest.floor
                 starts[index] = row * width + start
                 start += len(forest)
-        fields = {
-            "input_ids": input_ids,
-            "position_ids": position_ids,
-            "example": example,
-            "segment": segment,
-            "order": order,
-            "attach": attach,
-        }
-        if floor is not None:  # padding is alone in its segment, so its floor of 0 hides nothing from it
-            fields["floor"] = floor
-        return Rows(**{name: torch.from_numpy(value) for name, value in fields.items()}), starts
+        # Padding is alone in its segment, so its floor of 0 hides nothing from it.
+        fields = (input_ids, position_ids, None, example, segment, order, attach, floor)
+        return Rows(*(None if field is None else torch.from_numpy(field) for field in fields)), starts
+
+
+@dataclass(frozen=True)
+class TwoPassCollator:
+    """Lays a batch out for the `two_pass` forward: plain padded rows for the LM loss, and one row a segment for the states
+    of the views. No mask beyond ordinary right padding is needed, so this form serves every causal architecture.
+
+    `rows` are the chats, (B, T); `views` (S, T') has one row a segment: what it sees of the trunk, then its own tokens.
+    Those of the sources come first. `predictor_ids`, `separate_targets` and `shuffle_targets` as in `ForestCollator`.
+    """
+
+    predictor_ids: tuple[int, ...]
+    pad_token_id: int
+    separate_targets: bool = False
+    shuffle_targets: bool = False
+
+    def __call__(self, examples: Sequence[Example]) -> Batch:
+        """See the class."""
+        rows = self._pad([(np.asarray(example.trunk), 0) for example in examples])
+        width = rows.input_ids.shape[1]
+        labels = [label_indices(example) for example in examples]
+        sources, targets = [], []
+        for number, example in enumerate(examples):
+            aims = target_segments(example)
+            read = {term.segment for pair in example.pairs for term in pair.source.terms} - {TRUNK, *aims}
+            sources += [(number, segment) for segment in sorted(read)]
+            targets += [(number, segment) for segment in aims]
+        starts = [[row * width, *([ABSENT] * len(e.segments))] for row, e in enumerate(examples)]
+        together = sources if self.separate_targets else sources + targets
+        view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
+        target_starts, target_rows = starts, None
+        if self.separate_targets:
+            target_starts = [[ABSENT] * (1 + len(example.segments)) for example in examples]
+            target_rows = self._rows(examples, targets, target_starts, 0)
+        source_terms = [read_terms([p.source for p in e.pairs], at) for e, at in zip(examples, starts, strict=True)]
+        target_terms = [
+            read_terms([p.target for p in e.pairs], at) for e, at in zip(examples, target_starts, strict=True)
+        ]
+        nought = [0] * len(examples)
+        return Batch(
+            rows,
+            flat([position + row * width for row, (position, _) in enumerate(labels)]),
+            flat([ids for _, ids in labels]),
+            *compared(examples, self.shuffle_targets, (source_terms, nought), (target_terms, nought)),
+            view_rows,
+            len(sources),
+            target_rows,
+        )
+
+    def _rows(
+        self, examples: Sequence[Example], segments: Sequence[tuple[int, int]], starts: list[list[int]], first: int
+    ) -> Rows | None:
+        """The rows of segments, given as (example, number), None for none; `starts` gets where their own tokens begin,
+        counted from `first`."""
+        if not segments:
+            return None
+        padded = self._pad([segment_row(examples[i], number, self.predictor_ids) for i, number in segments])
+        for row, (i, number) in enumerate(segments):
+            attach = examples[i].segments[number - 1].attach
+            starts[i][number] = first + row * padded.input_ids.shape[1] + attach + 1
+        return padded
+
+    def _pad(self, rows: Sequence[tuple[np.ndarray, int]]) -> Rows:
+        """Rows of token ids, each with its first position, padded on the right."""
+        shape = (len(rows), max(len(ids) for ids, _ in rows))
+        input_ids = np.full(shape, self.pad_token_id, np.int64)
+        mask, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for row, (ids, first) in enumerate(rows):
+            input_ids[row, : len(ids)] = ids
+            mask[row, : len(ids)] = 1
+            positions[row, : len(ids)] = np.arange(first, first + len(ids))
+        return Rows(*map(torch.from_numpy, (input_ids, positions, mask)))
 
 
 def segmented_cost(forest: Forest) -> float:
@@ -175,41 +250,49 @@ def shuffled_order(counts: Sequence[int]) -> np.ndarray | None:
     return np.array([others[example][pair % len(others[example])] for pair, example in enumerate(owner.tolist())])
 
 
-def pair_order(counts: Sequence[int], shuffle: bool) -> np.ndarray | None:
-    """The target that each source of a batch gets, (P,) int64, empty where shuffling finds none; None for its own."""
-    if not shuffle or not sum(counts):
-        return None
-    order = shuffled_order(counts)
-    return np.zeros(0, np.int64) if order is None else order
+class Compared(NamedTuple):
+    """Of a `Batch`: the vectors of both sides of all pairs, and the pairs' weights."""
+
+    sources: StateReads
+    targets: StateReads
+    weights: torch.Tensor | None
 
 
-def state_reads(
-    terms: Sequence[ReadTerms],
-    starts: Sequence[int] | np.ndarray,
-    reads: Sequence[Read],
-    order: np.ndarray | None,
-    reorder: bool,
-) -> StateReads:
-    """The vectors (P, D) of one side of a batch.
+Terms = tuple[Sequence[ReadTerms], Sequence[int] | np.ndarray]
+
+
+def compared(examples: Sequence[Example], shuffle: bool, sources: Terms, targets: Terms) -> Compared:
+    """What is compared in a batch.
 
     Args:
-        terms: of each example with states of its own.
-        starts: where each of these begins in the flattened states.
-        reads: all of them, one a pair, of one layer.
-        order: see `pair_order`.
-        reorder: whether these are the vectors that it chooses among.
+        shuffle: whether each source gets the target of another example; without another there are no pairs.
+        sources, targets: of each example with states of its own their terms, and where these states begin among all.
 
     Raises:
         ValueError: reads of several layers.
     """
+    pairs = [pair for example in examples for pair in example.pairs]
+    order = shuffled_order([len(example.pairs) for example in examples]) if shuffle and pairs else None
+    if shuffle and pairs and order is None:
+        pairs, sources, targets = [], ([], []), ([], [])
+    weights = [pair.weight for pair in pairs]
+    return Compared(
+        state_reads(*sources, [pair.source for pair in pairs], None),
+        state_reads(*targets, [pair.target for pair in pairs], order),
+        torch.tensor(weights, dtype=torch.float32) if any(weight != 1.0 for weight in weights) else None,
+    )
+
+
+def state_reads(
+    terms: Sequence[ReadTerms], starts: Sequence[int] | np.ndarray, reads: Sequence[Read], order: np.ndarray | None
+) -> StateReads:
+    """The vectors (P, D) of one side of a batch, P reads of one layer, in another `order` (P,) where one is given."""
     layers = {read.layer for read in reads}
     if len(layers) > 1:
         raise ValueError(f"one batch reads the states of one layer, not of {sorted(map(str, layers))}")
     layer = next(iter(layers), None)
-    if order is not None and not len(order):
-        return StateReads(torch.zeros(0, dtype=torch.int64), layer=layer)
     positions = flat([one.position + start for one, start in zip(terms, starts, strict=True)])
-    chosen = torch.from_numpy(order) if order is not None and reorder else None
+    chosen = None if order is None else torch.from_numpy(order)
     if all(read.is_state for read in reads):
         return StateReads(positions if chosen is None else positions[chosen], count=len(reads), layer=layer)
     firsts = np.cumsum([0, *(one.pair.max(initial=-1) + 1 for one in terms)]).tolist()
@@ -221,14 +304,6 @@ def state_reads(
         len(reads),
         layer,
     )
-
-
-def pair_weights(examples: Sequence[Example], order: np.ndarray | None) -> torch.Tensor | None:
-    """Weights (P,) float32 of a batch's pairs; None where all are 1."""
-    weights = [pair.weight for example in examples for pair in example.pairs]
-    if order is not None and not len(order):
-        weights = []
-    return torch.tensor(weights, dtype=torch.float32) if any(weight != 1.0 for weight in weights) else None
 
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:

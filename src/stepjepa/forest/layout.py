@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Example, Read
+from stepjepa.data.types import ISOLATED, TRUNK, Example, Read, Segment
 
 
 class Part(NamedTuple):
@@ -99,7 +99,7 @@ class Forest:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What stands behind the trunk, in order."""
+        """What follows the trunk, in order."""
         return tuple(
             Part(*segment_use(self.example, number), start, start + self.example.segments[number - 1].length)
             for number, start in enumerate(self.starts)
@@ -112,15 +112,14 @@ ABSENT = -1
 
 def segment_use(example: Example, number: int) -> tuple[str, int]:
     """What a segment of an example is (a kind of `Part`), and the first pair that it serves."""
-    kinds = {
-        pair: kind
-        for kind, side in (("target", 1), ("source", 0))
-        for pair, one in reversed(list(enumerate(example.pairs)))
-        if any(term.segment == number for term in (one.source, one.target)[side].terms)
-    }
-    pair = min(kinds, default=0)
-    branch = example.segments[number - 1].attach != ISOLATED
-    return "branch" if branch else kinds.get(pair, "target"), pair
+    sides = (
+        (kind, pair)
+        for pair, one in enumerate(example.pairs)
+        for kind, read in (("source", one.source), ("target", one.target))
+        if any(term.segment == number for term in read.terms)
+    )
+    kind, pair = next(sides, ("target", 0))
+    return "branch" if example.segments[number - 1].attach != ISOLATED else kind, pair
 
 
 def target_segments(example: Example) -> list[int]:
@@ -150,61 +149,56 @@ def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool =
     """Lay out one example.
 
     Args:
-        predictor_ids: token ids of the K predictors of every group, group by group, in the order in which they stand behind
-            a source.
+        predictor_ids: token ids of the K predictors of every group, group by group, in the order in which they follow a
+            source.
         targets: False leaves out the segments of the targets (`build_targets` lays them out alone).
     """
     left_out = () if targets else target_segments(example)
     numbers = [number for number in range(1, len(example.segments) + 1) if number not in left_out]
-    trunk = np.asarray(example.trunk, dtype=np.int32)
-    pieces = [trunk, *(example.segments[number - 1].tokens(predictor_ids) for number in numbers)]
-    positions = [0, *(example.segments[number - 1].position for number in numbers)]
-    attaches = [ISOLATED, *(example.segments[number - 1].attach for number in numbers)]
-    return _forest(example, [TRUNK, *numbers], pieces, positions, attaches, TRUNK, sources=True, targets=targets)
+    return _forest(example, predictor_ids, [TRUNK, *numbers], sources=True, targets=targets)
 
 
 def build_targets(example: Example, predictor_ids: Sequence[int]) -> Forest:
     """The targets of one example alone, for a forward pass that needs no gradient. The example must have a pair."""
-    numbers = target_segments(example)
-    segments = [example.segments[number - 1] for number in numbers]
-    pieces = [segment.tokens(predictor_ids) for segment in segments]
-    positions = [segment.position for segment in segments]
-    attaches = [segment.attach for segment in segments]
-    return _forest(example, numbers, pieces, positions, attaches, TRUNK + 1, sources=False, targets=True)
+    return _forest(example, predictor_ids, target_segments(example), sources=False, targets=True)
 
 
 def _forest(
-    example: Example,
-    numbers: Sequence[int],
-    pieces: Sequence[np.ndarray],
-    positions: Sequence[int],
-    attaches: Sequence[int],
-    first: int,
-    sources: bool,
-    targets: bool,
+    example: Example, predictor_ids: Sequence[int], numbers: Sequence[int], sources: bool, targets: bool
 ) -> Forest:
-    """The forest of some segments; `first` is the number that the first of them gets in it."""
+    """The forest of some segments of an example, given by their numbers, and of the states of one or both sides."""
+    trunk = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
+    segments = [example.segments[number - 1] if number != TRUNK else trunk for number in numbers]
+    pieces = [segment.tokens(predictor_ids) for segment in segments]
     lengths = [len(piece) for piece in pieces]
     order = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
     starts, end = [ABSENT] * (1 + len(example.segments)), 0
     for number, length in zip(numbers, lengths, strict=True):
         starts[number], end = end, end + length
-    whole = TRUNK in numbers
-    label_positions, label_ids = label_indices(example if whole else example._replace(labels=()))
+    with_trunk = TRUNK in numbers
+    first = TRUNK if with_trunk else TRUNK + 1
+    label_positions, label_ids = label_indices(example if with_trunk else example._replace(labels=()))
     return Forest(
         example,
         np.concatenate(pieces).astype(np.int32, copy=False),
-        order + np.repeat(np.array(positions, np.int32), lengths),
+        order + np.repeat(np.array([segment.position for segment in segments], np.int32), lengths),
         np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths),
         order,
-        np.repeat(np.array(attaches, np.int32), lengths),
+        np.repeat(np.array([segment.attach for segment in segments], np.int32), lengths),
         label_positions,
         label_ids,
         read_terms([pair.source for pair in example.pairs] if sources else (), starts),
         read_terms([pair.target for pair in example.pairs] if targets else (), starts),
         tuple(starts),
-        lengths[0] if whole else 0,
+        lengths[0] if with_trunk else 0,
     )
+
+
+def segment_row(example: Example, number: int, predictor_ids: Sequence[int]) -> tuple[np.ndarray, int]:
+    """A segment with what it sees of the trunk before it, as a row of the two-pass form: ids (T',), the first position."""
+    segment = example.segments[number - 1]
+    ids = np.concatenate([np.asarray(example.trunk[: segment.attach + 1], np.int32), segment.tokens(predictor_ids)])
+    return ids, segment.position if segment.attach == ISOLATED else 0
 
 
 def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool = True) -> Forest:
@@ -220,24 +214,8 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
         ValueError: a pair that is no branch or state of the trunk and a copy of the trunk's tokens.
     """
     trunk = np.asarray(example.trunk, dtype=np.int32)
-    inserted, stop, isolated = np.zeros(0, np.int32), len(trunk), None
+    inserted, stop, begin, end = np.zeros(0, np.int32), len(trunk), 0, 0
     sources, aims = [], []
-    if example.pairs:
-        pair = example.pairs[0]
-        (source,), (target,) = pair.source.terms, pair.target.terms
-        branch, copy = example.segment(pair.source), example.segment(pair.target)
-        if (
-            copy is None
-            or copy.origin is None
-            or (branch is not None and (branch.attach == ISOLATED or len(branch.ids)))
-        ):
-            raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
-        token = source.token
-        if branch is not None:
-            inserted, stop = branch.tokens(predictor_ids), branch.attach + 1
-            token += stop
-        isolated = copy.origin, copy.origin + len(copy.ids)
-        sources, aims = [token], [copy.origin + target.token]
 
     def place(token: int) -> int:
         return token if token < stop else token + len(inserted)
@@ -245,11 +223,20 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
     def one_state(places: list[int]) -> ReadTerms:
         return ReadTerms(np.array(places, np.int64), np.arange(len(places)), np.ones(len(places), np.float32))
 
+    for pair in example.pairs[:1]:
+        (source,), (target,) = pair.source.terms, pair.target.terms
+        branch, copy = example.segment(pair.source), example.segment(pair.target)
+        hangs = branch is None or (branch.attach != ISOLATED and not len(branch.ids))
+        if copy is None or copy.origin is None or not hangs:
+            raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
+        if branch is not None:
+            inserted, stop = branch.tokens(predictor_ids), branch.attach + 1
+        sources = [source.token + (0 if branch is None else stop)]
+        begin, end = place(copy.origin), place(copy.origin + len(copy.ids) - 1) + 1
+        aims = [place(copy.origin + target.token)] if targets else []
     length = len(trunk) + len(inserted)
-    order, zeros = np.arange(length, dtype=np.int32), np.zeros(length, np.int32)
-    floor = zeros.copy()
-    if isolated is not None:
-        floor[place(isolated[0]) : place(isolated[1] - 1) + 1] = place(isolated[0])
+    order, zeros, floor = np.arange(length, dtype=np.int32), np.zeros(length, np.int32), np.zeros(length, np.int32)
+    floor[begin:end] = begin
     label_positions, label_ids = label_indices(example)
     labelled = label_positions + 1
     return Forest(
@@ -262,7 +249,7 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
         label_positions=(labelled + len(inserted) * (labelled >= stop) - 1).astype(np.int32),
         label_ids=label_ids,
         sources=one_state(sources),
-        targets=one_state([place(token) for token in aims] if targets else []),
+        targets=one_state(aims),
         starts=(0, *([ABSENT] * len(example.segments))),
         trunk_length=length,
         floor=floor,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from stepjepa.data.types import ISOLATED, Rows
-from stepjepa.forest.dense import dense_mask, packed_fields
+from stepjepa.forest.masks import dense_mask, packed_fields
 from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH
 
 # What a call of the attention kernel costs beside its scores, forward and backward in every layer, in tokens. Measured
@@ -118,7 +118,7 @@ def segmented_attention(
 ) -> torch.Tensor:
     """Scaled dot-product attention under the visibility rule, (R, H, T, D) as the inputs; padding gets zeros.
 
-    Equal to dense attention with `dense.dense_mask` up to rounding; a token's result depends on its own forest alone.
+    Equal to dense attention with `masks.dense_mask` up to rounding; a token's result depends on its own forest alone.
     """
     rows, heads, tokens, _ = query.shape
     # Cut along tokens in the layout that the projections wrote, (R * T, H, D): one split, and so one gradient, for all

@@ -175,7 +175,7 @@ def _two_pass_forest(example: Example, predictor_ids: Sequence[int]) -> Forest:
 
     Causal attention inside a row is what `visibility.visible` says of isolated segments.
     """
-    from stepjepa.forest.two_pass import segment_row
+    from stepjepa.forest.layout import segment_row
 
     numbers = range(1, len(example.segments) + 1)
     order = sorted(numbers, key=lambda number: segment_use(example, number)[0] == "target")  # sources first

@@ -52,8 +52,7 @@ def row_collator(
     max_row_length: int | None = None,
 ) -> Collator:
     """Training's collator for a form; loads torch."""
-    from stepjepa.forest.collate import ForestCollator
-    from stepjepa.forest.two_pass import TwoPassCollator
+    from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 
     ids = form.predictor_ids(vocabulary)
     if form.forward == "two_pass":

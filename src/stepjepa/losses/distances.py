@@ -11,7 +11,8 @@ is the cosine, the others are in its Table 3. None of them keeps the states from
 | mse | grows with the distance; large dimensions outweigh the small ones |
 | smooth_l1 | that of mse near the target, of bounded size far from it |
 
-All are computed in float32 whatever the states' dtype: in bfloat16 a cosine distance of 0.0014 is 0.
+They take source and target states (P, D) of any floating point dtype and return (P,) float32. All are computed in
+float32: in bfloat16 a cosine distance of 0.0014 is 0.
 
 Shapes: T states, P pairs, D width, M terms.
 """
@@ -27,29 +28,17 @@ MIN_LENGTH = 1e-8  # what torch.nn.functional.cosine_similarity takes for the le
 
 
 def cosine_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-    """``1 - cos(u_i, v_i)``, (P,) float32 in [0, 2]; a state of zeros has cosine 0 with everything (Section 3.1).
-
-    Args:
-        source_PD, target_PD: (P, D) floating point.
-    """
+    """``1 - cos(u_i, v_i)``, (P,) float32 in [0, 2]; a state of zeros has cosine 0 with everything (Section 3.1)."""
     return 1.0 - F.cosine_similarity(source_PD.float(), target_PD.float(), dim=-1)
 
 
 def l2_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-    """``||u_i - v_i||_2``, not squared, (P,) float32; its gradient is 0 where both views are equal.
-
-    Args:
-        source_PD, target_PD: (P, D) floating point.
-    """
+    """``||u_i - v_i||_2``, not squared, (P,) float32; its gradient is 0 where both views are equal."""
     return torch.linalg.vector_norm(source_PD.float() - target_PD.float(), dim=-1)
 
 
 def mse_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-    """``mean_d (u_id - v_id)^2``, (P,) float32. The mean over pairs is the mean over all elements.
-
-    Args:
-        source_PD, target_PD: (P, D) floating point.
-    """
+    """``mean_d (u_id - v_id)^2``, (P,) float32. The mean over pairs is the mean over all elements."""
     return (source_PD.float() - target_PD.float()).square().mean(dim=-1)
 
 
@@ -61,11 +50,7 @@ def smooth_l1_loss(source_PD: torch.Tensor, target_PD: torch.Tensor, beta: float
     (arXiv:2202.03555, Section 3.4). Differences that are all smaller than beta give `mse_loss` divided by ``2 beta``.
 
     Args:
-        source_PD, target_PD: (P, D) floating point.
         beta: where the square turns into the absolute value, in units of the states; 0 gives the absolute error.
-
-    Returns:
-        (P,) float32, at least 0.
     """
     return F.smooth_l1_loss(source_PD.float(), target_PD.float(), reduction="none", beta=beta).mean(dim=-1)
 
@@ -114,10 +99,10 @@ def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Ten
     lengths, and zero at 0 and pi, where the angle has a kink. A vector of length 0 (up to `MIN_LENGTH`) has no
     direction: its angle counts as pi/2, as if its cosine were 0, and has no gradient.
     """
-    source, target = source_PD.float(), target_PD.float()
-    shorter_P = torch.minimum(torch.linalg.vector_norm(source, dim=-1), torch.linalg.vector_norm(target, dim=-1))
+    sides = source_PD.float(), target_PD.float()
+    shorter_P = torch.minimum(*(torch.linalg.vector_norm(side, dim=-1) for side in sides))
     has_direction_P = shorter_P.detach() > MIN_LENGTH
-    source, target = _unit(source, has_direction_P), _unit(target, has_direction_P)
+    source, target = (_unit(side, has_direction_P) for side in sides)
     apart_P = torch.linalg.vector_norm(source - target, dim=-1)
     along_P = torch.linalg.vector_norm(source + target, dim=-1)
     return torch.where(has_direction_P, 2 * torch.atan2(apart_P, along_P), torch.pi / 2)

@@ -10,7 +10,7 @@ processes' losses. Whatever is divided by a count is divided by the count of all
 DistributedDataParallel averages gradients; the caller takes that back by a factor of the number of processes.
 
 Every process must call these functions and run backward through them, those without rows as well, and the rows
-require gradients on all processes or on none: a process that stays away leaves the others waiting.
+require gradients on all processes or on none: the others wait for a process that does not.
 
 Shapes: P rows of this process, Q rows of all processes, D width.
 """

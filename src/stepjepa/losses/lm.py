@@ -15,19 +15,6 @@ from torch.utils.checkpoint import checkpoint
 MAX_LOGITS_BYTES = 256 * 2**20
 
 
-def logits_cross_entropy(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
-    """Summed cross-entropy in float32: ``sum_n (logsumexp(logits_n) - logits_n[label_n])``.
-
-    Args:
-        logits_NV: (N, V) floating point.
-        labels_N: (N,) int64 in [0, V).
-
-    Returns:
-        () float32; zero, still connected to `logits_NV`, where N = 0.
-    """
-    return F.cross_entropy(logits_NV.float(), labels_N, reduction="sum")
-
-
 def scaled_logits(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
     """What some models do to logits: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2). Any shape."""
     logits = logits * scale if scale != 1.0 else logits
@@ -51,11 +38,9 @@ def linear_cross_entropy_sum(
 
     Args:
         hidden_ND: (N, D) states that predict.
-        weight_VD: (V, D) output embedding.
+        weight_VD, bias_V: output embedding.
         labels_N: (N,) int64.
-        bias_V: (V,) or None.
-        scale: factor on the logits (Cohere, Granite).
-        softcap: ``cap * tanh(logits / cap)`` (Gemma 2), None for none.
+        scale, softcap: see `scaled_logits`.
         max_logits_bytes: bound on the float32 logits held at once.
 
     Returns:
@@ -65,11 +50,10 @@ def linear_cross_entropy_sum(
     def head(chunk_CD: torch.Tensor) -> torch.Tensor:
         return scaled_logits(F.linear(chunk_CD, weight_VD, bias_V), scale, softcap)
 
-    plain = bias_V is None and scale == 1.0 and softcap is None
     rows = chunk_rows(weight_VD.shape[0], max_logits_bytes)
+    plain = bias_V is None and scale == 1.0 and softcap is None and hidden_ND.dtype == weight_VD.dtype == torch.float32
     kernel = getattr(F, "linear_cross_entropy", None)
-    exact = hidden_ND.dtype == weight_VD.dtype == torch.float32 and not torch.is_autocast_enabled(hidden_ND.device.type)
-    if hidden_ND.shape[0] > rows and plain and exact and kernel is not None:
+    if hidden_ND.shape[0] > rows and plain and kernel and not torch.is_autocast_enabled(hidden_ND.device.type):
         from torch.nn import LinearCrossEntropyOptions
 
         options = LinearCrossEntropyOptions(batch_chunk_size=rows)
@@ -96,14 +80,14 @@ def chunked_cross_entropy_sum(
         rows: positions a chunk.
 
     Returns:
-        () float32.
+        () float32; zero, still connected to the logits, where N = 0.
     """
-    if hidden_ND.shape[0] <= rows:
-        return logits_cross_entropy(head(hidden_ND), labels_N)
 
     def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
-        return logits_cross_entropy(head(chunk_CD), labels_C)
+        return F.cross_entropy(head(chunk_CD).float(), labels_C, reduction="sum")
 
+    if hidden_ND.shape[0] <= rows:
+        return chunk_loss(hidden_ND, labels_N)
     total = hidden_ND.new_zeros((), dtype=torch.float32)
     for start in range(0, hidden_ND.shape[0], rows):
         chunk, labels = hidden_ND[start : start + rows], labels_N[start : start + rows]

@@ -1,7 +1,7 @@
 """SIGReg: along random directions the states should look like a standard normal sample.
 
-Against collapse of any kind, beside a distance that draws the views together. It fixes location, scale and shape at
-once, where `vicreg` fixes variances and covariances, in time and memory that grow with the width and not its square.
+Against collapse of any kind, together with a distance that draws the views together. It fixes location, scale and shape
+at once, where `vicreg` fixes variances and covariances, in time and memory that grow with the width and not its square.
 
 Balestriero and LeCun, LeJEPA, arXiv:2511.08544, Section 4; written from the formula.
 
@@ -30,27 +30,21 @@ def random_directions(width: int, count: int, seed: int, device: torch.device | 
     return F.normalize(directions_DK, dim=0).to(device)
 
 
-def sigreg_loss(
-    rows_ND: torch.Tensor, directions_DK: torch.Tensor, knots: int = KNOTS, bound: float = BOUND
-) -> torch.Tensor:
-    """Mean over directions of `epps_pulley` of the rows' projections.
+def sigreg_regularizer(source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor) -> torch.Tensor:
+    """Mean of `epps_pulley` over all directions and both sides.
 
-    Over the rows of all processes, and the same value on each; `gather` says how to weigh it.
+    Over the pairs of all processes, and the same value on each; `gather` says how to weigh it.
 
     Args:
-        rows_ND: (N, D) floating point; N may be 0 here and differ between processes.
+        source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
         directions_DK: (D, K) unit columns, the same on every process (`random_directions`).
-        knots, bound: of the integral, see `epps_pulley`.
 
     Returns:
-        () float32, at least 0; 0, still connected, where no process has rows.
+        () float32, at least 0; 0, still connected, where no process has pairs.
     """
-    return epps_pulley(_project(rows_ND, directions_DK), knots, bound).mean()
-
-
-def sigreg_regularizer(source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor) -> torch.Tensor:
-    """Mean of `sigreg_loss` over both sides, () float32. Arguments as there, with P pairs in place of N rows."""
-    sides = [_project(side_PD, directions_DK) for side_PD in (source_PD, target_PD)]
+    # Under autocast the products would be bfloat16, and a projection would keep two digits.
+    with torch.autocast(source_PD.device.type, enabled=False):
+        sides = [side_PD.float() @ directions_DK.float() for side_PD in (source_PD, target_PD)]
     return epps_pulley(torch.cat(sides, dim=-1)).mean()  # side by side: one exchange between processes for both
 
 
@@ -67,7 +61,7 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     Several tensors of N x K x T float32 values live until the backward pass: 4 MiB each for 64 rows and 1,024 directions.
 
     Args:
-        values_NK: (N, K) float32, K samples side by side.
+        values_NK: (N, K) float32, K samples next to each other.
         knots: points of the integral, at least 2.
         bound: its end.
 
@@ -85,9 +79,3 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     cosine_KT, sine_KT = sums_2KT / rows.clamp(min=1)
     error_KT = (cosine_KT - normal_T).square() + sine_KT.square()
     return rows * (error_KT * weights_T).sum(dim=-1)
-
-
-def _project(rows_ND: torch.Tensor, directions_DK: torch.Tensor) -> torch.Tensor:
-    """(N, K) float32. Under autocast the product would be bfloat16, and a projection would keep two digits."""
-    with torch.autocast(rows_ND.device.type, enabled=False):
-        return rows_ND.float() @ directions_DK.float()

@@ -1,6 +1,6 @@
 """VICReg's variance and covariance terms: keep every dimension alive, and no two dimensions the same.
 
-Against collapse to a point (variance) and to a few dimensions (covariance), beside a distance that draws the views
+Against collapse to a point (variance) and to a few dimensions (covariance), next to a distance that draws the views
 together (`mse` is the paper's). They fix the first two moments only; `sigreg` asks for the whole distribution, and
 `infonce` pushes apart pair by pair instead.
 
@@ -19,10 +19,8 @@ from stepjepa.losses.gather import gather_rows
 def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) -> torch.Tensor:
     """``mean_d max(0, floor - sqrt(Var_d + eps))`` with the unbiased variance over rows (Eq. 1 and 2).
 
-    Nothing is gathered here: the rows are all there are.
-
     Args:
-        rows_QD: (Q, D) floating point.
+        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
         floor: standard deviation from which on a dimension is left alone.
         eps: keeps the root's gradient finite at collapse.
 
@@ -38,10 +36,10 @@ def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) 
 def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
     """``sum_{i != j} C_ij^2 / D`` with ``C = sum_q (z_q - mean)(z_q - mean)^T / (Q - 1)`` (Eq. 3 and 4).
 
-    C holds D x D float32 values and costs Q x D x D operations: 64 MiB at a width of 4,096. Nothing is gathered here.
+    C holds D x D float32 values and costs Q x D x D operations: 64 MiB at a width of 4,096.
 
     Args:
-        rows_QD: (Q, D) floating point.
+        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
 
     Returns:
         () float32, at least 0; 0, still connected to the rows, for fewer than two.

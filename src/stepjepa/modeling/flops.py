@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
-from stepjepa.forest.dense import packed_fields
+from stepjepa.forest.masks import packed_fields
 from stepjepa.forest.segments import segment_plan
 from stepjepa.modeling.cost import ModelCost
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from stepjepa.data.types import Rows
-from stepjepa.forest.dense import additive_mask, dense_mask
-from stepjepa.forest.flex import block_mask
+from stepjepa.forest.masks import additive_mask, block_mask, dense_mask
 from stepjepa.forest.segments import segment_plan
 from stepjepa.modeling.segments import plan_mask
 

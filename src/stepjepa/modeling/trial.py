@@ -24,9 +24,8 @@ import torch.nn.functional as F
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Segment, Span
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import ForestCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
-from stepjepa.forest.two_pass import TwoPassCollator
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.heads import is_objective_weight
 from stepjepa.modeling.load import masks_unsupported

@@ -11,8 +11,7 @@ import torch
 
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.two_pass import TwoPassCollator
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import add_extras, release
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
