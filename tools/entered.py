@@ -87,7 +87,7 @@ def rows(folder: Path) -> list[str]:
     def work() -> None:
         examples = ExampleReader(trainer.processing_class, trainer.args, None).read_training(path)
         batch = collate([examples[Draw(0, row)] for row in range(8)])
-        assert batch["label_ids"].numel()
+        assert batch.label_ids.numel()
 
     return entered(work)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from stepjepa.data.steps import STYLES, StepSplitter, make_splitter, spans_from_cuts
+from stepjepa.data.steps import STYLES, StepSplitter, Text, make_splitter
 from stepjepa.errors import ConfigError
 
 NAMES = [name for name in STYLES if name != "regex"]
@@ -157,7 +157,7 @@ def test_numbered(steps):
 
 
 def test_cuts_out_of_order_and_out_of_range():
-    assert spans_from_cuts("ab c", [3, 1, 1, 0, 4, 9, -2]) == [(0, 1), (1, 3), (3, 4)]
+    assert Text("ab c").cut([3, 1, 1, 0, 4, 9, -2]) == [(0, 1), (1, 3), (3, 4)]
 
 
 PLAIN = ["a", "b. ", "Step 1:", "2. ", "3) ", "### Step 4", "**Step 5**", "3.5", "\n", "\n\n", "\r\n", "\r", " ", "\t"]

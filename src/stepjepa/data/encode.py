@@ -153,7 +153,7 @@ def chat_of(row: Any, options: EncodeOptions) -> list[dict[str, str]]:
     """
     rules = options.rules
     if rules.required and isinstance(row, Mapping) and not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
-        row = {**row, "answer": join_steps(listed_steps(row, str(rules.column)))[0]}
+        row = {**row, "answer": join_steps(listed_steps(row, str(rules.column)))}
     return row_to_messages(row, options.system_prompt, options.columns)
 
 

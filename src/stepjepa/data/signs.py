@@ -12,7 +12,7 @@ from typing import Any
 
 from stepjepa.data.prepare.rows import question_key
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import CharSpan, Uncut
+from stepjepa.data.steps import CharSpan, Text
 
 LONG_STEP = 2000  # characters of a step that is called very long
 
@@ -101,9 +101,9 @@ class Signs:
 
 def cuts_inside(text: str, separator: str) -> tuple[bool, bool]:
     """Whether `separator` stands inside a thinking block, and whether inside code, display maths or a table."""
-    uncut = Uncut(text)
-    inside = [span for span in uncut.spans if text.find(separator, *span) >= 0]
-    return any(span in uncut.thoughts for span in inside), any(span not in uncut.thoughts for span in inside)
+    source = Text(text)
+    inside = [span for span in source.blocks if text.find(separator, *span) >= 0]
+    return any(span in source.thoughts for span in inside), any(span not in source.thoughts for span in inside)
 
 
 def question_of(messages: Sequence[dict[str, str]]) -> str:

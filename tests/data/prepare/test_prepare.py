@@ -246,7 +246,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         ({"max_examples": 0}, "max_examples is 0"),
         ({"num_proc": 0}, "num_proc is 0"),
         ({"min_step_length": -1}, "min_step_length is -1"),
-        ({"valid_ratio": 1.0}, "valid_ratio is 1.0; give a share from 0 to below 1"),
+        ({"valid_ratio": 1.0}, "valid_ratio is 1.0; it must be at least 0 and below 1"),
         ({"valid_ratio": -0.1}, "valid_ratio is -0.1"),
         ({"step_splitter": "line"}, "known splitters"),
         ({"step_splitter": "separator", "step_separator": ""}, "step_separator is empty"),

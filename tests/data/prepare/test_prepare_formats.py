@@ -104,13 +104,13 @@ def test_named_columns():
         ([GSM8K], {}, "gsm8k", ("question", "answer", "answer", "ground_truth")),
         ([SOCRATIC], {}, "gsm8k_socratic", ("question", "answer", "answer", "ground_truth")),
         ([TEACHER], {}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
-        ([BARS, "x"], {}, "implicit_cot", ("", "", None, "ground_truth")),
+        ([BARS, "x"], {}, "implicit_cot", ("", "", "", "ground_truth")),
         ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion", "ground_truth")),
         ([GSM8K, 3, {"id": 1}, GSM8K, SOCRATIC], {}, "gsm8k", ("question", "answer", "answer", "ground_truth")),
         ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", None),
         ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", None),
         ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", None),
-        ([TEACHER], {"format": "gsm8k"}, "gsm8k", ("question", "answer", None, "ground_truth")),
+        ([TEACHER], {"format": "gsm8k"}, "gsm8k", ("question", "answer", "answer", "ground_truth")),
         ([TEACHER], {"format": "columns"}, "columns", ("question", "answer", "answer", "ground_truth")),
         ([GSM8K], {"format": "teacher"}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
     ],
@@ -174,7 +174,7 @@ def test_rows_that_are_refused(format, row, reason, words):
     with pytest.raises(RowError) as caught:
         read_example(
             row,
-            RawFormat(format, "question", "answer", "deepseek_response" if format == "teacher" else None),
+            RawFormat(format, "question", "answer", "deepseek_response" if format == "teacher" else "answer"),
             PrepareOptions(),
         )
     assert caught.value.reason == reason and words in str(caught.value)

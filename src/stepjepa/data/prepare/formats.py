@@ -33,12 +33,12 @@ _LOOKS = {
 
 
 class RawFormat(NamedTuple):
-    """A format, the names of its columns (None where it has none), and why it was chosen."""
+    """A format, the names of its columns, and why it was chosen. Steps are found in the response."""
 
     name: str
     question: str = ""
     answer: str = ""
-    response: str | None = None
+    response: str = ""
     ground_truth: str = "ground_truth"
     why: str = "as given"
 
@@ -94,46 +94,31 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
 
 
 def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
-    """Format and columns of one row, None where it tells nothing."""
+    """Format and columns of one row, None where it shows nothing."""
+    name = options.format
     if isinstance(row, str):
-        fits = options.format == "implicit_cot" or (options.format == "auto" and "||" in row)
-        return RawFormat("implicit_cot") if fits else None
+        return RawFormat("implicit_cot") if name == "implicit_cot" or (name == "auto" and "||" in row) else None
     if not isinstance(row, Mapping):
         return None
-    pair = next(
-        (pair for pair in TEXT_COLUMNS if all(row.get(name) is not None for name in pair)), ("question", "answer")
-    )
-    question, answer = options.question_column or pair[0], options.answer_column or pair[1]
-    truth = options.ground_truth_column or "ground_truth"
-    name, response = options.format, options.response_column
-    if name in ("gsm8k", "gsm8k_socratic"):
-        return RawFormat(name, question, answer, response, truth)
-    if response is None and name != "columns":
-        response = _response_column(row)
-    if name == "teacher":
-        response = response or RESPONSE_COLUMN
+    usual = next((pair for pair in TEXT_COLUMNS if all(row.get(one) is not None for one in pair)), TEXT_COLUMNS[0])
+    question, answer = options.question_column or usual[0], options.answer_column or usual[1]
+    response = options.response_column
+    if response is None and name in ("auto", "teacher"):
+        names = [one for one in row if isinstance(one, str) and (one == "response" or one.endswith("_response"))]
+        names = [RESPONSE_COLUMN] if row.get(RESPONSE_COLUMN) is not None else names
+        response = names[0] if len(names) == 1 and row[names[0]] is not None else None
     if name == "auto":
         text = row.get(response or answer)
         if row.get(question) is None or text is None:
             return None
         named = options.question_column or options.response_column
         name = "teacher" if response and not named else "columns"
-        if response is None and isinstance(text, str) and _without_final(text)[1] is not None:
-            name = "gsm8k_socratic" if _is_socratic(text) else "gsm8k"
-    return RawFormat(name, question, answer, response or answer, truth)
-
-
-def _response_column(row: Mapping[str, Any]) -> str | None:
-    if row.get(RESPONSE_COLUMN) is not None:
-        return RESPONSE_COLUMN
-    names = [name for name in row if isinstance(name, str) and (name == "response" or name.endswith("_response"))]
-    return names[0] if len(names) == 1 and row[names[0]] is not None else None
-
-
-def _is_socratic(answer: str) -> bool:
-    """Whether half of an answer's lines or more are ``sub-question ** step``."""
-    lines = [line for line in _without_final(answer)[0].split("\n") if line.strip()]
-    return bool(lines) and 2 * sum(" ** " in line for line in lines) >= len(lines)
+        if response is None and isinstance(text, str) and (body := _split_final(text))[1] is not None:
+            lines = [line for line in body[0].split("\n") if line.strip()]
+            socratic = lines and 2 * sum(" ** " in line for line in lines) >= len(lines)
+            name = "gsm8k_socratic" if socratic else "gsm8k"
+    response = response or (RESPONSE_COLUMN if name == "teacher" else answer)
+    return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth")
 
 
 def _nothing_found(rows: Sequence[Any], objects: Sequence[Mapping[str, Any]]) -> str:
@@ -155,37 +140,40 @@ def read_example(row: Any, form: RawFormat, options: PrepareOptions) -> RawExamp
         RowError: something is missing, or is no text.
     """
     if form.name == "implicit_cot":
-        return _implicit(row, options)
+        return _of_line(row, options.calculator_marks == "keep")
     if not isinstance(row, Mapping):
         raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    question, pieces = _text(row, form.question), None
     if form.name in ("gsm8k", "gsm8k_socratic"):
-        return _gsm8k(row, form, options)
-    return _response(row, form, options)
+        answer = _text(row, form.answer)
+        text = answer if form.response == form.answer else _text(row, form.response)
+        response, final = _split_final(text)
+        if final is None:
+            raise RowError("no_final_answer", f"the answer does not end in a line '#### ...': {_end_of(text)}")
+        if options.calculator_marks == "drop":
+            response = _MARK.sub("", response)
+        if form.name == "gsm8k_socratic":  # without a sub-question the line is a step as it is
+            lines = (line.partition(" ** ") for line in response.split("\n"))
+            pieces = ["\n".join(part.strip() for part in (title, step) if part.strip()) for title, _, step in lines]
+            response = ""
+    else:
+        if options.step_splitter == LISTED:
+            pieces = _listed(row, form.response)
+            answer, response, final = "\n\n".join(pieces), "", None
+        else:
+            answer = _text(row, form.response)
+            response, final = _split_final(answer)
+        if form.answer != form.response and row.get(form.answer) is not None:
+            answer = _text(row, form.answer, numbers=True)
+    return RawExample(question, answer, _ground_truth(row, form.ground_truth, final), response, final, pieces)
 
 
-def _gsm8k(row: Mapping[str, Any], form: RawFormat, options: PrepareOptions) -> RawExample:
-    question, answer = _text(row, form.question), _text(row, form.answer)
-    response = answer if form.response in (None, form.answer) else _text(row, str(form.response))
-    body, final = _without_final(response)
-    if final is None:
-        raise RowError("no_final_answer", f"the answer does not end in a line '#### ...': {_end_of(response)}")
-    if options.calculator_marks == "drop":
-        body = _MARK.sub("", body)
-    truth = _ground_truth(row, form, final)
-    if form.name == "gsm8k":
-        return RawExample(question, answer, truth, body, final)
-    # Without a sub-question the line is a step as it is.
-    lines = (line.partition(" ** ") for line in body.split("\n"))
-    pieces = ["\n".join(part.strip() for part in (title, step) if part.strip()) for title, _, step in lines]
-    return RawExample(question, answer, truth, "", final, pieces)
-
-
-def _implicit(line: Any, options: PrepareOptions) -> RawExample:
+def _of_line(line: Any, keep_marks: bool) -> RawExample:
     if not isinstance(line, str):
         raise RowError(
             "not_text", f"the row is a {type(line).__name__}; a line 'question||steps #### answer' is expected"
         )
-    _refuse_long(line, "the line")
+    _refuse_long(len(line), "the line")
     question, bars, rest = line.partition("||")
     if not bars:
         raise RowError("no_bars", "the line has no '||' between question and steps")
@@ -194,33 +182,16 @@ def _implicit(line: Any, options: PrepareOptions) -> RawExample:
         raise RowError("no_final_answer", f"the line does not end in '#### ...': {_end_of(rest)}")
     if not question.strip():
         raise RowError("empty_question", "nothing stands in front of '||'")
-    keep = options.calculator_marks == "keep"
     if _MARKS_ONLY.fullmatch(body):
-        pieces = [mark if keep else mark[2:-2] for mark in _MARK.findall(body)]
+        pieces = [mark if keep_marks else mark[2:-2] for mark in _MARK.findall(body)]
     else:
-        body = body if keep else _MARK.sub("", body)
+        body = body if keep_marks else _MARK.sub("", body)
         pieces = [body[start:end] for start, end in make_splitter("sentence").spans(body)]
-    final = final.strip()
-    return RawExample(question.strip(), rest.strip(), final, "", final, pieces)
+    return RawExample(question.strip(), rest.strip(), final.strip(), "", final.strip(), pieces)
 
 
-def _response(row: Mapping[str, Any], form: RawFormat, options: PrepareOptions) -> RawExample:
-    """``teacher`` and ``columns``."""
-    question, name = _text(row, form.question), str(form.response)
-    pieces: Sequence[str] | None = None
-    if options.step_splitter == LISTED:
-        pieces = _listed(row, name)
-        answer, response, final = "\n\n".join(pieces), "", None
-    else:
-        answer = _text(row, name)
-        response, final = _without_final(answer)
-    if form.answer != name and row.get(form.answer) is not None:
-        answer = _text(row, form.answer, numbers=True)
-    return RawExample(question, answer, _ground_truth(row, form, final), response, final, pieces)
-
-
-def _without_final(text: str) -> tuple[str, str | None]:
-    r"""A text without its last line ``#### 72``, and what follows the signs.
+def _split_final(text: str) -> tuple[str, str | None]:
+    r"""A text without its last line ``#### 72``, and what follows the hashes; None without such a line.
 
     A text with a ``\boxed{}`` has its answer there: ``####`` is a heading in it.
     """
@@ -246,7 +217,7 @@ def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:
             raise RowError("not_text", "a number with thousands of digits") from None
     if not isinstance(value, str):
         raise RowError("not_text", f"column {name!r} has type {type(value).__name__}; it must be text")
-    _refuse_long(value, f"column {name!r}")
+    _refuse_long(len(value), f"column {name!r}")
     if "\r" in value:
         value = value.replace("\r\n", "\n").replace("\r", "\n")
     value = value.strip()
@@ -259,23 +230,22 @@ def _listed(row: Mapping[str, Any], name: str) -> list[str]:
     value = _value(row, name)
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
         raise RowError("not_text", f"column {name!r} is no list of texts, which step_splitter=list reads")
-    _refuse_long(value, f"column {name!r}")
+    _refuse_long(sum(map(len, value)), f"column {name!r}")
     if not any(step.strip() for step in value):
         raise RowError("empty_text", f"column {name!r} is empty")
     return [step.replace("\r\n", "\n").replace("\r", "\n") for step in value]
 
 
-def _ground_truth(row: Mapping[str, Any], form: RawFormat, final: str | None) -> str | None:
+def _ground_truth(row: Mapping[str, Any], name: str, final: str | None) -> str | None:
     """What the column says, else `final`; tables write NaN for a missing number."""
-    value = row.get(form.ground_truth)
+    value = row.get(name)
     missing = value is None or (isinstance(value, str) and not value.strip())
     if missing or (type(value) is float and not math.isfinite(value)):
         return final
-    return _text(row, form.ground_truth, numbers=True)
+    return _text(row, name, numbers=True)
 
 
-def _refuse_long(text: str | Sequence[str], what: str) -> None:
-    length = len(text) if isinstance(text, str) else sum(map(len, text))
+def _refuse_long(length: int, what: str) -> None:
     if length > MAX_TEXT:
         raise RowError("text_too_long", f"{what} has {length:,} characters; more than {MAX_TEXT:,} is no answer")
 

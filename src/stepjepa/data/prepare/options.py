@@ -100,7 +100,11 @@ class PrepareOptions:
     )
     output_file: str | None = option(None, "The JSONL file to write.", _OUTPUT)
     valid_ratio: float = option(
-        0.0, "Share of the questions that goes to OUT.valid.jsonl, by a hash of the question.", _OUTPUT
+        0.0,
+        "Share of the questions that goes to OUT.valid.jsonl, by a hash of the question.",
+        _OUTPUT,
+        at_least=0,
+        below=1,
     )
     num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT, at_least=1)
     overwrite: bool = option(
@@ -123,8 +127,6 @@ class PrepareOptions:
         check_fields(self)
         if self.max_steps is not None and self.max_steps < self.min_steps:
             raise ConfigError(f"max_steps is {self.max_steps}; it must be at least {self.min_steps}")
-        if not 0 <= self.valid_ratio < 1:
-            raise ConfigError(f"valid_ratio is {self.valid_ratio}; give a share from 0 to below 1, such as 0.05")
         if self.step_splitter != "auto" and self.format in OWN_STEPS:
             raise ConfigError(f"step_splitter: rows of format {self.format} name their steps themselves; leave it out")
         if self.step_splitter != LISTED:

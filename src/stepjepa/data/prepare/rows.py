@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
 from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, AnswerRules, PrepareOptions
-from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, Uncut, make_splitter
+from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, Text, make_splitter
 from stepjepa.errors import RowError
 from stepjepa.utils.jsonl import line_text, line_value
 
@@ -71,9 +71,8 @@ class Converter:
         if style in ("auto", LISTED):
             style = "lines" if named else "auto"
         self._splitter, self._blank_lines = make_splitter(style, options.step_separator), make_splitter("separator")
-        self.least = options.min_step_length
-        if self.least is None:
-            self.least = 1 if named else PUBLISHED_LENGTH
+        usual = 1 if named else PUBLISHED_LENGTH
+        self.least = usual if options.min_step_length is None else options.min_step_length
 
     def __call__(self, rows: Sequence[RawRow]) -> list[Kept | Dropped]:
         """One outcome a row, in order; blank lines have none."""
@@ -115,15 +114,13 @@ class Converter:
             for character, escape in _LINE_ENDS.items():
                 line = line.replace(character, escape)
         try:
-            key = question_key(example.question)
-            return Kept(
-                number, f"{line}\n".encode(), key, len(steps), short, "\\boxed" in content, example.question[:_SHOWN]
-            )
+            data, key = f"{line}\n".encode(), question_key(example.question)
         except UnicodeEncodeError as error:
             half = f"\\u{ord(error.object[error.start]):04x}"
             raise RowError(
                 "broken_text", f"a text holds {half} without its other half, which is no character"
             ) from None
+        return Kept(number, data, key, len(steps), short, "\\boxed" in content, example.question[:_SHOWN])
 
     def steps_of(self, example: RawExample) -> tuple[list[str], int]:
         """The steps, the final answer at the end of the last one, and how many pieces were too short to be steps.
@@ -136,7 +133,7 @@ class Converter:
             parts = response_parts(example.response, self._options.keep_thinking)
             pieces = [piece for part in parts for piece in _cut(part, self._splitter)]
         pieces = [self._one_paragraph(piece.strip()) for piece in pieces if piece.strip()]
-        fitting = fit_lengths(pieces, int(self.least or 0), self._options.drop_short)
+        fitting = fit_lengths(pieces, self.least, self._options.drop_short)
         short = len(pieces) - len(fitting)
         if example.final is not None:
             boxed = self._options.final_answer == "boxed"
@@ -209,7 +206,7 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     if not _THINK_MARK.search(text):
         return [text]
     pieces, at = [], 0
-    for start, end in Uncut(text).thoughts:
+    for start, end in Text(text).thoughts:
         pieces += [text[at:start], text[start:end]] if keep_thinking else [text[at:start]]
         at = end
     # Marks in a code fence are what the code is about.
@@ -220,15 +217,9 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     return parts if keep_thinking else [_JOIN.join(parts)]
 
 
-def length(piece: str) -> int:
-    """Characters; a wide one (Chinese, Japanese, Korean) says about as much as four letters, and counts as four."""
-    if piece.isascii():
-        return len(piece)
-    return sum(4 if unicodedata.east_asian_width(character) in "WF" else 1 for character in piece)
-
-
 def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
-    """Pieces of a `length` of `least` or more.
+    """Pieces of `least` characters or more; a wide one (Chinese, Japanese, Korean) says about as much as four letters, and
+    counts as four.
 
     A shorter one joins the next piece if it is a heading or the first, else the one before it. With `drop` it is left out,
     unless it holds the final answer.
@@ -238,11 +229,12 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
     for piece in pieces:
         if lead:
             piece, lead = f"{lead}\n{piece}", ""
-        if length(piece) >= least:
+        heading = piece.startswith(("#", "---")) or piece.rstrip("*_ ").endswith(":") or piece[:2] == piece[-2:] == "**"
+        if _length(piece) >= least:
             fitting.append(piece)
         elif drop and "\\boxed" not in piece and "####" not in piece:
             continue
-        elif not fitting or _is_heading(piece):
+        elif not fitting or heading:
             lead = piece
         else:
             fitting[-1] += f"\n{piece}"
@@ -253,12 +245,14 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
     return fitting
 
 
+def _length(piece: str) -> int:
+    if piece.isascii():
+        return len(piece)
+    return sum(4 if unicodedata.east_asian_width(character) in "WF" else 1 for character in piece)
+
+
 def _cut(text: str, splitter: StepSplitter) -> list[str]:
     return [text[start:end] for start, end in splitter.spans(text)]
-
-
-def _is_heading(piece: str) -> bool:
-    return piece.startswith(("#", "---")) or piece.rstrip("*_ ").endswith(":") or (piece[:2] == piece[-2:] == "**")
 
 
 def _short(text: str | None) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,158 @@ from typing import Any
 from stepjepa.data.files import FILE_SUFFIXES, JSON_SUFFIXES, csv_rows
 from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import AnswerRules, PrepareOptions
-from stepjepa.data.prepare.result import FILTERS, PrepareResult
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import replacing, write_json
 from stepjepa.utils.jsonl import read_lines, unchanged
 from stepjepa.utils.parallel import mapped
+from stepjepa.utils.text import escaped
 
+REASONS = {
+    "truncated_line": "the file ends in the middle of the line",
+    "not_utf8": "not UTF-8 text",
+    "broken_json": "broken JSON",
+    "broken_csv": "broken CSV",
+    "line_too_long": "the line is too long",
+    "not_an_object": "the row is no object with columns",
+    "missing_column": "a column is missing or null",
+    "not_text": "a column's value is no text",
+    "text_too_long": "a text is too long",
+    "broken_text": "a text holds half a character (a lone surrogate)",
+    "empty_text": "a column is empty",
+    "empty_question": "the question is empty",
+    "no_bars": "no '||' between question and steps",
+    "no_final_answer": "no '#### ...' at the end",
+    "no_ground_truth": "no ground truth to compare with",
+    "only_thinking": "nothing but a thinking block",
+    "too_few_steps": "too few steps (--min_steps)",
+    "too_many_steps": "too many steps (--max_steps)",
+    "wrong_answer": "not the ground truth (--require_correct)",
+    "duplicate": "a question that was kept before (--dedup)",
+}
+# What was asked for, not a fault of the row: strict_data lets these pass.
+_FILTERS = {"too_few_steps", "too_many_steps", "wrong_answer", "duplicate"}
+_EXAMPLES = 20  # rows listed for a reason
+_LONGEST_TABLE = 12
 _BLOCK_ROWS, _BLOCK_BYTES = 500, 2**20  # that are prepared together
 _RECOGNISED_BY = 100  # rows
 _LOOKED_AT = 1000  # rows, for those that can be read
+
+
+@dataclass
+class PrepareResult:
+    """What `prepare` did, every row counted once as kept or dropped; ``str()`` of it is what the command prints.
+
+    Attributes:
+        source, format, why: what was read, as which format, and why as this one.
+        min_step_length, drop_short: the least length of a step, and whether a shorter piece is left out or joined.
+        system_prompt: the beginning of every chat.
+        rows_read, rows_kept: rows; blank lines are none.
+        rows_dropped: reason -> rows.
+        examples: reason -> the first such rows: ``place``, ``what`` is wrong, ``text`` it begins with.
+        step_counts: steps -> kept rows.
+        short_pieces, rows_with_short: pieces that were too short to be steps, and kept rows that had some.
+        rows_boxed: kept rows with an answer in a box.
+        files: output file -> rows in it.
+        stopped_early: whether max_examples ended the reading.
+        next_command: the command that trains on the files; empty where no row is left to train on.
+    """
+
+    source: str
+    format: str
+    why: str
+    min_step_length: int = 1
+    drop_short: bool = False
+    system_prompt: str | None = None
+    rows_read: int = 0
+    rows_kept: int = 0
+    rows_dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    step_counts: Counter[int] = field(default_factory=Counter)
+    short_pieces: int = 0
+    rows_with_short: int = 0
+    rows_boxed: int = 0
+    files: dict[str, int] = field(default_factory=dict)
+    stopped_early: bool = False
+    next_command: str = ""
+
+    def keep(self, row: Kept) -> None:
+        """Count a row that is written."""
+        self.rows_read += 1
+        self.rows_kept += 1
+        self.step_counts[row.steps] += 1
+        self.short_pieces += row.short
+        self.rows_with_short += row.short > 0
+        self.rows_boxed += row.boxed
+
+    def drop(self, row: Dropped, place: str) -> None:
+        """Count a row that is left out."""
+        self.rows_read += 1
+        self.rows_dropped[row.reason] += 1
+        listed = self.examples.setdefault(row.reason, [])
+        if len(listed) < _EXAMPLES:
+            listed.append({"place": place, "what": row.what, "text": escaped(row.text)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for ``OUT.report.json``."""
+        record = {
+            **vars(self),
+            "rows_dropped": dict(self.rows_dropped.most_common()),
+            "step_counts": {str(steps): rows for steps, rows in sorted(self.step_counts.items())},
+        }
+        del record["next_command"]
+        return record
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines() + ([f"Next: {self.next_command}"] if self.next_command else []))
+
+    def lines(self) -> list[str]:
+        """The counts, one fact a line. What comes from the file is on one line and printable."""
+        dropped = sum(self.rows_dropped.values())
+        lines = [
+            f"Prepared: {escaped(self.source)}",
+            f"  Format: {self.format} ({escaped(self.why)})",
+            f"  Rows: {self.rows_read:,} read, {self.rows_kept:,} kept, {dropped:,} dropped",
+            *(f"    dropped {reason}" for reason in self.dropped()),
+        ]
+        if self.stopped_early:
+            lines.append("  Stopped at max_examples; the rows behind were not read")
+        if self.rows_kept:
+            counts: Counter[int] = Counter()
+            for steps, rows in self.step_counts.items():
+                counts[min(steps, _LONGEST_TABLE)] += rows
+            table = (f"{steps}{'+' * (steps == _LONGEST_TABLE)} in {rows:,}" for steps, rows in sorted(counts.items()))
+            lines.append(f"  Steps a row: {', '.join(table)}")
+        if self.rows_kept and self.short_pieces:
+            what = "left out or joined to a neighbour" if self.drop_short else "joined to a neighbour"
+            lines.append(
+                f"  Too short for a step: {self.short_pieces:,} pieces in {_rows(self.rows_with_short)}, {what} "
+                f"(--min_step_length {self.min_step_length}; 1 keeps each as a step)"
+            )
+        if self.rows_kept and self.system_prompt:
+            lines.append(f"  System prompt: {escaped(self.system_prompt)} (--system_prompt TEXT, or none)")
+            if "\\boxed" in self.system_prompt and 2 * self.rows_boxed < self.rows_kept:
+                few = f"only {self.rows_boxed:,} of {self.rows_kept:,} answers have" if self.rows_boxed else ""
+                lines.append(
+                    f"    warning: it asks for \\boxed{{}}, and {few or 'no answer has'} one; --final_answer and "
+                    "--system_prompt settle that"
+                )
+        return lines + [f"  {escaped(name)}: {_rows(rows)}" for name, rows in self.files.items()]
+
+    def dropped(self) -> list[str]:
+        """Number of rows, reason and first example of each kind of row that was dropped."""
+        found = []
+        for reason, rows in self.rows_dropped.most_common():
+            first = self.examples[reason][0]
+            shown = f"; {first['text'][:70]}" if first["text"] else ""
+            where = f"{escaped(first['place'])}: {escaped(first['what'])}{shown}"
+            found.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
+        return found
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
 
 
 def prepare(options: PrepareOptions, source: Any = None, rules: AnswerRules | None = None) -> PrepareResult:
@@ -52,9 +195,7 @@ def prepare(options: PrepareOptions, source: Any = None, rules: AnswerRules | No
     form = recognise(raw.first_rows(), options, raw.name)
     train, valid, report = _output_files(options, raw.path)
     converter = Converter(form, options, raw.text_lines, rules)
-    result = PrepareResult(
-        raw.name, form.name, form.why, int(converter.least or 0), options.drop_short, options.system_prompt
-    )
+    result = PrepareResult(raw.name, form.name, form.why, converter.least, options.drop_short, options.system_prompt)
     targets = [train, valid] if options.valid_ratio else [train]
     try:
         train.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +212,8 @@ def prepare(options: PrepareOptions, source: Any = None, rules: AnswerRules | No
                     reasons = "; ".join(result.dropped())
                     raise DataError(f"{raw.name}: none of {result.rows_read:,} rows can be kept; dropped {reasons}")
         result.files = {str(target): rows for target, rows in zip(targets, counts, strict=True)}
-        result.next_command = _next_command(result, valid, train.stem)
-        job = {"input": {"name": raw.name}, "options": vars(options)}
-        write_json(report, {**result.to_dict(), "job": job})
+        result.next_command = _next_command(result, train, valid)
+        write_json(report, {**result.to_dict(), "job": {"input": {"name": raw.name}, "options": vars(options)}})
     except OSError as error:
         raise DataError(f"{error.filename or train}: cannot be written ({error.strerror or error})") from None
     return result
@@ -88,7 +228,7 @@ def _kept(raw: _RawRows, converter: Converter, options: PrepareOptions, result: 
                 outcome = Dropped(outcome.number, "duplicate", "the question was kept before", outcome.question)
             if isinstance(outcome, Dropped):
                 place = raw.place(outcome.number)
-                if options.strict_data and outcome.reason not in FILTERS:
+                if options.strict_data and outcome.reason not in _FILTERS:
                     raise DataError(f"{place}: {outcome.what} (--strict_data stops at the first such row)")
                 result.drop(outcome, place)
                 continue
@@ -121,20 +261,18 @@ def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, P
     return found
 
 
-def _next_command(result: PrepareResult, valid: Path, stem: str) -> str:
-    """The command that trains on what was written."""
-    files = [file for file, rows in result.files.items() if rows]
-    evaluation = ["--eval_file", str(valid)] if str(valid) in files else []
-    train = [file for file in files if file != str(valid)]
-    if not train:
+def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
+    """The command that trains on what was written; "" where no row is left to train on."""
+    if not result.files[str(train)]:
         return ""
+    evaluation = ["--eval_file", str(valid)] if result.files.get(str(valid)) else []
     objective = "--step_jepa" if max(result.step_counts) > 1 else "--objective=llm_jepa"
-    words = ["stepjepa", "train", "--train_file", *train, *evaluation, "--model_name", "mini", objective]
-    return shlex.join([*words, "--output_dir", f"runs/{stem}"])
+    words = ["stepjepa", "train", "--train_file", str(train), *evaluation, "--model_name", "mini", objective]
+    return shlex.join([*words, "--output_dir", f"runs/{train.stem}"])
 
 
 class _RawRows:
-    """A source of raw rows.
+    """A source of raw rows; of a file of lines the bytes of each, so that what is wrong with one stays a fault of its own.
 
     Attributes:
         name: for messages.
@@ -147,7 +285,7 @@ class _RawRows:
 
     def __init__(self, source: Any, options: PrepareOptions):
         is_name = isinstance(source, (str, os.PathLike))
-        if not is_name and isinstance(source, Iterator):  # read twice: to recognise the format, and to prepare
+        if isinstance(source, Iterator):  # read twice: to recognise the format, and to prepare
             source = list(source)
         self.name = str(source) if is_name else type(source).__name__
         path = Path(os.path.expanduser(source)) if is_name else None
@@ -155,10 +293,8 @@ class _RawRows:
         suffix = path.suffix.lower() if path else ""
         try:
             if path is not None and path.is_file():
-                self.path = path
-                if options.format == "implicit_cot":
-                    self.text_lines = True
-                elif suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
+                self.path, self.text_lines = path, options.format == "implicit_cot"
+                if not self.text_lines and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
                     self.text_lines = _first_byte(path) != b"{" and suffix not in JSON_SUFFIXES
         except OSError as error:
             raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
@@ -180,23 +316,21 @@ class _RawRows:
         Raises:
             DataError: there is none.
         """
-        found: list[Any] = []
-        wrong: tuple[int, RowError] | None = None
-        looked_at = 0
+        found, looked_at, wrong = list[Any](), 0, ""
         with self.unchanged():
             for number, raw in islice(self._rows(), _LOOKED_AT):
                 looked_at += 1
                 try:
                     row = parse(raw, self.text_lines)
                 except RowError as error:
-                    wrong = wrong or (number, error)
+                    wrong = wrong or f"{self.place(number)}: {error}"
                     continue
                 found += [] if row is None else [row]
                 if len(found) == _RECOGNISED_BY:
                     break
-            if not found and wrong is not None:
+            if not found and wrong:
                 which = f"none of the first {looked_at:,} lines can" if looked_at > 1 else "the only line cannot"
-                raise DataError(f"{self.place(wrong[0])}: {wrong[1]} ({which} be read)")
+                raise DataError(f"{wrong} ({which} be read)")
             if not found:
                 raise DataError(f"{self.name}: the file or data set is empty; it needs at least one row")
         return found

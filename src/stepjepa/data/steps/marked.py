@@ -1,63 +1,64 @@
-"""Steps that open with a mark: a number, a word such as *First* and *Then*, a heading."""
+"""Steps that open with a mark: a number, a word such as *First* and *Then*, a heading; and where the last of them ends.
+
+What precedes the first mark belongs to the first step, and what is nested to its step. A paragraph after the last item that
+is not indented (a summary, the final answer) is a step of its own, unless the other items have such paragraphs too and it is
+not labelled as an answer.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from itertools import pairwise
 from typing import NamedTuple
 
-from stepjepa.data.steps.items import Itemizer, labelled_answer
 from stepjepa.data.steps.markers import Marker, counted_lists, find_markers
-from stepjepa.data.steps.uncut import CharSpan, Uncut, flat, spans_from_cuts
+from stepjepa.data.steps.text import CharSpan, Text
 from stepjepa.data.steps.words import WORDS, either
 
 _COMMA = "[,:，、：]"
-
-
-def _unspaced(use: str) -> str:
-    return "|".join(word.replace("*", _COMMA) for word in WORDS[use])
-
-
+_UNSPACED = {use: "|".join(WORDS[use]).replace("*", _COMMA) for use in ("unspaced", "unspaced next")}
 # Behind a connective: a comma or a colon, or the sentence goes on with a small letter ("First we add").
 _CONNECTIVE = re.compile(
-    r"\n(?P<lead>[ \t]*)(?P<bold>\*{1,3}|__)?(?=[^\W\d_])(?:"
+    r"\n[ \t]*(?:\*{1,3}|__)?(?=[^\W\d_])(?:"
     rf"(?:(?P<first>(?i:{either('first')}))|(?i:{either('next')}|{either('last')}))(?![\w'’-])"
     rf"(?=(?:\*{{1,3}}|__)?[ \t]*{_COMMA}|[ \t]+[^\W\d_A-Z])"
-    rf"|(?P<cjk>{_unspaced('unspaced')})|{_unspaced('unspaced next')})"
+    rf"|(?P<cjk>{_UNSPACED['unspaced']})|{_UNSPACED['unspaced next']})"
 )
 _HEADING = re.compile(
     r"\n(?:(?P<hashes>#{1,6})(?:[ \t]+(?=\S)(?![-+$]?\d+[ \t]*(?:\n|\Z))|(?=[^\W\d_]))"
     r"|(?P<bold>(?:\*\*|__)(?=\S)[^*\n]{1,100}(?:\*\*|__):?[ \t]*(?=\n|\Z)))"
 )
 _BLANK_BEHIND = re.compile(r"[ \t]*\n[ \t]*(?:\n|\Z)")
+_PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # its start: blank lines, or a heading
+_OPENING = re.compile(
+    r"""(?P<lead>[ \t]*)(?:
+      (?P<heading>\#{1,3}(?!\#)|\#{4,6}(?!\#|[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]))(?=[ \t]|\*|[^\W\d_])
+    | (?P<rule>(?:-[ \t]*){3,}(?:\n|\Z)|(?:\*[ \t]*){3,}(?:\n|\Z)|(?:_[ \t]*){3,}(?:\n|\Z))
+    | (?P<block>\$\$|\\\[|\\begin\{|```|~~~|\||>|[-*+\u2022][ \t]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]+)[.)][ \t])
+    )?""",
+    re.VERBOSE,
+)
+# What labels an answer: a word and a colon, GSM8K's #### 5, words of an ending.
+_HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
+_WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
+_COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
+_ENDING = rf"(?i:{either('ending')})(?![^\W_])"
+_LABEL = re.compile(rf"(?:[#>*_ \t\[(]|\\textbf\{{)*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
+_LABEL_ALONE = re.compile(rf"[#*_ \t]*{_WORD}[ \t*_:：]*(?=\n|\Z)")
+_LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
+_BOLD_LINE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*\Z")
 
 
-class Source:
-    """A text with what every search for marks needs of it: `text` itself, `flat` and `uncut`."""
-
-    def __init__(self, text: str):
-        self.text, self.flat, self.uncut = text, flat(text), Uncut(text)
-
-
-class Outline(NamedTuple):
-    """The steps of a text as one of the functions here finds them.
-
-    Attributes:
-        spans: the steps.
-        lists: the stretches of the lists themselves, without what stands around them; [] where nothing was found.
-        strong: the markers are clear ones: no plain numbers; connectives that open every paragraph or every line; headings
-            with hashes or bold lines that mostly are paragraphs of their own.
-        outside: paragraphs of prose around the lists.
-        thoughts: characters in thinking blocks.
-    """
+class Marked(NamedTuple):
+    """The steps of a text, and whether their marks are so clear that it is not read in another way: step words, marks in
+    bold or headings, a list that most of the text is, connectives or headings that open every paragraph."""
 
     spans: list[CharSpan]
-    lists: list[CharSpan]
-    strong: bool = False
-    outside: int = 0
-    thoughts: int = 0
+    clear: bool = False
 
 
-def numbered(source: Source) -> Outline:
+def numbered(text: Text) -> Marked:
     """Steps open with a numbered marker at the start of a line, alone or in bold, in a heading or after a bullet.
 
     Markers are step words with a number (``Step 3:``, ``Schritt 3:``, ``第三步``), and numbers, Roman numbers and letters
@@ -65,68 +66,187 @@ def numbered(source: Source) -> Outline:
     first step, nested items and what is indented to their step. A summary or an answer after the last item, after a blank
     line and not indented, is a step of its own. A text with fewer than two markers is one step.
     """
-    markers = find_markers(source.flat, source.uncut)
-    lists = counted_lists(source.flat, markers) if len(markers) > 1 else []
+    markers = find_markers(text)
+    lists = counted_lists(text.flat, markers) if len(markers) > 1 else []
     if not lists:
-        return _nothing(source)
+        return Marked(text.cut(()))
+    cuts, regions = _Lists(text).cuts(lists)
+    spans = text.cut(cuts)
     strong = lists[0][0].family == "step" or lists[0][0].strength > 1
-    return _outline(source, Itemizer(source.flat, source.uncut), lists, strong)
+    return Marked(spans, strong or (len(spans) > 1 and _prevail(text, regions)))
 
 
-def connected(source: Source) -> Outline:
+def _prevail(text: Text, regions: list[CharSpan]) -> bool:
+    """Whether lists are what the text is about: a third of it, or at most two paragraphs are around them."""
+    inside = sum(end - start for start, end in regions)
+    thoughts = sum(end - start for start, end in text.thoughts)
+    prose = [part.start for part in _paragraphs(text) if part.kind == "prose"]
+    around = [start for start in prose if not any(begin <= start < end for begin, end in regions)]
+    return 3 * inside >= len(text.text) - thoughts or len(around) < 3
+
+
+def connected(text: Text) -> Marked:
     """Steps open with a word such as *First*, *Next*, *Then* or *Finally*, in many languages, at the start of a paragraph
     (of a line, where no two paragraphs do). Everything else is as in `numbered`.
     """
-    text = source.flat
+    flat = text.flat
     markers = []
-    for match in _CONNECTIVE.finditer("\n" + text):
-        if match.start() not in source.uncut:
+    for match in _CONNECTIVE.finditer("\n" + flat):
+        if match.start() not in text:
             first = match["first"] is not None or match["cjk"] is not None
-            markers.append(Marker(match.start(), 0, False, "then", 1 if first else None, 1, 0, match.end() - 1))
-    opening = len(text) - len(text.lstrip())
-    paragraphs = [marker for marker in markers if marker.start <= opening or _after_blank(text, marker.start)]
-    strong = len(paragraphs) > 1
-    if strong:  # others are lines that happen to wrap there
-        markers = paragraphs
+            markers.append(Marker(match.start(), value=1 if first else None, end=match.end() - 1))
+    opening = len(flat) - len(flat.lstrip())
+    opened = [marker for marker in markers if marker.start <= opening or _after_blank(flat, marker.start)]
+    if len(opened) > 1:  # others are lines that happen to wrap there
+        markers = opened
     if len(markers) < 2 or (markers[0].value != 1 and len(markers) < 3):
-        return _nothing(source)
-    itemizer = Itemizer(text, source.uncut)
-    lines = text[markers[0].start : markers[-1].start].split("\n")
-    strong = strong or sum(not line.isspace() and line != "" for line in lines) < len(markers)
-    return _outline(source, itemizer, [markers], strong and itemizer.without_prose(markers))
+        return Marked(text.cut(()))
+    lists = _Lists(text)
+    alone = not any(lists.counted(left, right.start) for left, right in pairwise(markers))
+    return Marked(text.cut(lists.cuts([markers])[0]), len(opened) > 1 and alone)
 
 
-def headed(source: Source) -> Outline:
+def headed(text: Text) -> Marked:
     """Steps are the sections under the headings of the highest level that occurs twice, else under bold lines. What precedes
     the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
     """
     levels: dict[int, list[int]] = {}
     alone = 0  # bold lines with a blank line behind
-    for match in _HEADING.finditer("\n" + source.flat):
+    for match in _HEADING.finditer("\n" + text.flat):
         start = match.start()
-        if start not in source.uncut and (match["hashes"] or start == 0 or _after_blank(source.flat, start)):
+        if start not in text and (match["hashes"] or start == 0 or _after_blank(text.flat, start)):
             levels.setdefault(len(match["hashes"] or "1234567"), []).append(start)
-            alone += match["bold"] is not None and bool(_BLANK_BEHIND.match(source.flat, match.end() - 1))
+            alone += match["bold"] is not None and bool(_BLANK_BEHIND.match(text.flat, match.end() - 1))
     level = min((level for level in levels if len(levels[level]) > 1), default=0)
     starts = levels.get(level, [])
-    if not starts:
-        return _nothing(source)
-    answer = labelled_answer(source.flat, source.uncut, starts[-1])
-    spans = spans_from_cuts(source.text, [*starts[1:], *answer], source.uncut)
-    return Outline(spans, [(starts[0], len(source.text))], level < 7 or 2 * alone > len(starts))
-
-
-def _nothing(source: Source) -> Outline:
-    return Outline(spans_from_cuts(source.text, (), source.uncut), [])
-
-
-def _outline(source: Source, itemizer: Itemizer, lists: list[list[Marker]], strong: bool) -> Outline:
-    steps = itemizer.steps(lists)
-    spans = spans_from_cuts(source.text, steps.cuts, source.uncut)
-    thoughts = sum(end - start for start, end in source.uncut.thoughts)
-    return Outline(spans, steps.lists, strong, itemizer.outside(steps.lists), thoughts)
+    cuts = starts[1:]
+    parts = [part for part in _paragraphs(text) if starts and part.start > starts[-1]]
+    if len(parts) > 1 and parts[-1].kind == "prose" and _LABEL.match(text.flat, parts[-1].start):
+        cuts.append(parts[-1].start)
+    return Marked(text.cut(cuts), 0 < level < 7 or 2 * alone > len(starts) > 0)
 
 
 def _after_blank(text: str, start: int) -> bool:
     """Whether the line before the one at `start` is blank."""
     return start > 1 and not text[text.rfind("\n", 0, start - 1) + 1 : start].strip()
+
+
+class _Paragraph(NamedTuple):
+    """Lines behind a blank one, or from a heading on.
+
+    Attributes:
+        start, end: its lines, the blank ones behind it included.
+        width: columns of white space before it.
+        kind: ``heading``, ``rule``, ``block`` (maths, code, a table, a quote, an item of a list), ``more`` (a small letter
+            first: the paragraph before goes on) or ``prose``.
+        level: of the heading, else 0.
+    """
+
+    start: int
+    end: int
+    width: int
+    kind: str
+    level: int
+
+
+def _paragraphs(text: Text) -> list[_Paragraph]:
+    """The paragraphs of a text but for the first."""
+    flat, found = text.flat, list[_Paragraph]()
+    starts = [match.end() for match in _PARAGRAPH.finditer(flat) if match.end() < len(flat) and match.end() not in text]
+    for start, end in pairwise([*starts, len(flat)]):
+        match = _OPENING.match(flat, start)
+        assert match is not None  # everything in it is optional
+        kind = match.lastgroup or "lead"
+        if kind == "lead":
+            kind = "more" if flat[match.end() : match.end() + 1].islower() else "prose"
+        found.append(_Paragraph(start, end, len(match["lead"].expandtabs(4)), kind, len(match["heading"] or "")))
+    return found
+
+
+class _Lists:
+    """Finds where the items of a text's lists begin, and where each list ends."""
+
+    def __init__(self, text: Text):
+        self.text, self.flat = text, text.flat
+        self.paragraphs = _paragraphs(text)
+        self._starts = [paragraph.start for paragraph in self.paragraphs]
+
+    def cuts(self, lists: list[list[Marker]]) -> tuple[list[int], list[CharSpan]]:
+        """Where steps begin (the first one excepted), and the stretches that the lists themselves take."""
+        cuts: list[int] = []
+        regions: list[CharSpan] = []
+        for items, later in zip(lists, [*lists[1:], None], strict=True):
+            cuts += (item.start for item in items[1:])
+            end = later[0].start if later else len(self.flat)
+            ending = self._ending(items, end)
+            if later is None:
+                new = self._tail(items[-1], ending)
+            else:  # the conclusion of the one list, then the other with what introduces it
+                new = [ending[0].start, ending[-1].start] if ending else [end]
+            regions.append((items[0].start, min([*new, end])))
+            cuts += new
+        return cuts, regions
+
+    def counted(self, marker: Marker, end: int) -> list[_Paragraph]:
+        """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
+        found = []
+        for part in self._within(marker.start + 1, end):
+            # Headings below one that is a marker are its own, but for that of an answer.
+            own = 0 < marker.level < part.level and not _LABEL_ALONE.match(self.flat, part.start)
+            if part.width <= marker.width + 1 and part.kind in ("prose", "heading") and not own:
+                found.append(part)
+        return found
+
+    def _within(self, start: int, end: int) -> list[_Paragraph]:
+        first = bisect_left(self._starts, start)
+        return self.paragraphs[first : bisect_left(self._starts, end, first)]
+
+    def _ending(self, items: list[Marker], end: int) -> list[_Paragraph]:
+        """The paragraphs after the last item that do not belong to it."""
+        parts = self._behind_title(items[-1], end)
+        if not parts:
+            return []
+        least = min((len(self._behind_title(left, right.start)) for left, right in pairwise(items)), default=0)
+        for number, part in enumerate(parts):
+            if part.kind == "heading" or number >= least or _LABEL.match(self.flat, part.start):
+                return parts[number:]
+        return []
+
+    def _behind_title(self, marker: Marker, end: int) -> list[_Paragraph]:
+        """`counted` without the paragraph that a title, or words with a colon, introduce right before it."""
+        parts = self.counted(marker, end)
+        if parts and parts[0].kind == "prose" and parts[:1] == self._within(marker.start + 1, end)[:1]:
+            title = self.flat[marker.start : parts[0].start].strip()
+            if _introduces(title) or (marker.level and "\n" not in title):
+                return parts[1:]
+        return parts
+
+    def _tail(self, last: Marker, ending: list[_Paragraph]) -> list[int]:
+        """Where the steps behind the last item of all begin."""
+        end = ending[0].start if ending else len(self.flat)
+        line = self._answer_line(last, end)
+        cuts = [] if line is None else [line]
+        section = introduced = False  # under a heading; by a title, or words with a colon
+        for part in self._within(end, len(self.flat)):
+            counted = part.width <= last.width + 1 and part.kind in ("heading", "prose")
+            follows = introduced or (section and not _LABEL.match(self.flat, part.start))
+            if counted and (part.kind == "heading" or not follows):
+                cuts.append(part.start)
+                section = part.kind == "heading"
+            introduced = _introduces(self.flat[part.start : part.end])
+        return cuts
+
+    def _answer_line(self, last: Marker, end: int) -> int | None:
+        """A line of the last item, without a blank line before it, that gives the answer: ``#### 5``, ``Answer: 5``."""
+        for match in _LABEL_LINE.finditer(self.flat, last.start, end):
+            above = self.flat[self.flat.rfind("\n", 0, match.start()) + 1 : match.start()]
+            titled = "\n" not in self.flat[last.end : match.start()] and (last.level > 0 or _introduces(above))
+            if above.strip() and not titled and match.start() + 1 not in self.text:
+                return match.start() + 1
+        return None
+
+
+def _introduces(lines: str) -> bool:
+    """Whether lines are a title, or end with a colon: what they introduce follows."""
+    lines = lines.rstrip()
+    return lines.endswith((":", ":**", ":__")) or bool(_BOLD_LINE.match(lines))

@@ -1,7 +1,7 @@
 """Numbered markers at the start of lines: ``Step 3:``, ``3.``, ``(c)``, ``IV.``, ``第三步``, and which of them count.
 
 `find_markers` reads the lines, `counted_lists` picks the markers that open the steps: those of one kind that count up,
-at the top level. Everything here works on `uncut.flat` text.
+at the top level. Everything here works on `Text.flat`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stepjepa.data.steps.uncut import Uncut
+from stepjepa.data.steps.text import Text
 from stepjepa.data.steps.words import WORDS, either, first_letters
 
 _CJK = "一二三四五六七八九十"
@@ -49,14 +49,13 @@ _MARKER = re.compile(
       )
     | (?P<number>\d{{1,3}})(?:(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_BEHIND}|(?P<comma>、)(?!\d))|(?P<keycap>\ufe0f?\u20e3))
     | [(\[](?P<inside>\d{{1,3}}|[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z]|[{_CJK}]{{1,3}})(?P<closed>[)\]])(?=[\s*_`$\\\w]|\Z)
-    | (?P<circled>[\u2460-\u2473\u2776-\u277f])
+    | (?P<circled>[\u2460-\u2473])
     | (?P<letters>[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z])(?:\*\*|__)?(?P<dot>[.)])(?=[\s*_])
     | (?P<cjk>[{_CJK}]{{1,3}})(?P<cjkdot>[、.])
     )
     """,
     re.VERBOSE,
 )
-_PARTS = ("lead", "bullet", "heading", "bold", "step", "number", "stop")
 
 
 class Marker(NamedTuple):
@@ -74,48 +73,43 @@ class Marker(NamedTuple):
     """
 
     start: int
-    width: int
-    quoted: bool
-    family: str
-    value: int | None
-    strength: int
-    level: int
-    end: int
+    width: int = 0
+    quoted: bool = False
+    family: str = "word"
+    value: int | None = None
+    strength: int = 1
+    level: int = 0
+    end: int = 0
 
 
-def find_markers(text: str, uncut: Uncut) -> list[Marker]:
+def find_markers(text: Text) -> list[Marker]:
     """All that looks like a marker, outside of what is never cut; a letter that may be a Roman number comes twice."""
     found: list[Marker] = []
-    for match in _MARKER.finditer("\n" + text):
+    for match in _MARKER.finditer("\n" + text.flat):
         start = match.start()
-        if start in uncut:
+        if start in text:
             continue
-        lead, bullet, heading, bold, step, number, stop = match.group(*_PARTS)
-        width = len(lead.replace(">", " ").expandtabs(4)) if lead else 0
-        strength = 3 if heading else 2 if bold else 1
+        lead, bullet, heading, bold, step = match.group("lead", "bullet", "heading", "bold", "step")
         if bullet and step is None and not bold:
             continue  # "- 3. a" is an item of a list, whatever stands in it
-        readings = (("1" + stop, int(number)),) if number and stop else _readings(match)
-        for family, value in readings:
-            level = heading.count("#") if heading else 0
-            if strength > 1 and family != "step":
-                family += " *"[bold is not None] + str(level)
+        width = len(lead.replace(">", " ").expandtabs(4))
+        level, strength = heading.count("#") if heading else 0, 3 if heading else 2 if bold else 1
+        for family, value in _readings(match):
             found.append(Marker(start, width, ">" in lead, family, value, strength, level, match.end() - 1))
     return found
 
 
 def _readings(match: re.Match[str]) -> Iterable[tuple[str, int | None]]:
     """Family and value; two of them for a letter that is a Roman number as well."""
-    number, comma, step = match.group("number", "comma", "step")
+    number, stop, step, circled, cjk = match.group("number", "stop", "step", "circled", "cjk")
     if number is not None:
-        yield "1" + (comma or "keycap"), int(number)
+        yield "1" + (stop or match["comma"] or "keycap"), int(number)
     elif step is not None:
         yield "step", _step_value(step)
-    elif match["circled"] is not None:
-        code = ord(match["circled"])
-        yield "circled", (code - 0x245F) if code < 0x2500 else (code - 0x2775) % 10 or 10
-    elif match["cjk"] is not None:
-        yield "cjk" + match["cjkdot"], _cjk_value(match["cjk"])
+    elif circled is not None:
+        yield "1circled", ord(circled) - 0x245F
+    elif cjk is not None:
+        yield "1cjk" + match["cjkdot"], _cjk_value(cjk)
     else:
         inside = match["inside"]
         shape = match["dot"] if inside is None else "(" + match["closed"]
@@ -123,7 +117,7 @@ def _readings(match: re.Match[str]) -> Iterable[tuple[str, int | None]]:
         if numeral[0].isdigit():
             yield "1" + shape, int(numeral)
         elif numeral[0] in _CJK:
-            yield "cjk" + shape, _cjk_value(numeral)
+            yield "1cjk" + shape, _cjk_value(numeral)
         else:
             case = "A" if numeral.isupper() else "a"
             if numeral.lower() in _ROMAN_VALUES:
@@ -136,15 +130,15 @@ def _step_value(step: str) -> int | None:
     digits = re.search(r"\d+", step)
     if digits:
         return int(digits[0])
-    numeral = re.findall(r"[^\W\d_]+", step)[-1]
-    if numeral.lower() in WORDS["number"]:
-        return WORDS["number"].index(numeral.lower()) + 1
-    if numeral.lower() in _ROMAN_VALUES:
-        return _ROMAN_VALUES[numeral.lower()]
+    numeral = re.findall(r"[^\W\d_]+", step)[-1].lower()
+    if numeral in WORDS["number"]:
+        return WORDS["number"].index(numeral) + 1
+    if numeral in _ROMAN_VALUES:
+        return _ROMAN_VALUES[numeral]
     numerals = re.search(f"[{_CJK}]+", step)
     if numerals:
         return _cjk_value(numerals[0])
-    return ord(numeral.lower()) - ord("a") + 1 if len(numeral) == 1 and numeral.isascii() else None
+    return ord(numeral) - ord("a") + 1 if len(numeral) == 1 and numeral.isascii() else None
 
 
 def _cjk_value(numeral: str) -> int:
@@ -166,18 +160,18 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
     if steps and (len(steps) > 1 or steps[0].start == markers[0].start):
         return _step_lists(steps) if len(steps) > 1 else []
     for strength in (3, 2, 1):
-        families: dict[str, list[Marker]] = {}
+        families: dict[tuple[str, int], list[Marker]] = {}
         for marker in markers:
             if marker.strength == strength and marker.family != "step":
-                families.setdefault(marker.family, []).append(marker)
-        order = sorted(families.values(), key=_place)
-        for family in order:
-            least = min(marker.width for marker in family)
+                families.setdefault((marker.family, marker.level), []).append(marker)
+        widths = {name: min(marker.width for marker in family) for name, family in families.items()}
+        for name in sorted(
+            families, key=lambda name: max(widths[name], 1)
+        ):  # one column is none; of equal ones the first
+            family, least = families[name], widths[name]
             lists = _lists([marker for marker in family if marker.width <= least + 1])
             if lists and not (strength == 1 and _equations(text, lists)):
                 return lists
-        if strength > 1 and order and order[0][0].start == markers[0].start and order[0][0].value == 1:
-            return []
     return []
 
 
@@ -187,18 +181,10 @@ def _equations(text: str, lists: list[list[Marker]]) -> bool:
     if "(" not in markers[0].family:
         return False
     for marker in markers:
-        end = text.find("\n", marker.end)
-        line = text[marker.end : end if end >= 0 else len(text)]
+        line = text[marker.end :].partition("\n")[0]
         if "=" not in line or len(re.findall(r"[^\W\d_]{3,}", line)) > 1:
             return False
-    behind = max(marker.end for marker in markers)
-    return re.search(r"\(\d{1,3}\)", text[behind:]) is not None
-
-
-def _place(family: list[Marker]) -> tuple[int, int, int]:
-    """Less indented families first (one column is none), then earlier ones, then Roman numbers that start with one."""
-    least = min(marker.width for marker in family)
-    return (0 if least < 2 else least, family[0].start, 0 if family[0].value == 1 else 1)
+    return re.search(r"\(\d{1,3}\)", text[max(marker.end for marker in markers) :]) is not None
 
 
 def _all_quoted(text: str) -> bool:
@@ -206,24 +192,15 @@ def _all_quoted(text: str) -> bool:
 
 
 def _step_lists(steps: list[Marker]) -> list[list[Marker]]:
-    """Step words: where some are headings or bold and count up, plain ones are inside their steps."""
-    for strength in (3, 2):
-        strong = [marker for marker in steps if marker.strength == strength]
-        if len(strong) > 1 and (len(strong) == len(steps) or _counts_up([marker.value for marker in strong])):
-            steps = strong
-            break
+    """Step words that begin again at 1 (or 0) are another list; where several are headings, plain ones are inside them."""
+    headings = [marker for marker in steps if marker.strength == 3]
     lists: list[list[Marker]] = []
-    for marker in steps:
+    for marker in headings if len(headings) > 1 else steps:
         if lists and (marker.value is None or marker.value > 1):
             lists[-1].append(marker)
         else:
             lists.append([marker])
     return lists
-
-
-def _counts_up(values: Sequence[int | None]) -> bool:
-    pairs = zip(values[:-1], values[1:], strict=True)
-    return all(right == 1 or (left is not None and right == left + 1) for left, right in pairs)
 
 
 def _lists(family: list[Marker]) -> list[list[Marker]]:
@@ -233,7 +210,7 @@ def _lists(family: list[Marker]) -> list[list[Marker]]:
     order is prose that happens to start a line, unless it goes on after a gap.
     """
     last_of = {marker.value: number for number, marker in enumerate(family)}
-    digits = family[0].family.startswith(("1", "circled", "cjk"))
+    digits = family[0].family.startswith("1")
     stack: list[list[Marker]] = []
     expected: dict[int, list[int]] = {}  # next value -> places in the stack of lists that wait for it
     for number, marker in enumerate(family):

@@ -8,15 +8,15 @@ the one found is counted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from stepjepa.data.sources import PairColumns, listed_steps, row_to_messages
-from stepjepa.data.steps.auto import StepSplitter, choose_splitter, make_splitter
-from stepjepa.data.steps.plain import spans_of_steps
-from stepjepa.data.steps.uncut import CharSpan
-from stepjepa.errors import DataError, RowError
+from stepjepa.data.steps.splitters import StepSplitter, choose_splitter, make_splitter
+from stepjepa.data.steps.text import CharSpan
+from stepjepa.errors import RowError
 
 STEPS_COLUMN, TOTAL_COLUMN = "steps", "total_steps"
 LISTED = "list"  # the step_splitter that takes a row's own steps and refuses a row without
@@ -40,7 +40,7 @@ class StepRules(NamedTuple):
     @property
     def name(self) -> str:
         """What ``--step_splitter`` calls the splitter, `LISTED` where none is asked."""
-        return LISTED if self.column is not None and self.required else self.splitter.name
+        return LISTED if self.required else self.splitter.name
 
 
 class RowSteps(NamedTuple):
@@ -74,40 +74,64 @@ def steps_of(row: Any, answers: Sequence[str], rules: StepRules) -> RowSteps:
     Raises:
         RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
     """
-    total = _total_of(row)
+    total, unread = _total_of(row), None
     if rules.required:
-        return RowSteps([*([] for _ in answers[1:]), _own_spans(row, rules, answers[-1])], True, None, total)
-    unread = None
-    if _holds_steps(row, rules):
+        own = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
+        return RowSteps([*([] for _ in answers[1:]), own], True, None, total)
+    if _holds_steps(row, rules.column):
         try:
+            own = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
             # They are those of the last answer; the row says nothing about others.
-            before = [rules.splitter.spans(answer) for answer in answers[:-1]]
-            return RowSteps([*before, _own_spans(row, rules, answers[-1])], True, None, total)
+            return RowSteps([*map(rules.splitter.spans, answers[:-1]), own], True, None, total)
         except RowError as error:
             unread = error.reason, str(error)
-    return RowSteps([rules.splitter.spans(answer) for answer in answers], False, unread, total)
+    return RowSteps(list(map(rules.splitter.spans, answers)), False, unread, total)
 
 
-def _holds_steps(row: Any, rules: StepRules) -> bool:
+def _holds_steps(row: Any, column: str | None) -> bool:
     """Whether there is something in the column of a row's own steps; a list without a text in it is nothing."""
-    held = row.get(rules.column) if isinstance(row, Mapping) else None
+    held = row.get(column) if isinstance(row, Mapping) else None
     if isinstance(held, (list, tuple)):
         return any(not isinstance(step, str) or step.strip() for step in held)
     return held is not None
 
 
-def _own_spans(row: Any, rules: StepRules, answer: str) -> list[CharSpan]:
-    """Spans of the steps that a row holds.
+def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
+    """Spans of steps that are known already, such as those of a column, found one after the other in `text`.
+
+    White space at a step's ends does not count, and runs of it inside may differ. What precedes the first step belongs to
+    it, what is between two to the one before. Such steps may cut thinking blocks, code and maths.
 
     Raises:
-        RowError: it holds no list of texts, or they do not stand in the answer.
+        RowError: a step is not in `text` after the one before.
     """
-    try:
-        return spans_of_steps(answer, listed_steps(row, str(rules.column)))
-    except RowError:
-        raise
-    except DataError as error:
-        raise RowError("steps_not_found", str(error)) from None
+    starts: list[int] = []
+    reached = 0
+    for number, step in enumerate(steps, start=1):
+        words = step.strip()
+        if not words:
+            continue
+        start = text.find(words, reached)
+        end = start + len(words)
+        if start < 0:
+            loose = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
+            if loose is None:
+                where = f"behind step {number - 1}" if number > 1 else "at all"
+                short = words if len(words) <= 60 else f"{words[:60]}..."
+                raise RowError(
+                    "steps_not_found",
+                    f"step {number} of {len(steps)} does not stand in the answer {where}: {short!r}",
+                )
+            start, end = loose.span()
+        starts.append(start)
+        reached = end
+    cuts = starts[1:]
+    return list(zip([0, *cuts], [*cuts, len(text)], strict=True)) if starts or text.strip() else []
+
+
+def join_steps(steps: Sequence[str], separator: str = "\n\n") -> str:
+    """One text of steps that are known already. Blank steps are left out."""
+    return separator.join(step for step in steps if step.strip())
 
 
 def _total_of(row: Any) -> int | None:
@@ -154,9 +178,9 @@ def rules_for(
     """
     if name == LISTED:
         return StepRules(make_splitter("separator"), column, True)
+    rules = StepRules(splitter or make_splitter(name, separator), column)
     if name != "auto":
         return StepRules(make_splitter(name, separator))
-    rules = StepRules(splitter or make_splitter(name, separator), column)
     if splitter is not None:
         return rules
     first: list[tuple[str, int | None]] = []  # answers and how many steps they have
@@ -169,12 +193,5 @@ def rules_for(
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         known = [*((answer, None) for answer in answers[:-1]), (answers[-1], _total_of(row))]
         first += known
-        without += [] if _is_own(row, rules, answers[-1]) else known
+        without += [] if steps_of(row, answers[-1:], rules).own else known
     return rules._replace(splitter=make_splitter(choose_splitter(without or first, separator), separator))
-
-
-def _is_own(row: Any, rules: StepRules, answer: str) -> bool:
-    try:
-        return _holds_steps(row, rules) and bool(_own_spans(row, rules, answer))
-    except RowError:
-        return False

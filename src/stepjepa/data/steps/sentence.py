@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
-from stepjepa.data.steps.uncut import CharSpan, Uncut, flat, spans_from_cuts
+from stepjepa.data.steps.text import CharSpan, Text
 from stepjepa.data.steps.words import WORDS
 
 _ABBREVIATIONS = frozenset(WORDS["abbreviation"])
@@ -26,17 +27,21 @@ _NAME_BEFORE = re.compile(r"(?:\A|[^\w\s][ \t]+|\b[^\W\d_a-z]\w*\.?[ \t]+)\Z")
 _OPENERS = "\"'“‘«„([*_¿¡「『（"
 
 
-def sentences(text: str) -> list[CharSpan]:
+def sentences(text: Text) -> list[CharSpan]:
     """Every sentence is a step: it ends with ``. ! ? …`` before white space and no small letter, with ``。 ！ ？ ।`` and the
     like, with a blank line, and with a line whose next one does not go on with a small letter. Abbreviations, decimal
     numbers, initials, signs of list items and inline maths end none.
     """
-    plain = flat(text)
-    inside = Uncut(
-        "", [match.span() for match in _INLINE_MATHS.finditer(plain)] if "$" in plain or "\\(" in plain else ()
-    )
-    ends = (match for match in _END.finditer(plain) if match.end() < len(plain) and match.start() not in inside)
-    return spans_from_cuts(text, [match.end() for match in ends if _ends_sentence(plain, match)])
+    flat = text.flat
+    maths = [m.span() for m in _INLINE_MATHS.finditer(flat)] if "$" in flat or "\\(" in flat else []
+    starts = [start for start, _ in maths]
+    cuts = []
+    for end in _END.finditer(flat):
+        before = bisect_left(starts, end.start())
+        inside = before > 0 and end.start() < maths[before - 1][1]
+        if end.end() < len(flat) and not inside and _ends_sentence(flat, end):
+            cuts.append(end.end())
+    return text.cut(cuts)
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:

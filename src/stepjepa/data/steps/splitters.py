@@ -1,8 +1,8 @@
-"""The step splitters by name, and the one that decides for each text which of the others serves it.
+r"""The step splitters by name, and the one that decides for each text which of the others serves it.
 
 A splitter's `spans` cover a text in order and without overlap, the separator belongs to the step that it ends, and a text
 without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Steps are found in the
-answer's text, never in token ids, because tokenizers merge ``.\\n\\n`` into one token.
+answer's text, never in token ids, because tokenizers merge ``.\n\n`` into one token.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-from stepjepa.data.steps.marked import Outline, Source, connected, headed, numbered
-from stepjepa.data.steps.plain import compiled_pattern, lines, matched, separated
+from stepjepa.data.steps.marked import connected, headed, numbered
 from stepjepa.data.steps.sentence import sentences
-from stepjepa.data.steps.uncut import CharSpan, line_feeds
+from stepjepa.data.steps.text import CharSpan, Text
 from stepjepa.errors import ConfigError
 
 SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
 STYLES = (*SPLITTERS, "connectives", "headings", "sentence", "regex", "auto")  # all that `make_splitter` knows
-_SEPARATED = ("separator", "auto", "regex")  # those that read `StepSplitter.separator`
+PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
 
+_LINE_END = re.compile(r"(?:\r\n|\n|\r)+")
 _CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _NEXT_LINE = re.compile(r"\n[ \t]*(?=[^\W\d_])")
@@ -33,7 +35,7 @@ class StepSplitter:
 
     Attributes:
         name: what ``--step_splitter`` calls it, one of `STYLES`.
-        separator: for ``separator`` and ``auto``; of ``regex`` the pattern.
+        separator: where `reads_separator`; of ``regex`` the pattern.
 
     Raises:
         ConfigError: unknown name, an empty separator, or no pattern or a broken one.
@@ -46,9 +48,14 @@ class StepSplitter:
         if self.name not in STYLES:
             raise ConfigError(f"step_splitter is {self.name!r}; known splitters: {', '.join(STYLES)}")
         if self.name == "regex":
-            compiled_pattern(self.separator)
+            _compiled(self.separator)
         elif not self.separator:
             raise ConfigError("step_separator is empty; give the string that stands between two steps")
+
+    @property
+    def reads_separator(self) -> bool:
+        """Whether `separator` decides where it cuts."""
+        return self.name in ("separator", "auto", "regex")
 
     def spans(self, text: str) -> list[CharSpan]:
         """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text.
@@ -56,25 +63,26 @@ class StepSplitter:
         Raises:
             ConfigError: the pattern of ``regex`` takes too long for this text.
         """
+        source = Text(text)
         match self.name:
             case "separator":
-                return separated(text, self.separator)
+                return separated(source, self.separator)
             case "lines":
-                return lines(text)
+                return lines(source)
             case "sentence":
-                return sentences(text)
+                return sentences(source)
             case "regex":
-                return matched(text, self.separator)
+                return matched(source, self.separator)
             case "auto":
-                return style_and_spans(text, self.separator)[1]
-        return {"numbered": numbered, "connectives": connected, "headings": headed}[self.name](Source(text)).spans
+                return _style(source, self.separator)[1]
+        return {"numbered": numbered, "connectives": connected, "headings": headed}[self.name](source).spans
 
 
 def make_splitter(name: str, separator: str = "\n\n") -> StepSplitter:
     r"""The splitter called `name`: one of `STYLES`.
 
-    `separator` serves ``separator`` and ``auto``; the two-character escapes ``\n``, ``\r`` and ``\t`` in it (as a shell
-    passes them) mean the control characters. For ``regex`` it is the pattern, as it is, and needed.
+    The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) mean the control characters.
+    For ``regex`` it is the pattern, as it is, and needed; splitters that do not read it are equal whatever it is.
 
     Raises:
         ConfigError: as `StepSplitter`.
@@ -83,7 +91,79 @@ def make_splitter(name: str, separator: str = "\n\n") -> StepSplitter:
         return StepSplitter(name, "" if separator in ("\n\n", "\\n\\n") else separator)
     for escape, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
         separator = separator.replace(escape, character)
-    return StepSplitter(name, separator) if name in _SEPARATED else StepSplitter(name)
+    splitter = StepSplitter(name)
+    return StepSplitter(name, separator) if splitter.reads_separator else splitter
+
+
+def separated(text: Text, separator: str) -> list[CharSpan]:
+    r"""Steps end with a separator string, by default a blank line (``\n\n``).
+
+    Further separators and line breaks that follow at once belong to the same step, and separators before all else to the
+    first. Where the separator consists of line breaks, Windows line ends and blank lines that hold spaces count too.
+    """
+    breaks = separator.count("\n")
+    if breaks and not separator.strip():
+        # White space before the first line break belongs to the step anyway.
+        pattern = rf"\n(?:[^\S\n]*\n){{{breaks - 1},}}"
+    else:
+        escaped = re.escape(separator)
+        pattern = rf"{escaped}(?:\s*{escaped})*\s*"
+    matches = list(re.finditer(pattern, text.text))
+    if matches and not text.text[: matches[0].start()].strip():
+        del matches[0]
+    return text.cut(match.end() for match in matches)
+
+
+def lines(text: Text) -> list[CharSpan]:
+    """Every line that is not blank is a step, its line break included (GSM8K's original answers)."""
+    return text.cut(match.end() for match in _LINE_END.finditer(text.text))
+
+
+def matched(text: Text, pattern: str) -> list[CharSpan]:
+    """Steps open where a pattern matches. With a group called ``start`` they open where that group does, with one called
+    ``end`` they end with it. ``^`` and ``$`` stand for the ends of a line.
+
+    Raises:
+        ConfigError: it takes too long for this text.
+    """
+    compiled = _compiled(pattern)
+    opens, ends = "start" in compiled.groupindex, "end" in compiled.groupindex
+    cuts = []
+    try:
+        for match in compiled.finditer(text.text, timeout=PATTERN_SECONDS):
+            if ends and match["end"] is not None:
+                cuts.append(match.end("end"))
+            if (opens and match["start"] is not None) or not (opens or ends):
+                cuts.append(match.start("start" if opens else 0))
+    except TimeoutError:
+        raise ConfigError(
+            f"the pattern {pattern!r} of step_splitter=regex takes more than {PATTERN_SECONDS:g} seconds for an"
+            f" answer of {len(text.text):,} characters; avoid repetitions inside repetitions, as in (a+)+"
+        ) from None
+    return text.cut(cuts)
+
+
+@lru_cache(maxsize=16)
+def _compiled(pattern: str) -> Any:
+    """The pattern, compiled by `regex`: unlike `re`, it can be told to give up.
+
+    Raises:
+        ConfigError: the pattern is missing or broken, or matches an empty text.
+    """
+    if not pattern:
+        raise ConfigError("step_splitter=regex needs a pattern; give it in step_separator, such as '^Step [0-9]+'")
+    import regex
+
+    try:
+        compiled = regex.compile(pattern, regex.MULTILINE)
+        empty = compiled.search("", timeout=PATTERN_SECONDS) is not None
+    except (regex.error, TimeoutError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"the pattern {pattern!r} of step_splitter=regex is broken: {error}") from None
+    if empty:
+        raise ConfigError(
+            f"the pattern {pattern!r} of step_splitter=regex matches an empty text, so it would cut at every character"
+        )
+    return compiled
 
 
 def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = "\n\n") -> str:
@@ -91,7 +171,8 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
     serves more; ``auto``, which decides for every answer by itself, where none serves two thirds of those with steps.
 
     A splitter serves an answer of a known number of steps if it finds that number, and ``separator`` is taken at once if no
-    other finds it more often. Of the other answers it serves those that `_serving` names.
+    other finds it more often. Of the other answers it serves those of its style (`style_and_spans`); ``separator`` also
+    those with marks or headings whose paragraphs would be steps without them.
 
     Args:
         answers: each with the number of its steps, None where that is not known.
@@ -107,23 +188,16 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
     # Where no splitter finds any of the numbers, they are none of steps.
     for text, total in answers:
         if total is None or not most:
-            serving = _serving(text, auto.separator)
+            source = Text(text)
+            style, spans = _style(source, auto.separator)
+            serving = {style} if len(spans) > 1 else set()
+            if style not in ("separator", "lines") and len(_body(text, separated(source, auto.separator))) > 1:
+                serving.add("separator")
             served += bool(serving)
             for name in serving & counts.keys():
                 counts[name] += 1
     best = max(SPLITTERS, key=lambda name: counts[name])
     return "auto" if 3 * counts[best] < 2 * served else best
-
-
-def _serving(text: str, separator: str) -> set[str]:
-    """The styles that find steps in `text`: the one that ``auto`` takes, and ``separator`` also where the text has marks or
-    headings and its paragraphs would be steps without them. Empty for a text of one step.
-    """
-    style, spans = style_and_spans(text, separator)
-    found = {style} if len(spans) > 1 else set()
-    if style not in ("separator", "lines") and len(_body(text, separated(text, separator))) > 1:
-        found.add("separator")
-    return found
 
 
 def style_and_spans(text: str, separator: str = "\n\n") -> tuple[str, list[CharSpan]]:
@@ -140,26 +214,29 @@ def style_and_spans(text: str, separator: str = "\n\n") -> tuple[str, list[CharS
 
     A text that none of them cuts is one step, of style ``separator``.
     """
-    paragraphs = separated(text, separator)
+    return _style(Text(text), separator)
+
+
+def _style(source: Text, separator: str) -> tuple[str, list[CharSpan]]:
+    text, paragraphs = source.text, separated(source, separator)
     if separator.strip() and len(paragraphs) > 1:
         return "separator", paragraphs
-    source = Source(text)
-    outline = numbered(source)
-    if len(outline.spans) > 1 and (outline.strong or _prevails(outline, text)):
-        return "numbered", outline.spans
+    found = numbered(source)
+    if len(found.spans) > 1 and found.clear:
+        return "numbered", found.spans
     if len(paragraphs) > 1:
-        outline = connected(source)
-        if len(outline.spans) > 1 and outline.strong and _prevails(outline, text):
-            return "connectives", outline.spans
+        found = connected(source)
+        if len(found.spans) > 1 and found.clear:
+            return "connectives", found.spans
     if f"\n{text}".count("\n#") > 1 or text.count("**") > 3 or text.count("__") > 3:
-        outline = headed(source)
-        if len(outline.spans) > 1 and outline.strong:
-            return "headings", outline.spans
+        found = headed(source)
+        if len(found.spans) > 1 and found.clear:
+            return "headings", found.spans
     body = _body(text, paragraphs)
     # No blank line before the hashes: the data set writes steps on lines.
     if len(body) < 2 or _hashes(text) > body[-1][0]:
-        by_line = lines(text)
-        if len(by_line) > len(paragraphs) and not _wrapped(text, len(by_line)):
+        by_line = lines(source)
+        if len(by_line) > len(paragraphs) and not _wrapped(source.lines, len(by_line)):
             return "lines", by_line
     return "separator", paragraphs
 
@@ -174,12 +251,6 @@ def _body(text: str, paragraphs: list[CharSpan]) -> list[CharSpan]:
     return body[:-1] if len(body) > 1 and 0 <= _hashes(text) <= body[-1][0] else body
 
 
-def _prevails(outline: Outline, text: str) -> bool:
-    """Whether a list is what the text is about: a third of it, or at most two paragraphs are around it."""
-    inside = sum(end - start for start, end in outline.lists)
-    return outline.outside < 3 or 3 * inside >= len(text) - outline.thoughts
-
-
 def _hashes(text: str) -> int:
     """Where GSM8K's last line starts (``#### 5``), -1 without."""
     at = text.rfind("\n####")
@@ -190,7 +261,6 @@ def _hashes(text: str) -> int:
 def _wrapped(text: str, count: int) -> bool:
     """Whether half of the line ends are in the middle of a sentence: a long line that ends in a word, and a small letter."""
     wraps = 0
-    text = line_feeds(text)
     for match in _NEXT_LINE.finditer(text):
         if text[match.end()].islower():
             line = text[max(match.start() - _LONG - 20, 0) : match.start()].rstrip(" \t").rpartition("\n")[2]
