@@ -17,9 +17,9 @@ from stepjepa.analysis.plots import forest_figure
 from stepjepa.analysis.style import save_figure
 from stepjepa.study.compare import ComparedArm, Comparison, Kind
 from stepjepa.study.reading import read_study
-from stepjepa.study.results import RunRecord, study_tables
-from stepjepa.study.table import Table, p_text, scaled
+from stepjepa.study.results import RunRecord, Table, p_text, study_tables
 from stepjepa.study.tree import open_study
+from stepjepa.utils.text import scaled
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "evidence"

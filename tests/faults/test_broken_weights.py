@@ -15,7 +15,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.heads import PredictorHead
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
-from stepjepa.study.scoring import score_model
+from stepjepa.study.stages import score_model
 from support.answers import TEST, write
 
 

@@ -11,7 +11,7 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import load_tokenizer
-from stepjepa.study import launch
+from stepjepa.study import stages
 from stepjepa.study.records import StudyRunFolder, read_record
 from support.rows import step_rows
 from support.runs import STEPS, files_of, one_line, result_of, resume, train
@@ -132,8 +132,8 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
     def in_this_process(log, argv, environment):
         assert main(argv) == 0
 
-    monkeypatch.setattr(launch, "run_process", in_this_process)
-    launch.carry_out(str(run.path), ["train"], {})
+    monkeypatch.setattr(stages, "run_process", in_this_process)
+    stages.carry_out(str(run.path), ["train"], {})
     assert run.done("train")["steps"] == 4
     expected = result_of(run.model)
     run.record("train").unlink()
@@ -144,7 +144,7 @@ def test_a_study_trains_no_step_twice(tmp_path, monkeypatch, killed):
             (run.model / name).unlink()
     if killed == "after a checkpoint":
         shutil.rmtree(run.model / "checkpoint-4")
-    launch.carry_out(str(run.path), ["train"], {})
+    stages.carry_out(str(run.path), ["train"], {})
     assert result_of(run.model) == expected
     record = read_record(run.record("train"))
     assert (record["steps"], record["resumed_at_step"]) == (

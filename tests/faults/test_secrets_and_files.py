@@ -13,7 +13,7 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError
-from stepjepa.study.train_options import read_training
+from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
 from support.answers import TEST, write

@@ -13,11 +13,9 @@ import yaml
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.options import StudyOptions
-from stepjepa.study.plan import write_plan
 from stepjepa.study.reading import read_options
-from stepjepa.study.records import StudyRunFolder
-from stepjepa.study.spec import all_runs
+from stepjepa.study.records import StudyRunFolder, write_plan
+from stepjepa.study.spec import StudyOptions, all_runs
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.notes import run_options_unread
 from stepjepa.training.options import JEPAOptions

@@ -9,11 +9,11 @@ import threading
 import pytest
 import yaml
 
-from stepjepa.study import launch
-from stepjepa.study.launch import StageFailed
+from stepjepa.study import stages
 from stepjepa.study.reading import read_study
 from stepjepa.study.records import StudyRunFolder, write_record
 from stepjepa.study.run import run_study
+from stepjepa.study.stages import StageFailed
 from stepjepa.study.tree import parse_tree, set_value
 
 STUDY = """\
@@ -72,7 +72,7 @@ class Player:
 @pytest.fixture
 def player(monkeypatch):
     player = Player()
-    monkeypatch.setattr(launch, "run_process", player)
+    monkeypatch.setattr(stages, "run_process", player)
     return player
 
 
@@ -110,11 +110,11 @@ def carry_out(make_study):
 def in_this_process(monkeypatch):
     """Runs that are trained and scored for real, but here, where torch is loaded already."""
     from stepjepa.cli.main import main
-    from stepjepa.study import scoring
+    from stepjepa.study import stages as scoring
 
     def run(log, argv, environment):
         status = main(argv) if argv[0] == "train" else scoring.score_splits(StudyRunFolder(log.parent), argv[2:])
         if status:
             raise StageFailed(f"exit status {status}")
 
-    monkeypatch.setattr(launch, "run_process", run)
+    monkeypatch.setattr(stages, "run_process", run)

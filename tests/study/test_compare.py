@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepjepa.errors import DataError
-from stepjepa.study.compare import ArmRuns, compare_arms
-from stepjepa.study.stats import holm, paired_difference
+from stepjepa.study.compare import ArmRuns, compare_arms, holm, paired_difference
 
 stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")
@@ -198,23 +196,3 @@ def test_an_effect_that_the_control_has_too_is_not_called_better():
         labels.append(rows[1].verdict.label)
     assert set(labels) <= {"better", "not established"}
     assert labels.count("better") / 300 < 0.06
-
-
-@pytest.mark.parametrize(
-    ("arms", "message"),
-    [
-        ([arm("jepa"), arm("jepa")], "two arms are named 'jepa'"),
-        ([arm("jepa", control="gone")], "control of 'jepa' is 'gone'"),
-        ([arm("jepa", same_flop="jepa")], "same_flop of 'jepa' is 'jepa'"),
-    ],
-)
-def test_studies_that_cannot_be_compared(arms, message):
-    with pytest.raises(DataError, match=message):
-        compare(*arms)
-
-
-def test_unknown_baseline_and_metric():
-    with pytest.raises(DataError, match="baseline 'gone' is no arm of the study; there are: plain"):
-        compare_arms([arm("plain")], "accuracy", baseline="gone", higher_is_better=True, alpha=0.05)
-    with pytest.raises(DataError, match="no arm has the metric 'loss'; there are: accuracy"):
-        compare(metric="loss")

@@ -16,7 +16,7 @@ from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.reading import read_study
-from stepjepa.study.scoring import GEOMETRY, score_model
+from stepjepa.study.stages import GEOMETRY, score_model
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions

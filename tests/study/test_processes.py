@@ -15,9 +15,10 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.study.launch import Lifeline, Submitit, carry_out, slurm_parameters
 from stepjepa.study.records import StudyRunFolder, write_record
-from support.study import lines_of
+from stepjepa.study.run import Submitit, slurm_parameters
+from stepjepa.study.stages import carry_out
+from support.answers import lines as lines_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 
@@ -48,14 +49,13 @@ def running(pid):
 
 
 CHILD = (
-    "import sys, time; from stepjepa.study.launch import watch; watch(sys.argv[1]); "
+    "import sys, time; from stepjepa.study.stages import end_with; end_with(sys.argv[1]); "
     "print('ready', flush=True); time.sleep(60)"
 )
 PARENT = f"""
 import os, subprocess, sys
-from stepjepa.study.launch import Lifeline
-line = Lifeline()
-child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, line.path], stdout=subprocess.PIPE, start_new_session=True)
+words = [sys.executable, "-c", {CHILD!r}, str(os.getpid())]
+child = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -70,13 +70,8 @@ def test_processes_end_with_a_study_that_is_killed():
     parent.kill()
     parent.wait()
     wait_for(lambda: not running(child), 10)
-
-
-def test_a_process_that_comes_after_the_study_s_end_ends_at_once():
-    line = Lifeline()
-    line.end()
-    late = subprocess.run([sys.executable, "-c", CHILD, line.path], capture_output=True, timeout=30)
-    assert late.returncode != 0
+    late = subprocess.run([sys.executable, "-c", CHILD, str(parent.pid)], capture_output=True, timeout=30)
+    assert late.returncode != 0  # one that comes after the study's end ends at once
 
 
 def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
@@ -88,27 +83,13 @@ def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
     assert run.done("train") is None and not (tmp_path / "score.log").exists()
 
 
-def test_slurm_parameters():
+def test_parameters_of_the_jobs(tmp_path, monkeypatch):
     made = slurm_parameters({"partition": "gpu", "time": 600, "gpus": 1, "mem_gb": 32, "slurm_comment": "mine"})
-    assert made.pop("timeout_min") == 1440
-    assert made == {
-        "slurm_partition": "gpu",
-        "slurm_time": 600,
-        "gpus_per_node": 1,
-        "mem_gb": 32,
-        "slurm_comment": "mine",
-    }
-    assert slurm_parameters({}) == {"timeout_min": 1440}
-
-
-def test_an_unknown_slurm_parameter_is_refused(tmp_path):
+    own = {"slurm_partition": "gpu", "slurm_time": 600, "slurm_comment": "mine"}
+    assert made == {"timeout_min": 1440, "gpus_per_node": 1, "mem_gb": 32, **own}
     pytest.importorskip("submitit")
     with pytest.raises(ConfigError, match="slurm: Unknown argument 'partion'.*partition"):
         Submitit("local", tmp_path, {"partion": "gpu"})
-
-
-def test_slurm_that_is_not_there_is_said(tmp_path, monkeypatch):
-    pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="srun"):
         Submitit("slurm", tmp_path / "jobs", {})
@@ -133,7 +114,7 @@ def children_of(folder):
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace")
-            if entry.name.isdigit() and str(folder) in words and "study.launch" in words:
+            if entry.name.isdigit() and str(folder) in words and "study.stages" in words:
                 found.append(int(entry.name))
     return found
 
@@ -258,16 +239,8 @@ def test_jobs_of_slurm_outlive_the_study_and_are_found_again(study, slurm, tmp_p
 @pytest.mark.slow
 def test_a_job_that_fails_is_told(study, slurm, tmp_path, capsys):
     folder = tmp_path / "out"
-    flags = [
-        "--executor",
-        "slurm",
-        "--output_dir",
-        str(folder),
-        "--seeds",
-        "1",
-        "--set",
-        "base.chat_template=none.jinja",
-    ]
+    flags = ["--executor", "slurm", "--output_dir", str(folder), "--seeds", "1"]
+    flags += ["--set", "base.chat_template=none.jinja"]
     assert main(["study", str(study), *flags]) == 1
     said = capsys.readouterr().out
     assert "FAILED: job 100: exit status 2" in said and "none.jinja" in said and "runs that are missing:" in said

@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from stepjepa.data.sources import RowSource
-from stepjepa.study.options import StudyOptions
 from stepjepa.study.reading import read_options
 from stepjepa.study.records import StudyRunFolder
 from stepjepa.study.results import write_results
 from stepjepa.study.run import run_study
-from stepjepa.study.scoring import score_model
+from stepjepa.study.spec import StudyOptions
+from stepjepa.study.stages import score_model
 from stepjepa.study.tree import recipe_files
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
-from support.study import lines_of
+from support.answers import lines as lines_of
 
 stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")
@@ -51,21 +51,21 @@ def results(request, tmp_path_factory):
     """One study for the whole module: its folder and what was said at its end."""
     import dataclasses
 
-    from stepjepa.study import launch
+    from stepjepa.study import stages
     from stepjepa.study.reading import read_study
     from stepjepa.study.tree import parse_tree
 
     folder = tmp_path_factory.mktemp("study") / "out"
     study = dataclasses.replace(read_study(parse_tree(STUDY, "study.yaml"), "study"), output_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "run_process", run_here)
+        patch.setattr(stages, "run_process", run_here)
         outcome = run_study(study, lambda line: None)
     return folder, outcome, write_results(outcome)[1]
 
 
 def run_here(log, argv, environment):
     from stepjepa.cli.main import main
-    from stepjepa.study import scoring
+    from stepjepa.study import stages as scoring
 
     assert not (main(argv) if argv[0] == "train" else scoring.score_splits(StudyRunFolder(log.parent), argv[2:]))
 

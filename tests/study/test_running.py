@@ -8,10 +8,9 @@ import pytest
 
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study import records as identity
-from stepjepa.study.options import StudyOptions
 from stepjepa.study.results import missing_lines, records_of, write_results
 from stepjepa.study.run import study
-from stepjepa.study.spec import describe
+from stepjepa.study.spec import StudyOptions, describe
 from stepjepa.utils.files import locked
 
 BOTH = ("select", "test")
@@ -78,12 +77,6 @@ def test_a_study_of_which_nothing_came_is_reported(carry_out, player, tmp_path):
     assert (tmp_path / "out" / "study.png").exists()
 
 
-def test_an_arm_that_diverged_everywhere(carry_out, player):
-    player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
-    outcome = carry_out(TUNED)
-    assert len(outcome.failed) == 9 and "no cell of this arm has a finite value" in outcome.failed[0].error
-
-
 def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
     carry_out("seeds=[1]")
     before = len(player.calls)
@@ -140,13 +133,13 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
     assert len(player.calls) == calls
 
 
-def test_a_rule_of_ones_own(carry_out, player):
+def test_a_rule_of_ones_own_and_cells_that_diverged(carry_out, player):
     player.value = by_rate({"regular": 0.001, "step_jepa": 0.001})
-    outcome = carry_out(TUNED, "select={metric: answer_nll, rule: highest}")
+    outcome = carry_out(TUNED, "select={metric: answer_nll, rule: highest}", folder="highest")
     assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
-
-
-def test_a_cell_that_diverged_cannot_be_chosen(carry_out, player):
+    player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
+    outcome = carry_out(TUNED, folder="everywhere")
+    assert len(outcome.failed) == 9 and "no cell of this arm has a finite value" in outcome.failed[0].error
     lowest = by_rate({"regular": 0.002, "step_jepa": 0.002})
     player.value = lambda o, s: (
         None if (o["learning_rate"], o["seed"]) == (0.002, 2) else lowest(o, s) - o["learning_rate"]
@@ -193,14 +186,6 @@ def test_results_of_other_settings_are_not_mixed(carry_out, player, before, afte
     assert len(player.calls) > calls
 
 
-def test_results_of_other_code_are_not_mixed(carry_out, player, monkeypatch):
-    carry_out()
-    found = {**identity.code_identity(), "source": "0123456789abcdef"}
-    monkeypatch.setattr(identity, "code_identity", lambda: found)
-    with pytest.raises(ConfigError, match="code source was .*, is 0123456789abcdef"):
-        carry_out()
-
-
 def test_files_that_changed_are_found_out(carry_out, player, tmp_path):
     files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "test")}
     for name, file in files.items():
@@ -217,66 +202,55 @@ def test_files_that_changed_are_found_out(carry_out, player, tmp_path):
         carry_out(data)
 
 
-def test_the_code_s_digest_follows_what_decides_the_numbers(tmp_path, monkeypatch):
+def test_other_code_is_another_study(carry_out, player, tmp_path, monkeypatch):
+    carry_out("seeds=[1]")
+    carry_out("seeds=[1]", "base.logging_steps=3", "base.save_steps=3")  # which leave the numbers as they are
+    assert len(player.calls) == 4
     source = tmp_path / "stepjepa"
-    for name in ("losses/l2.py", "study/scoring.py", "analysis/geometry.py", "report/html.py", "cli/study.py"):
+    for name in ("losses/l2.py", "study/stages.py", "report/html.py", "cli/study.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("one\n")
     monkeypatch.setattr(identity, "SOURCE", source)
-    for name, matters in {
-        "losses/l2.py": True,
-        "study/scoring.py": True,
-        "report/html.py": False,
-        "cli/study.py": False,
-    }.items():
-        before = identity.code_identity()["source"]
+    found = []
+    for name in ("report/html.py", "cli/study.py", "losses/l2.py", "study/stages.py"):
         (source / name).write_text("two\n")
-        assert (identity.code_identity()["source"] != before) == matters, name
+        found.append(identity.code_identity()["source"])
+    assert found[0] == found[1] and len(set(found)) == 3
+    with pytest.raises(ConfigError, match=f"code source was .*, is {found[-1]}"):
+        carry_out("seeds=[1]")
 
 
-@pytest.mark.parametrize(("name", "matters"), [("logging_steps", False), ("save_steps", False), ("lbd", True)])
-def test_options_that_leave_the_numbers_as_they_are_may_change(carry_out, player, name, matters):
+def test_a_study_of_an_earlier_version_is_refused_in_one_line(carry_out, player, tmp_path):
     carry_out("seeds=[1]")
-    if matters:
-        with pytest.raises(ConfigError, match=f"{name} was not set, is 3"):
-            carry_out("seeds=[1]", f"base.{name}=3")
-    else:
-        assert not carry_out("seeds=[1]", f"base.{name}=3").failed and len(player.calls) == 4
+    file = tmp_path / "out" / "state.json"
+    state = json.loads(file.read_text())
+    state["identity"]["code"] |= {"stepjepa": "0.0.9", "source": "0123456789abcdef"}
+    file.write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match="code stepjepa was 0.0.9, is .*--overwrite_output_dir") as caught:
+        carry_out("seeds=[1]")
+    assert "\n" not in str(caught.value)
 
 
-def test_a_folder_with_something_else_is_left_alone(carry_out, player, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("mine")
+def test_what_is_in_the_folder(carry_out, player, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(ConfigError, match="thesis.txt.*no study in it"):
             carry_out(overwrite=overwrite)
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.txt"] and not player.calls
-
-
-def test_starting_anew_removes_the_study_and_nothing_else(carry_out, player, tmp_path):
-    carry_out()
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    (tmp_path / "out" / "data" / "mine.jsonl").write_text("{}")
-    carry_out(overwrite=True)
-    assert len(player.calls) == 24
-    assert (tmp_path / "out" / "notes.txt").exists() and (tmp_path / "out" / "data" / "mine.jsonl").exists()
-
-
-def test_two_studies_do_not_work_in_one_folder(carry_out, player, tmp_path):
+    assert not player.calls
+    (folder / "thesis.txt").unlink()
     carry_out("seeds=[1]")
-    with locked(tmp_path / "out" / ".lock") as alone:
-        assert alone
-        with pytest.raises(ConfigError, match="another stepjepa study is running"):
-            carry_out("seeds=[1]")
-
-
-def test_a_run_that_another_process_carries_out_is_left_to_it(carry_out, player, tmp_path):
-    carry_out("seeds=[1]")
-    folder = tmp_path / "out" / "runs" / "regular" / "seed-1"
-    (folder / "scored-test.json").unlink()
-    with locked(folder / ".lock"):
-        outcome = carry_out("seeds=[1]")
-    assert "another process is carrying out" in outcome.failed[0].error
+    (folder / "thesis.txt").write_text("mine")
+    (folder / "data" / "mine.jsonl").write_text("{}")
+    carry_out("seeds=[1]", overwrite=True)
+    assert len(player.calls) == 8 and (folder / "thesis.txt").exists() and (folder / "data" / "mine.jsonl").exists()
+    with locked(folder / ".lock"), pytest.raises(ConfigError, match="another stepjepa study is running"):
+        carry_out("seeds=[1]")
+    run = folder / "runs" / "regular" / "seed-1"
+    (run / "scored-test.json").unlink()
+    with locked(run / ".lock"):
+        assert "another process is carrying out" in carry_out("seeds=[1]").failed[0].error
 
 
 def test_a_dry_run_counts_what_is_finished_and_refuses_another_study(

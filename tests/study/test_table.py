@@ -6,13 +6,10 @@ import json
 
 import pytest
 
-from stepjepa.study.compare import ArmRuns
+from stepjepa.study.compare import ArmRuns, paired_difference
 from stepjepa.study.reading import read_study
-from stepjepa.study.results import RunRecord, study_tables
-from stepjepa.study.stats import paired_difference
-from stepjepa.study.table import interval_text, p_text, study_table
+from stepjepa.study.results import RunRecord, Table, p_text, study_tables
 from stepjepa.study.tree import parse_tree
-from stepjepa.utils.text import scaled
 
 pytest.importorskip("scipy")
 pytest.importorskip("statsmodels")
@@ -27,7 +24,7 @@ ARMS = [
 
 @pytest.fixture(scope="module")
 def table():
-    return study_table(ARMS, "accuracy", baseline="plain", higher_is_better=True)
+    return Table.of(ARMS, "accuracy", "plain", True, 0.05)
 
 
 def cells(line):
@@ -55,10 +52,8 @@ def test_markdown(table):
     assert (tube["sd"], tube["95 % interval"], tube["p (t)"]) == ("-", "-", "-")
     assert tube["difference at equal examples [95 %]"] == "+1.00 -"
     assert tube["verdict"] == "not established: n=1 seed in common with plain"
-
-
-def test_markdown_escapes_names(table):
     assert "| jepa \\| shuffled |" in table.markdown()
+    assert [p_text(p) for p in (None, 0.00099, 0.001, 1.0)] == ["-", "<0.001", "0.001", "1.000"]
 
 
 def test_columns_of_equal_compute_stand_beside_those_of_equal_examples():
@@ -67,9 +62,9 @@ def test_columns_of_equal_compute_stand_beside_those_of_equal_examples():
         ArmRuns("jepa", ARMS[1].metrics, same_flop="short"),
         ArmRuns("short", ARMS[0].metrics),
     ]
-    header = study_table(arms, "accuracy", baseline="plain", higher_is_better=True).markdown().splitlines()[2]
+    header = Table.of(arms, "accuracy", "plain", True, 0.05).markdown().splitlines()[2]
     assert header.index("equal examples") < header.index("difference at equal compute") < header.index("verdict")
-    assert "FLOPs" not in study_table(arms[1:], "accuracy", baseline="short", higher_is_better=True).markdown()
+    assert "FLOPs" not in Table.of(arms[1:], "accuracy", "short", True, 0.05).markdown()
 
 
 def test_small_differences_of_large_values_keep_two_digits():
@@ -77,7 +72,7 @@ def test_small_differences_of_large_values_keep_two_digits():
         ArmRuns("plain", {"loss": {0: 12.0, 1: 12.1, 2: 12.2}}),
         ArmRuns("jepa", {"loss": {0: 12.0003, 1: 12.1004, 2: 12.2003}}),
     ]
-    text = study_table(arms, "loss", baseline="plain", higher_is_better=False).markdown()
+    text = Table.of(arms, "loss", "plain", False, 0.05).markdown()
     assert "+0.00033 [" in text and "| 12.10 |" in text and "(lower is better)" in text
 
 
@@ -107,22 +102,6 @@ def test_differences_for_a_figure(table):
     made = dict(table.differences())
     assert set(made["jepa"]) == {"difference at equal examples", "difference from shuffled control"}
     assert made["tube"]["difference at equal examples"] == (1.0, None, None)
-
-
-def test_how_numbers_are_written():
-    assert [p_text(p) for p in (None, 0.0, 0.00099, 0.001, 0.0123, 1.0)] == [
-        "-",
-        "<0.001",
-        "<0.001",
-        "0.001",
-        "0.012",
-        "1.000",
-    ]
-    assert interval_text(None, 1.0, str) == "-"
-    assert interval_text(-0.5, 1.0, "{:+.1f}".format) == "[-0.5, +1.0]"
-    assert [scaled(v) for v in (None, 0.0, 0.5, 999.0, 1000.0, 1.234e15, 1e30)] == [
-        "-", "0", "0.5", "999", "1 k", "1.23 P", "1e+06 Y",
-    ]  # fmt: skip
 
 
 STUDY = """\

@@ -1,21 +1,14 @@
-"""Tokenizers of every kind: published ones, trained ones, and slow ones, which say nothing about offsets.
-
-The trained and the slow ones are small and made at once; the published ones come from installed packages, as in
-`support.tokenizers`.
-"""
+"""Tokenizers of more kinds than `support.tokenizers` has: Llama 4's, and small ones that are trained at once."""
 
 from __future__ import annotations
 
 import base64
-import shutil
 import unicodedata
 from functools import cache
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
-from transformers.tokenization_python import PythonBackend
+from transformers import PreTrainedTokenizerFast
 
 from . import tokenizers as made
 from .templates import CHATML, LLAMA4
@@ -84,126 +77,6 @@ def trained(kind: str, texts: list[str]) -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         extra_special_tokens=["<|im_start|>"],
         clean_up_tokenization_spaces=kind == "wordpiece",
-    )
-
-
-class SlowTwin(PythonBackend):
-    """A slow tokenizer that does in Python what a fast one does, under names that say everything.
-
-    Splitting at added tokens is the slow machinery's own.
-    """
-
-    def __init__(self, fast: PreTrainedTokenizerFast):
-        self.fast = fast
-        added = dict(fast.added_tokens_decoder)
-        super().__init__(
-            added_tokens_decoder=added, eos_token=fast.eos_token, unk_token=fast.unk_token, bos_token=fast.bos_token
-        )
-        self.chat_template = fast.chat_template
-
-    @property
-    def vocab_size(self):
-        return self.fast.vocab_size
-
-    def get_vocab(self):
-        return self.fast.get_vocab()
-
-    def _tokenize(self, text, **kwargs):
-        return self.fast.tokenize(text)
-
-    def _convert_token_to_id(self, token):
-        return self.fast.convert_tokens_to_ids(token)
-
-    def _convert_id_to_token(self, index):
-        return self.fast.convert_ids_to_tokens(index)
-
-    def convert_tokens_to_string(self, tokens):
-        return self.fast.backend_tokenizer.decoder.decode(tokens)
-
-
-class Nameless(SlowTwin):
-    """A slow tokenizer whose tokens have numbers for names, so that only decoding tells what they say (tiktoken)."""
-
-    def _tokenize(self, text, **kwargs):
-        return [f"#{index}" for index in self.fast(text, add_special_tokens=False)["input_ids"]]
-
-    def _convert_token_to_id(self, token):
-        return int(token[1:])
-
-    def _convert_id_to_token(self, index):
-        return f"#{index}"
-
-    def convert_tokens_to_string(self, tokens):
-        own = self._added_tokens_encoder
-        ids = [own[token] if token in own else int(token[1:]) for token in tokens]
-        return self.fast.decode(ids, clean_up_tokenization_spaces=False)
-
-
-class Bytes(Nameless):
-    """The same with bytes for names (the first Qwen's)."""
-
-    def _tokenize(self, text, **kwargs):
-        return self.convert_ids_to_tokens(self.fast(text, add_special_tokens=False)["input_ids"])
-
-    def _convert_token_to_id(self, token):
-        letters = made.bytes_to_unicode()
-        return self.fast.convert_tokens_to_ids("".join(letters[byte] for byte in token))
-
-    def _convert_id_to_token(self, index):
-        bytes_of = {letter: byte for byte, letter in made.bytes_to_unicode().items()}
-        return bytes(bytes_of[letter] for letter in self.fast.convert_ids_to_tokens(index))
-
-    def convert_tokens_to_string(self, tokens):
-        pieces = (token if isinstance(token, bytes) else token.encode() for token in tokens)
-        return b"".join(pieces).decode(errors="replace")
-
-
-class Letters(PythonBackend):
-    """One token a character, as tutorials write it: decoding puts spaces between the tokens."""
-
-    def __init__(self):
-        super().__init__(eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>"], chat_template=CHATML)
-
-    @property
-    def vocab_size(self):
-        return 0x10000
-
-    def get_vocab(self):
-        return {chr(code): code for code in range(self.vocab_size)} | self.added_tokens_encoder
-
-    def _tokenize(self, text, **kwargs):
-        return list(text)
-
-    def _convert_token_to_id(self, token):
-        return ord(token) if len(token) == 1 else None
-
-    def _convert_id_to_token(self, index):
-        return chr(index)
-
-
-class Liar(Letters):
-    """A tokenizer that drops a letter: no offsets can be found for it."""
-
-    def _tokenize(self, text, **kwargs):
-        return [letter for letter in text if letter != "o"]
-
-
-def byt5_tokenizer() -> ByT5Tokenizer:
-    """One token a byte, with ChatML's markers."""
-    tokenizer = ByT5Tokenizer(extra_ids=0, chat_template=CHATML)
-    tokenizer.add_tokens(list(CHATML_MARKERS), special_tokens=True)
-    return tokenizer
-
-
-def sentencepiece_tokenizer(version: str, folder: Path, legacy: bool):
-    """Mistral 7B's tokenizer in transformers' slow SentencePiece class. `legacy` adds a space in front of every stretch."""
-    pytest.importorskip("sentencepiece", reason="needs the package sentencepiece")
-    from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
-
-    file = folder / f"{version}.model"
-    shutil.copy(made.source_file("mistral_common", f"data/*.model.{version}"), file)
-    return SentencePieceBackend(
-        vocab_file=str(file), legacy=legacy, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=CHATML
     )
 
 

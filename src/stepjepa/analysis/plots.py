@@ -226,7 +226,7 @@ def forest_figure(
     A hollow mark has no interval: it comes from one seed.
 
     Args:
-        differences: (arm, comparison -> (mean, low, high)), as `stepjepa.study.table.Table.differences` gives them.
+        differences: (arm, comparison -> (mean, low, high)), as `stepjepa.study.results.Table.differences` gives them.
         label: of the metric, with its unit.
 
     Raises:

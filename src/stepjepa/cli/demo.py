@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepjepa.config.parser import StrictParser
-from stepjepa.study.options import DemoOptions
+from stepjepa.study.demo import DemoOptions, demo
 from stepjepa.utils.terminal import print_text
 
 
@@ -16,7 +16,5 @@ def run(argv: list[str]) -> int:
         epilog="example: stepjepa demo --output_dir runs/demo --seed 1",
     )
     (options,) = parser.parse(argv)
-    from stepjepa.study.demo import demo
-
     print_text(str(demo(options)))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepjepa.cli.check import folded
 from stepjepa.config.parser import StrictParser
-from stepjepa.study.options import StudyOptions
+from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.progress import ending
 from stepjepa.utils.terminal import print_text
 

@@ -2,6 +2,9 @@
 
 A study has one baseline. Every other arm may name three more: its controls, which differ from it by shuffled or random
 targets alone, and itself trained for fewer steps, at the baseline's FLOPs. Runs of the same seed are pairs.
+
+The statistics (docs/statistics.md) are functions of plain numbers over SciPy and statsmodels (extra ``study``). ``None`` is
+what cannot be computed, such as the spread of one value; nothing is NaN and nothing warns. Every test is two-sided.
 """
 
 from __future__ import annotations
@@ -11,14 +14,115 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from stepjepa.errors import DataError
-from stepjepa.study.stats import Interval, PairedDifference, check_share, holm, mean_interval, paired_difference
+import numpy as np
 
+from stepjepa.data.extras import library
+from stepjepa.errors import DataError
+
+CONFIDENCE = 0.95
 MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: nothing is said
 EQUAL_COMPUTE = 1.02  # times the baseline's FLOPs: an arm of at most that much was compared at equal compute already
+# Digits of the larger value to which differences are taken: 0.60 - 0.55 and 0.55 - 0.50 are one difference.
+_DIGITS = 12
 Kind = Literal["examples", "compute", "control", "random"]
 Role = Literal["baseline", "arm", "control", "at equal compute"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean of `n` values, the interval around it at its `confidence`, and their standard deviation (n - 1)."""
+
+    n: int
+    estimate: float | None
+    low: float | None = None
+    high: float | None = None
+    sd: float | None = None
+    confidence: float = CONFIDENCE
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Values less their baselines, seed by seed.
+
+    Attributes:
+        n: pairs.
+        mean, sd, low, high: of the differences, with a t interval at its `confidence`; all but the mean need two pairs.
+        t_p: paired t test. 1 where all differences are zero; None below two pairs, and where all differences are the
+            same other number: then there is no spread to measure the mean against.
+        wilcoxon_p: signed-rank test, exact up to 50 pairs without ties and 13 with; zeros are left out. 1 where all
+            differences are zero, None below two pairs. Below six pairs it cannot be under 0.05.
+        effect_size: Cohen's d_z, mean / sd; 0 where all differences are zero, None where there is no spread.
+    """
+
+    n: int
+    mean: float | None
+    sd: float | None
+    low: float | None
+    high: float | None
+    t_p: float | None = None
+    wilcoxon_p: float | None = None
+    effect_size: float | None = None
+    confidence: float = CONFIDENCE
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Student's t interval of the mean, ``mean +- t * sd / sqrt(n)`` with n - 1 degrees of freedom; a point of equal values.
+
+    Args:
+        values: (n,) numbers. One has no interval.
+
+    Raises:
+        DataError: a value is not finite.
+    """
+    array, n = np.asarray(values, dtype=np.float64), len(values)
+    if not np.isfinite(array).all():
+        raise DataError(f"{array.tolist()}: not all of these are finite; leave such runs out, and say that you did")
+    if n < 2:
+        return Interval(n, float(array[0]) if n else None)
+    equal = np.ptp(array) == 0  # their mean may be rounded
+    mean, sd = (float(array[0]), 0.0) if equal else (float(array.mean()), float(array.std(ddof=1)))
+    half = float(library("scipy.stats", "study").t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / math.sqrt(n)
+    return Interval(n, mean, mean - half, mean + half, sd)
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
+    """What an arm differs by from its baseline under the same seeds.
+
+    Args:
+        values, baseline: (n,) numbers, the same seeds in the same order.
+
+    Raises:
+        DataError: a value is not finite.
+    """
+    pairs = np.array(list(zip(values, baseline, strict=True)), dtype=np.float64).reshape(-1, 2)
+    scale, difference = np.abs(pairs).max(initial=0.0), pairs[:, 0] - pairs[:, 1]
+    if 0 < scale < math.inf:
+        difference = np.round(difference, min(_DIGITS - math.ceil(math.log10(scale)), 300))
+    found = mean_interval(difference.tolist())
+    mean, sd, t_p, wilcoxon_p, effect_size = found.estimate, found.sd, None, None, None
+    if mean is not None and sd is not None:
+        stats = library("scipy.stats", "study")
+        nonzero = difference[difference != 0]  # so that SciPy takes the exact distribution of the rest
+        wilcoxon_p = float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
+        if sd:
+            t_p, effect_size = float(stats.ttest_1samp(difference, 0.0).pvalue), mean / sd
+        elif mean == 0:
+            t_p, effect_size = 1.0, 0.0
+    return PairedDifference(found.n, mean, sd, found.low, found.high, t_p, wilcoxon_p, effect_size)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha, whatever the tests' dependence.
+
+    Args:
+        p_values: one per test. None is a test that was not made; it stays None and does not count.
+    """
+    known = [p for p in p_values if p is not None]
+    if not known:
+        return list(p_values)
+    adjusted = iter(library("statsmodels.stats.multitest", "study").multipletests(known, method="holm")[1])
+    return [None if p is None else float(next(adjusted)) for p in p_values]
 
 
 @dataclass(frozen=True)
@@ -45,10 +149,16 @@ class ArmRuns:
 
     def values(self, metric: str) -> dict[int, float]:
         """Seed -> value, of the runs that have one."""
-        given = {
-            seed: math.nan if value is None else float(value) for seed, value in self.metrics.get(metric, {}).items()
-        }
-        return {seed: given[seed] for seed in sorted(given) if math.isfinite(given[seed])}
+        given = sorted(self.metrics.get(metric, {}).items())
+        return {seed: float(value) for seed, value in given if value is not None and math.isfinite(value)}
+
+    def less(self, other: ArmRuns, metric: str) -> Comparison:
+        """This arm less another one."""
+        a, b = self.values(metric), other.values(metric)
+        run = self.metrics.get(metric, {}).keys() & other.metrics.get(metric, {}).keys()
+        seeds = tuple(sorted(a.keys() & b.keys()))
+        result = paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds])
+        return Comparison(other.name, seeds, tuple(sorted(run - {*seeds})), result)
 
 
 @dataclass(frozen=True)
@@ -114,82 +224,57 @@ class ComparedArm:
     role: Role
     seeds: tuple[int, ...]
     summary: Interval
-    comparisons: Mapping[Kind, Comparison]
+    comparisons: dict[Kind, Comparison]
     flops: float | None = None
     seconds: float | None = None
     verdict: Verdict | None = None
 
 
 def compare_arms(
-    arms: Sequence[ArmRuns],
-    metric: str,
-    *,
-    baseline: str,
-    higher_is_better: bool,
-    alpha: float,
-    confidence: float = 0.95,
+    arms: Sequence[ArmRuns], metric: str, *, baseline: str, higher_is_better: bool, alpha: float
 ) -> list[ComparedArm]:
-    """Every arm in one metric, in the order given.
+    """Every arm in one metric, in the order given; the names that they give, and `baseline`, are names of arms.
 
     Holm's correction runs over the arms, for each kind of comparison by itself: in each of them some arm is wrongly told
     apart in at most `alpha` of all studies. That an arm must pass several to be called better makes it no likelier to be
     called so by chance (intersection-union test, Berger 1982).
-
-    Raises:
-        DataError: two arms share a name, or an arm that is named does not exist.
-        ConfigError: `alpha` or `confidence` is not between 0 and 1.
     """
-    check_share("alpha", alpha)
-    by_name = {arm.name: arm for arm in arms}
-    _check(arms, by_name, metric, baseline)
-    rows = [_row(arm, by_name, metric, baseline, confidence) for arm in arms]
+    by_name: dict[str | None, ArmRuns] = {arm.name: arm for arm in arms}
+    roles: dict[str | None, Role] = {name: "control" for arm in arms for name in (arm.control, arm.random)}
+    roles |= {arm.same_flop: "at equal compute" for arm in arms}
+    roles[baseline] = "baseline"
+    made: dict[str, dict[Kind, Comparison]] = {}
+    for arm in arms:
+        role = roles.get(arm.name, "arm")
+        pairs: dict[Kind, tuple[str | None, str | None]] = {}
+        if role in ("arm", "control"):
+            pairs["examples"] = arm.name, baseline
+        if role == "arm":
+            pairs["compute"] = arm.same_flop, baseline
+            pairs["control"], pairs["random"] = (arm.name, arm.control), (arm.name, arm.random)
+        made[arm.name] = {
+            k: by_name[one].less(by_name[other], metric) for k, (one, other) in pairs.items() if one and other
+        }
+    claims = [name for name in made if name not in roles]
     for kind in KINDS:
-        chosen = [i for i, row in enumerate(rows) if row.role == "arm" and kind in row.comparisons]
-        corrected = holm([rows[i].comparisons[kind].result.t_p for i in chosen])
-        for i, p in zip(chosen, corrected, strict=True):
-            made = rows[i].comparisons
-            rows[i] = replace(rows[i], comparisons={**made, kind: replace(made[kind], holm_p=p)})
+        tested = [name for name in claims if kind in made[name]]
+        for name, p in zip(tested, holm([made[name][kind].result.t_p for name in tested]), strict=True):
+            made[name][kind] = replace(made[name][kind], holm_p=p)
     limit = EQUAL_COMPUTE * (_mean(by_name[baseline].flops) or 0)
-    for i, row in enumerate(rows):
-        if row.role == "arm":
-            needs_control = by_name[row.name].needs_control
-            rows[i] = replace(row, verdict=_verdict(row, limit, needs_control, higher_is_better, alpha))
+    rows = []
+    for arm in arms:
+        values, flops, seconds = arm.values(metric), _mean(arm.flops), _mean(arm.seconds)
+        own, verdict = made[arm.name], None
+        if arm.name in claims:
+            shown = {kind: comparison.shows(higher_is_better, alpha) for kind, comparison in own.items()}
+            verdict = _verdict(own, shown, flops is not None and flops <= limit, arm.needs_control)
+        role, summary = roles.get(arm.name, "arm"), mean_interval(list(values.values()))
+        rows.append(ComparedArm(arm.name, role, tuple(values), summary, own, flops, seconds, verdict))
     return rows
 
 
-def _row(arm: ArmRuns, by_name: Mapping[str, ArmRuns], metric: str, baseline: str, confidence: float) -> ComparedArm:
-    values, others = arm.values(metric), by_name.values()
-    role: Role = "arm"
-    pairs: dict[Kind, tuple[str | None, str | None]] = {"examples": (arm.name, baseline)}
-    if arm.name == baseline:
-        role, pairs = "baseline", {}
-    elif any(arm.name == other.same_flop for other in others):
-        role, pairs = "at equal compute", {}
-    elif any(arm.name in (other.control, other.random) for other in others):
-        role = "control"
-    else:
-        pairs |= {
-            "compute": (arm.same_flop, baseline),
-            "control": (arm.name, arm.control),
-            "random": (arm.name, arm.random),
-        }
-    comparisons: dict[Kind, Comparison] = {}
-    for kind, (one, other) in pairs.items():
-        if one and other:
-            a, b = by_name[one].values(metric), by_name[other].values(metric)
-            run = {*by_name[one].metrics.get(metric, ())} & {*by_name[other].metrics.get(metric, ())}
-            seeds = tuple(sorted(run & {*a} & {*b}))
-            result = paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds], confidence)
-            comparisons[kind] = Comparison(other, seeds, tuple(sorted(run - {*seeds})), result)
-    summary = mean_interval(list(values.values()), confidence)
-    return ComparedArm(arm.name, role, tuple(values), summary, comparisons, _mean(arm.flops), _mean(arm.seconds))
-
-
-def _verdict(
-    row: ComparedArm, flops_limit: float, needs_control: bool, higher_is_better: bool, alpha: float
-) -> Verdict:
-    made = row.comparisons
-    shown = {kind: comparison.shows(higher_is_better, alpha) for kind, comparison in made.items()}
+def _verdict(made: Mapping[Kind, Comparison], shown: Mapping[Kind, int], cheap: bool, needs_control: bool) -> Verdict:
+    """`shown` has 1, -1 or 0 for each comparison; a `cheap` arm was compared at equal compute already."""
     if made["examples"].unusable:
         return Verdict("not established", (made["examples"].unusable,))
     if shown["examples"] < 0:
@@ -204,28 +289,12 @@ def _verdict(
         elif kind in made and shown[kind] <= 0:
             missing.append(f"its {name} control is not shown to be behind it")
     if "compute" not in made:
-        if row.flops is None or row.flops > flops_limit:
-            missing.append("not compared at equal compute")
+        missing += [] if cheap else ["not compared at equal compute"]
     elif made["compute"].unusable:
         missing.append(f"at equal compute: {made['compute'].unusable}")
     elif shown["compute"] <= 0:
         missing.append("worse at equal compute" if shown["compute"] < 0 else "no difference shown at equal compute")
     return Verdict("not established", ("better at equal examples", *missing)) if missing else Verdict("better")
-
-
-def _check(arms: Sequence[ArmRuns], by_name: Mapping[str, ArmRuns], metric: str, baseline: str) -> None:
-    names, known = [arm.name for arm in arms], ", ".join(by_name) or "none"
-    if len(by_name) < len(arms):
-        raise DataError(f"two arms are named {max(names, key=names.count)!r}; give each a name of its own")
-    if baseline not in by_name:
-        raise DataError(f"the baseline {baseline!r} is no arm of the study; there are: {known}")
-    for arm in arms:
-        for what, name in (("control", arm.control), ("random", arm.random), ("same_flop", arm.same_flop)):
-            if name is not None and (name not in by_name or name == arm.name):
-                raise DataError(f"{what} of {arm.name!r} is {name!r}, which is no other arm; there are: {known}")
-    if not any(metric in arm.metrics for arm in arms):
-        metrics = sorted({name for arm in arms for name in arm.metrics})
-        raise DataError(f"no arm has the metric {metric!r}; there are: {', '.join(metrics) or 'none'}")
 
 
 def _mean(costs: Mapping[int, float]) -> float | None:

@@ -6,7 +6,6 @@ Answers are decoded greedily and are right if the boxed number is.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -16,20 +15,38 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stepjepa.config.option import check_fields, option
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.evaluation.intervals import paired_counts, paired_difference
-from stepjepa.study.options import DemoOptions
 from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
 ARMS = ("regular", "step_jepa")
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
-_OPTIONS, _RESULT = "demo_options.json", "demo_result.json"
+_RESULT = "demo_result.json"
+
+
+@dataclass
+class DemoOptions:
+    """Options of ``stepjepa demo``. The defaults were chosen on `regular` alone (docs/demo.md)."""
+
+    output_dir: str = option("runs/demo", "Folder for both models, metrics.json and curves.png.", "demo")
+    overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", "demo")
+    seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo")
+    train_rows: int = option(16_000, "Generated problems to train on, once each.", "demo", at_least=1)
+    test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
+    batch_size: int = option(8, "Examples an optimizer step.", "demo", at_least=1)
+    learning_rate: float = option(2e-3, "Peak learning rate of both arms.", "demo")
+    predictors: int = option(2, "K, predictor tokens of the step_jepa arm.", "demo")
+    lbd: float = option(0.1, "lambda of the step_jepa arm.", "demo")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass
@@ -69,6 +86,8 @@ class DemoResult:
     arms: dict[str, ArmResult]
 
     def __str__(self) -> str:
+        from stepjepa.evaluation.intervals import paired_counts, paired_difference
+
         lines = [f"{self.options.test_rows} held-out problems, seed {self.options.seed}"]
         rows: dict[str, Callable[[ArmResult], str]] = {
             "accuracy": lambda arm: f"{100 * arm.accuracy:.1f} %",
@@ -115,7 +134,7 @@ def demo(options: DemoOptions) -> DemoResult:
             f"--output_dir {output}: the folder is not empty; give another one, or start over with "
             "--overwrite_output_dir (make demo ARGS=--overwrite_output_dir)"
         )
-    if importlib.util.find_spec("matplotlib") is None:
+    if find_spec("matplotlib") is None:
         raise ConfigError(
             "the demo draws its curves with matplotlib; install it with: pip install 'stepjepa[analysis]'"
         )
@@ -124,25 +143,21 @@ def demo(options: DemoOptions) -> DemoResult:
     for name, rows in (("train", train), ("test", test)):
         write_whole(output / f"{name}.jsonl", (json_bytes(row) + b"\n" for row in rows))
     print_text(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; both arms at once\n")
-    write_json(output / _OPTIONS, asdict(options))
-    try:
-        _run_arms(output)
-    finally:
-        (output / _OPTIONS).unlink()
+    _run_arms(options)
     arms = {arm: ArmResult(**read_json(output / arm / _RESULT)) for arm in ARMS}
     write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in arms.items()}})
     plot_curves({arm: result.history for arm, result in arms.items()}, output / "curves.png", "stepjepa demo")
     return DemoResult(options, arms)
 
 
-def _run_arms(output: Path) -> None:
+def _run_arms(options: DemoOptions) -> None:
     """Start a process for each arm and print its lines, with the arm's name in front."""
     # A plain process takes one GPU at most; so small a model is as fast without.
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""}
     processes = {
         arm: subprocess.Popen(
-            [sys.executable, "-m", "stepjepa.study.launch", "demo", arm, str(output)],
+            [sys.executable, "-m", "stepjepa.study.stages", "demo", arm, json.dumps(asdict(options))],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -163,15 +178,14 @@ def _run_arms(output: Path) -> None:
             reader.join()
     finally:
         for process in processes.values():
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()
             process.wait()
     failed = [arm for arm, process in processes.items() if process.returncode != 0]
     if failed:
         raise StepJepaError(f"the arm {failed[0]} failed; its last lines are above")
 
 
-def run_arm(arm: str, output: Path) -> None:
+def run_arm(arm: str, options: DemoOptions) -> None:
     """Train and evaluate one arm on the data that the demo has written, and leave its result next to the model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -184,7 +198,7 @@ def run_arm(arm: str, output: Path) -> None:
     from stepjepa.training.run_options import RunOptions
 
     disable_progress_bar()
-    options = DemoOptions(**read_json(output / _OPTIONS))
+    output = Path(options.output_dir)
     test = [json.loads(line) for line in (output / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     steps, plain = math.ceil(options.train_rows / options.batch_size), arm == ARMS[0]
     config = JEPAConfig(
@@ -242,20 +256,20 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]]) -> dict[
     from stepjepa.training.encoding import encode
     from stepjepa.training.meter import collapse_signs
 
-    options: dict[str, Any] = {
-        "objective": ARMS[1],
-        "predictors": len(trainer.setup.predictor_ids),
-        "report_to": "none",
-    }
-    paired = JEPAConfig(output_dir=trainer.args.output_dir, **options)
+    predictors = len(trainer.setup.predictor_ids)
+    paired = JEPAConfig(
+        output_dir=trainer.args.output_dir,
+        objective=ARMS[1],  # type: ignore[arg-type]
+        predictors=predictors,
+        report_to="none",
+    )
     store, _ = encode(test, tokenizer, paired)
     model = trainer.model.eval()
     lm, labels, sources, targets = 0.0, 0, [], []
     with torch.no_grad():
         for start in range(0, len(store), 50):
-            batch = trainer.data_collator([store[i] for i in range(start, min(start + 50, len(store)))]).to(
-                model.device
-            )
+            examples = [store[i] for i in range(start, min(start + 50, len(store)))]
+            batch = trainer.data_collator(examples).to(model.device)
             output = model(batch=batch)
             lm, labels = lm + float(output.lm_loss_sum), labels + batch.label_ids.numel()
             sources.append(output.source_states.float())

@@ -1,29 +1,62 @@
-"""From a study's YAML file to a `Study`, every value checked and every message with file and line."""
+"""From a study's YAML file to a `Study`, every value checked and every message with file and line.
+
+Options of training have the names, spellings and checks of the command line.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from stepjepa.config.option import options_of
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
+from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.synthetic import ArithmeticConfig
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
-from stepjepa.study.options import StudyOptions
-from stepjepa.study.scoring import GEOMETRY
-from stepjepa.study.spec import SAME_FLOP, SPLITS, Arm, Block, Data, Evaluation, MetricSpec, Study, file_word
-from stepjepa.study.train_options import DEFAULTS, config_of, has_effect, read_training, read_views
-from stepjepa.study.tree import Node, check_keys, field_values, listed, mapping, merged, open_study, set_value, typed
+from stepjepa.study.spec import (
+    SAME_FLOP,
+    SPLITS,
+    Arm,
+    Block,
+    Data,
+    Evaluation,
+    MetricSpec,
+    Study,
+    StudyOptions,
+    file_word,
+    varied,
+)
+from stepjepa.study.stages import GEOMETRY
+from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import JEPAOptions, not_read, without_effect
+from stepjepa.training.run_options import RunOptions
 
 ROWS = {"train_rows": 4000, "select_rows": 200, "test_rows": 300, "seed": 0}
+# What a study's runs have unless the file says otherwise.
+DEFAULTS = {"track_flop": True, "disable_tqdm": True, "save_total_limit": 1}
+# Options that the study sets, and where its file sets them.
+_SET_BY_STUDY = {
+    "output_dir": "give output_dir at the top of the study",
+    "overwrite_output_dir": "give --overwrite_output_dir to stepjepa study",
+    "resume_from_checkpoint": "a study resumes by itself",
+    "train_file": "give train_file under data",
+    "dataset_split": "give train_split under data",
+    "seed": "give seeds at the top of the study",
+    "control": "give controls at the top of the study, as in controls: [shuffled, random]",
+    "same_flop": "give equal_compute: true at the top of the study",
+}
 _NAME = re.compile(r"[A-Za-z0-9][\w.,=-]{0,99}")
 _DATA_EXAMPLE = "data: {train_file: train.jsonl, select_file: valid.jsonl, test_file: test.jsonl}, or data: builtin"
-_STUDY_KEYS = [f.name for f in fields(Study) if f.name != "notes"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +85,7 @@ class _Select:
     rule: Literal["lowest", "highest"] | None = None
 
 
+_STUDY_KEYS = [f.name for f in fields(Study) if f.name != "notes"]
 _BLOCK_KEYS = ["base", "arms", "grid", "tune", "data", "metrics", "select", "evaluate"]
 _BLOCK_KEYS += [f.name for f in fields(_BlockValues)]
 
@@ -82,40 +116,67 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     Raises:
         ConfigError: anything that cannot be understood or used.
     """
-    tree = dict(mapping(root, "study"))
+    tree = dict(root.mapping("study"))
     check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS, "mini"], "study")
     small = tree.pop("mini", None)
     if mini:
         if small is None:
             raise ConfigError(f"{root.where}: --mini: this study has no section 'mini'")
+        check_keys(small.mapping("mini"), [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
-        tree = _on_top(Node(tree, root.where), Node(mapping(small, "mini"), small.where)).given
-        check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
+        tree = merged(Node(tree, root.where), small, replaced=["data"]).given
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
-    blocks, notes = [], list[str]()
-    for part, own in (mapping(tree.get("blocks"), "blocks") or {"": Node({}, root.where)}).items():
-        if part:
-            _check_name(part, own.where)
-        section = mapping(own, f"block {part}")
-        check_keys(section, _BLOCK_KEYS, f"block {part}")
-        block, said = _block(part, _on_top(shared, Node(section, own.where)))
-        blocks.append(block)
-        notes += said
-    values = field_values(Study, {key: node for key, node in tree.items() if key in _STUDY_KEYS and key != "blocks"})
+    parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
+    notes = list[str]()
+    blocks = tuple(_block(part, own, shared, notes) for part, own in parts.items())
+    values = field_values(Study, tree)
     values.setdefault("title", name)
     values.setdefault("output_dir", Path(f"runs/{name}{'-mini' if mini else ''}"))
     values.setdefault("jobs", 100 if values.get("executor") == "slurm" else 1)  # a queue holds many jobs at no cost
-    if not 0 < values.get("alpha", 0.05) < 1:
-        raise ConfigError(f"{tree['alpha'].where}: alpha is {values['alpha']}; it must be between 0 and 1")
     if output_dir:
         values["output_dir"] = Path(output_dir)
-    return Study(**values, blocks=tuple(blocks), notes=tuple(dict.fromkeys(notes)))
+    return Study(**values, blocks=blocks, notes=tuple(dict.fromkeys(notes)))
 
 
-def _on_top(under: Node, over: Node) -> Node:
-    """`merged`, but data are replaced completely: files from two sections make no splits."""
-    rest = {key: node for key, node in under.given.items() if key != "data" or key not in over.given}
-    return merged(Node(rest, under.where), over)
+def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
+    """A block: what it says itself on top of what all share. `notes` takes what its reader should know."""
+    if name:
+        _check_name(name, own.where)
+    check_keys(own.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
+    node = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
+    tree: dict[str, Node] = node.given
+
+    def part(key: str) -> Node:
+        return tree.get(key, Node(None, node.where))
+
+    values = _BlockValues(**field_values(_BlockValues, tree))
+    seeds = values.seeds
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        expected = "expected different whole numbers from 0 on, as in seeds: [1, 2, 3]"
+        raise ConfigError(f"{part('seeds').where}: seeds: {expected}")
+    base = {**DEFAULTS, **read_training(part("base").mapping("base"))}
+    variants = [*dict.fromkeys(values.controls), *([SAME_FLOP] if values.equal_compute else [])]
+    arms = dict[str, Arm]()
+    for where, arm_name, section in _named_arms(part("arms"), part("grid")):
+        if arm_name in arms:
+            raise ConfigError(f"{where}: two arms are named {arm_name!r}")
+        arms[arm_name] = _arm(arm_name, section, base, part("tune"), variants, where, notes)
+    if values.baseline not in arms:
+        known = ", ".join(arms)
+        raise ConfigError(f"{part('baseline').where}: the baseline {values.baseline!r} is no arm; there are: {known}")
+    for arm in arms.values():
+        if arm.control_arm is not None and (arm.control_arm not in arms or arm.control_arm == arm.name):
+            raise ConfigError(f"{node.where}: control_arm of {arm.name} is {arm.control_arm!r}, which is no other arm")
+    data = _data(part("data"))
+    if "select" not in data.files and data.builtin is None and any(arm.tuned for arm in arms.values()):
+        raise ConfigError(
+            f"{part('data').where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
+            "is no result"
+        )
+    metrics = _metrics(part("metrics"), data)
+    evaluation = Evaluation(**field_values(Evaluation, part("evaluate").mapping("evaluate"), "evaluate"))
+    select = _select(part("select"), metrics)
+    return Block(name, base, tuple(arms.values()), values.baseline, tuple(seeds), data, metrics, select, evaluation)
 
 
 def _check_name(name: str, where: str) -> None:
@@ -123,99 +184,51 @@ def _check_name(name: str, where: str) -> None:
         raise ConfigError(f"{where}: the name {name!r}: use letters, digits and _ . , = - (it becomes a folder's name)")
 
 
-def _block(name: str, node: Node) -> tuple[Block, list[str]]:
-    """A block, and notes on it."""
-    tree = mapping(node, "study")
-    values = _BlockValues(**field_values(_BlockValues, tree))
-    seeds, controls = values.seeds, [*dict.fromkeys(values.controls)]
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        where = tree["seeds"].where if "seeds" in tree else node.where
-        raise ConfigError(f"{where}: seeds: expected different whole numbers from 0 on, as in seeds: [1, 2, 3]")
-    base = {**DEFAULTS, **read_training(mapping(tree.get("base"), "base"))}
-    variants = [*controls, SAME_FLOP] if values.equal_compute else controls
-    arms, notes = dict[str, Arm](), list[str]()
-    for where, arm_name, section in _named_arms(tree, node.where):
-        if arm_name in arms:
-            raise ConfigError(f"{where}: two arms are named {arm_name!r}")
-        arms[arm_name], said = _arm(arm_name, section, base, tree.get("tune"), variants, where)
-        notes += said
-    if values.baseline not in arms:
-        where = tree["baseline"].where if "baseline" in tree else node.where
-        raise ConfigError(f"{where}: the baseline {values.baseline!r} is no arm; there are: {', '.join(arms)}")
-    for arm in arms.values():
-        if arm.control_arm is not None and (arm.control_arm not in arms or arm.control_arm == arm.name):
-            raise ConfigError(f"{node.where}: control_arm of {arm.name} is {arm.control_arm!r}, which is no other arm")
-    data = _data(tree.get("data"), node.where)
-    if "select" not in data.files and data.builtin is None and any(arm.tuned for arm in arms.values()):
-        raise ConfigError(
-            f"{tree['data'].where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
-            "is no result"
-        )
-    metrics = _metrics(tree.get("metrics"), data)
-    evaluation = field_values(Evaluation, mapping(tree.get("evaluate"), "evaluate"), "evaluate")
-    block = Block(
-        name,
-        base,
-        tuple(arms.values()),
-        values.baseline,
-        tuple(seeds),
-        data,
-        metrics,
-        _select(tree.get("select"), metrics),
-        Evaluation(**evaluation),
-    )
-    return block, notes
-
-
-def _named_arms(tree: Mapping[str, Node], where: str) -> Iterator[tuple[str, str, Mapping[str, Node]]]:
+def _named_arms(arms: Node, grid: Node) -> Iterator[tuple[str, str, dict[str, Node]]]:
     """(where, name, overrides) of every arm, grids expanded."""
-    arms = mapping(tree.get("arms"), "arms")
-    given = [(node.where, name, mapping(node, f"arm {name}")) for name, node in arms.items()]
-    if "grid" in tree:
-        given.append((tree["grid"].where, "", {"grid": tree["grid"]}))
+    given = [(node.where, name, node.mapping(f"arm {name}")) for name, node in arms.mapping("arms").items()]
+    if grid.given is not None:
+        given.append((grid.where, "", {"grid": grid}))
     if not given:
-        raise ConfigError(f"{where}: there are no arms; give arms: with a name and the overrides of each")
-    for place, name, section in given:
+        raise ConfigError(f"{arms.where}: there are no arms; give arms: with a name and the overrides of each")
+    for where, name, section in given:
         own = {key: node for key, node in section.items() if key != "grid"}
-        lists = {key: listed(node, f"grid {key}") for key, node in mapping(section.get("grid"), "grid").items()}
-        for choice in product(*lists.values()):
-            cell = dict(zip(lists, choice, strict=True))
-            label = ",".join(
-                [*([name] if name else []), *(f"{key}={file_word(typed(node))}" for key, node in cell.items())]
-            )
-            _check_name(label, place)
-            yield place, label, {**own, **cell}
+        choices = section["grid"].mapping("grid") if "grid" in section else {}
+        for choice in product(*(node.listed(f"grid {key}") for key, node in choices.items())):
+            cell = dict(zip(choices, choice, strict=True))
+            words = [f"{key}={file_word(node.value)}" for key, node in cell.items()]
+            label = ",".join([name, *words] if name else words)
+            _check_name(label, where)
+            yield where, label, {**own, **cell}
 
 
 def _arm(
     name: str,
-    section: Mapping[str, Node],
+    section: dict[str, Node],
     base: Mapping[str, Any],
-    shared_tune: Node | None,
+    shared_tune: Node,
     wanted: Sequence[str],
     where: str,
-) -> tuple[Arm, list[str]]:
-    """An arm, and notes on it."""
-    own = dict(section)
-    tune, control_arm = own.pop("tune", None), own.pop("control_arm", None)
-    settings = read_training(own)
+    notes: list[str],
+) -> Arm:
+    tune, control_arm = section.pop("tune", Node(None, where)), section.pop("control_arm", Node(None, where))
+    settings = read_training(section)
     values = {**base, **settings}
     try:
         config = config_of(values)
     except ConfigError as error:
         raise ConfigError(f"{where}: arm {name}: {error}") from None
-    lists = {**mapping(shared_tune, "tune"), **mapping(tune, "tune")}
-    cells = _cells(lists, values, config, f"arm {name}")
-    variants, notes = list[str](), list[str]()
+    cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, config, f"arm {name}")
+    variants = list[str]()
     for variant in wanted if config.uses_pairs else ():
         try:
-            config_of({**values, **({SAME_FLOP: True} if variant == SAME_FLOP else {"control": variant})})
+            config_of({**values, **varied(variant)})
             variants.append(variant)
         except ConfigError as error:
             notes.append(f"arm {name} is run without {variant}: {error}")
-    notes += [f"arm {name}: {key} has no effect" for key in settings if not has_effect(key, config)]
-    control = None if control_arm is None else str(typed(control_arm))
-    return Arm(name, settings, cells, config.uses_pairs, tuple(variants), control), notes
+    notes += [f"arm {name}: {key} has no effect" for key in settings if without_effect(config, [key])]
+    control = None if control_arm.given is None else str(control_arm.value)
+    return Arm(name, settings, cells, config.uses_pairs, tuple(variants), control)
 
 
 def _cells(
@@ -224,8 +237,8 @@ def _cells(
     """All combinations of the values to be tuned, without those that the arm does not read (lbd of `regular`)."""
     choices = []
     for key, node in lists.items():
-        read = [read_training({key: item}) for item in listed(node, f"tune {key}")]
-        if all(has_effect(name, config_of({**values, **choice})) for choice in read for name in choice):
+        read = [read_training({key: item}) for item in node.listed(f"tune {key}")]
+        if not any(without_effect(config_of({**values, **choice}), list(choice)) for choice in read):
             choices.append(read)
     cells: list[dict[str, Any]] = []
     for combination in product(*choices):
@@ -237,41 +250,39 @@ def _cells(
             raise ConfigError(f"{where}: {error}") from None
         if pairs != config.uses_pairs:
             raise ConfigError(f"{where}: with {cell} it is no JEPA arm any more, or becomes one")
-        if cell not in cells:
-            cells.append(cell)
+        cells += [cell] if cell not in cells else []
     return tuple(cells)
 
 
-def _data(node: Node | None, where: str) -> Data:
-    """The splits."""
-    if node is None or node.given is None:
-        raise ConfigError(f"{where}: there is no data; give {_DATA_EXAMPLE}")
-    section = {"builtin": Node(None, node.where)} if node.given == "builtin" else mapping(node, "data")
+# Data and metrics
+
+
+def _data(node: Node) -> Data:
+    if node.given is None:
+        raise ConfigError(f"{node.where}: there is no data; give {_DATA_EXAMPLE}")
+    section = {"builtin": Node(None, node.where)} if node.given == "builtin" else node.mapping("data")
     if "builtin" in section:
         return Data(builtin=_builtin(section, node.where))
     values = field_values(_DataFiles, section, "data")
     for key in ("train_file", "test_file"):
         if not values.get(key):
             raise ConfigError(f"{node.where}: data: {key} is missing; give {_DATA_EXAMPLE}")
-    files = {
-        "train": tuple(values["train_file"]),
-        "select": (values.get("select_file"),),
-        "test": (values["test_file"],),
-    }
+    test, select = values["test_file"], values.get("select_file")
+    files = {"train": tuple(values["train_file"]), **({"select": (select,)} if select else {}), "test": (test,)}
     splits = {split: values[f"{split}_split"] for split in SPLITS if values.get(f"{split}_split")}
-    same = [split for split in ("train", "select") if values["test_file"] in files[split]]
+    same = [split for split in ("train", "select") if test in files.get(split, ())]
     if same and not splits:
         raise ConfigError(f"{node.where}: data: test_file and {same[0]}_file are the same file")
-    return Data(files={split: names for split, names in files.items() if names[0]}, splits=splits)
+    return Data(files=files, splits=splits)
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     """Numbers of rows, the seed, and fields of `ArithmeticConfig`."""
     if len(section) > 1:
         raise ConfigError(f"{where}: data: builtin is given alone, without files")
-    options = mapping(section["builtin"], "builtin")
-    check_keys(options, [*ROWS, *(f.name for f in fields(ArithmeticConfig))], "data")
-    values = {**ROWS, **{key: typed(child) for key, child in options.items()}}
+    options = section["builtin"].mapping("builtin")
+    check_keys(options, [*ROWS, *options_of(ArithmeticConfig)], "data")
+    values = {**ROWS, **{key: child.value for key, child in options.items()}}
     for key in ROWS:
         if type(values[key]) is not int or values[key] < (0 if key == "seed" else 1):
             raise ConfigError(f"{where}: data: {key} is {values[key]!r}; expected a whole number")
@@ -282,37 +293,36 @@ def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     return values
 
 
-def _metrics(node: Node | None, data: Data) -> tuple[MetricSpec, ...]:
+def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
     """The metrics: names, or ``name: {option: value}``; the verdicts begin with the first."""
-    if node is None or node.given is None:
+    if node.given is None:
         names = ("answer_nll", "gsm8k") if data.builtin is not None else ("answer_nll",)
         return tuple(_metric(name, {}, "") for name in names)
     found: dict[str, MetricSpec] = {}
-    for item in listed(node, "metrics"):
+    for item in node.listed("metrics"):
         name, options = item.given, dict[str, Node]()
         if isinstance(name, dict) and len(name) == 1:
             (name, child), *_ = name.items()
-            options = mapping(child, f"metric {name}")
+            options = child.mapping(f"metric {name}")
         if not isinstance(name, str):
-            raise ConfigError(f"{item.where}: metrics: expected names such as [answer_nll, exact], got {typed(item)}")
+            raise ConfigError(f"{item.where}: metrics: expected names such as [answer_nll, exact], got {item.value}")
         if name in found:
             raise ConfigError(f"{item.where}: metrics: {name} is given twice")
-        found[name] = _metric(name, options, item.where)
+        found[name] = _metric(name, options, f"{item.where}: metrics: {name}")
     return tuple(found.values())
 
 
 def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
-    where = f"{where}: metrics: {name}"
-    values = {key: typed(node) for key, node in options.items()}
+    values = {key: node.value for key, node in options.items()}
     usual = GEOMETRY[name].higher_is_better if name in GEOMETRY else name not in MODEL_METRICS
     higher = values.pop("higher_is_better", usual)
     if type(higher) is not bool:
         raise ConfigError(f"{where}: higher_is_better: expected true or false, got {higher!r}")
-    near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
     if name in GEOMETRY:
-        return MetricSpec(name, read_views({key: options[key] for key in values}, where), higher)
+        return MetricSpec(name, _read_views({key: options[key] for key in values}, where), higher)
     if name in MODEL_METRICS and values:
         raise ConfigError(f"{where} has no options")
+    near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
     if name not in METRICS and ":" not in name and near in GEOMETRY:
         raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")
     try:
@@ -323,15 +333,86 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     return MetricSpec(name, values, higher)
 
 
-def _select(node: Node | None, metrics: Sequence[MetricSpec]) -> tuple[str, bool]:
+def _select(node: Node, metrics: Sequence[MetricSpec]) -> tuple[str, bool]:
     """The metric that chooses, and whether its highest value wins."""
-    if node is None or node.given is None:
-        return metrics[0].name, metrics[0].higher_is_better
-    section = mapping(node, "select") if isinstance(node.given, dict) else {"metric": node}
+    section = {"metric": node} if isinstance(node.given, str) else node.mapping("select")
     select = _Select(**field_values(_Select, section, "select"))
+    by_name = {metric.name: metric for metric in metrics}
     name = select.metric or metrics[0].name
-    metric = next((metric for metric in metrics if metric.name == name), None)
-    if metric is None:
-        known = ", ".join(metric.name for metric in metrics)
-        raise ConfigError(f"{node.where}: select: {name!r} is none of the study's metrics ({known})")
-    return name, metric.higher_is_better if select.rule is None else select.rule == "highest"
+    if name not in by_name:
+        raise ConfigError(f"{node.where}: select: {name!r} is none of the study's metrics ({', '.join(by_name)})")
+    return name, by_name[name].higher_is_better if select.rule is None else select.rule == "highest"
+
+
+def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
+    """Options that say which views of a chat a metric compares, checked."""
+    method = options_of(JEPAOptions)
+    known = ["objective", *(name for name in method if method[name].group == method["views"].group)]
+    values: dict[str, Any] = {}
+    for name, node in section.items():
+        if name not in known:
+            raise ConfigError(f"{where}: unknown option {name!r}; did you mean {nearest(name, known)!r}?")
+        try:
+            values[name] = method[name].read(node.written)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {name}: {error}") from None
+    # Where predictors are read, there is a source view that they follow, and a target view.
+    if "objective" not in values or "predictors" in not_read(values["objective"]):
+        raise ConfigError(
+            f"{where}: name the views that it compares, the same for all arms, as in {{objective: llm_jepa}}"
+        )
+    try:
+        views = JEPAOptions(**values, predictors=0)
+        views.check()
+        if views.step_splitter != LISTED:
+            make_splitter(views.step_splitter, views.step_separator)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return values
+
+
+# Options of training
+
+
+@cache
+def _parser() -> StrictParser:
+    return StrictParser((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig), prog="stepjepa train")
+
+
+def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
+    """The options of training that a mapping sets, converted to their types.
+
+    Raises:
+        ConfigError: an unknown key, a value that does not fit, a secret, or an option that the study itself sets.
+    """
+    parser, values, spelt = _parser(), dict[str, Any](), dict[str, str]()
+    check_keys(section, [*parser.options, *parser.aliases])
+    for name, node in section.items():
+        place = f"{node.where}: {name}"
+        for setting in parser.settings(name, node.written, place):
+            key, value = setting.field, setting.value
+            if parser.options[key].secret:
+                raise ConfigError(f"{place}: a study keeps its settings in files; set HF_TOKEN in the environment")
+            if key in _SET_BY_STUDY:
+                raise ConfigError(f"{place}: {_SET_BY_STUDY[key]}")
+            value = value.value if isinstance(value, Enum) else value
+            if values.setdefault(key, value) != value:
+                other = f"{spelt[key]} sets it to {values[key]!r}"
+                raise ConfigError(f"{place} sets {key} to {value!r}, but {other}; keep one of them")
+            spelt[key] = name
+    return values
+
+
+def config_of(values: Mapping[str, Any]) -> JEPAConfig:
+    """The configuration of a run with these options, which are checked alone and together.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    # The check needs no accelerator, and the machine that it runs on may have none.
+    given = {"output_dir": "unused", **values, "use_cpu": True, "fp16": False, "tf32": None}
+    try:
+        RunOptions(**{k: v for k, v in given.items() if k in options_of(RunOptions)})
+        return JEPAConfig(**{k: v for k, v in given.items() if k in options_of(JEPAConfig)})
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from None

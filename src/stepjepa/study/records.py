@@ -11,17 +11,23 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.sources import RowSource
+from stepjepa.config.option import options_of
+from stepjepa.config.yaml_file import write_yaml
+from stepjepa.data.chat import RowError
+from stepjepa.data.signs import question_of
+from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.spec import Block, Study
-from stepjepa.training.run_folder import RunFolder
-from stepjepa.utils.files import read_json, write_json
+from stepjepa.study.spec import SPLITS, Block, Data, Run, Study
+from stepjepa.training.options import DataOptions
+from stepjepa.training.run_options import RunOptions
+from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
 
 STATE = "state.json"
@@ -30,17 +36,14 @@ SOURCE = Path(__file__).parents[1]
 _OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
 # What is kept of a model whose weights are deleted.
 _MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
+_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json")
+_MOST_BYTES = 500_000_000  # larger files are not searched for questions of other splits
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record with the time, and the folder that it belongs to."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"at": now(), **record}, indent=1)
-
-
-def now() -> str:
-    """The time in UTC, to the millisecond."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    write_json(path, {"at": _now(), **record}, indent=1)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -57,17 +60,16 @@ def read_record(path: Path) -> dict[str, Any] | None:
         raise DataError(f"{path}: cannot be read ({error}); delete it, and its stage is done again") from None
 
 
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
 class StudyRunFolder:
     """The folder of one run: its plan, its options for training, its model, and the job of a cluster that carries it out."""
 
     def __init__(self, path: Path):
         self.path, self.model = path, path / "model"
         self.plan, self.train_config, self.job = path / "plan.json", path / "train.yaml", path / "job.json"
-
-    @property
-    def training(self) -> RunFolder:
-        """The folder of its training, which knows how far that is."""
-        return RunFolder(self.model)
 
     def record(self, stage: str) -> Path:
         """The record of a stage: ``train``, or the split that is scored."""
@@ -90,6 +92,120 @@ class StudyRunFolder:
                 shutil.rmtree(entry, ignore_errors=True)
             elif entry.name not in _MODEL_RECORDS:
                 entry.unlink()
+
+
+@dataclass(eq=False)
+class Item:
+    """A run of the study: the stages that are wanted of it, and why it failed."""
+
+    run: Run
+    folder: StudyRunFolder
+    stages: tuple[str, ...]
+    error: str | None = None
+
+    @property
+    def todo(self) -> list[str]:
+        """The stages that are not done."""
+        return [stage for stage in self.stages if self.folder.done(stage) is None]
+
+
+def write_plan(folder: StudyRunFolder, run: Run, study_folder: Path) -> None:
+    """All that carrying a run out needs, in its folder."""
+    block, settings = run.block, run.settings
+    files = {split: [_absolute(name) for name in names] for split, names in block.data.paths(study_folder).items()}
+    # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
+    name = settings.get("run_name") or study_folder.resolve().name
+    values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
+    if "train" in block.data.splits:
+        values["dataset_split"] = block.data.splits["train"]
+    write_yaml({**settings, **values}, folder.train_config, header=f"One run of a study: {run.name}")
+    plan = {
+        "run": run.name,
+        "files": {split: names[0] for split, names in files.items()},
+        "splits": dict(block.data.splits),
+        "metrics": {metric.name: dict(metric.options) for metric in block.metrics},
+        "evaluation": asdict(block.evaluation),
+        # How a row becomes a chat, and a chat tokens: a model is asked as it was trained.
+        "chat": {name: value for name, value in settings.items() if name in options_of(DataOptions)},
+    }
+    write_record(folder.plan, plan)
+
+
+def _absolute(name: str) -> str:
+    """A file's full path, so that its run may be carried out elsewhere; the name of a data set as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
+# The study's folder
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something other than a study.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+    check_writable(folder)
+    # A study that was killed at once leaves built-in data and no state.
+    others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
+    if others and not (folder / STATE).is_file():
+        raise ConfigError(f"--output_dir {folder}: the folder is not empty ({others[0]}), and there is no study in it")
+
+
+def clear_folder(folder: Path) -> None:
+    """Remove what a study has written, and nothing else."""
+    figures = [entry for entry in folder.glob("study*") if entry.suffix in (".png", ".svg")]
+    for entry in [*(folder / name for name in _OWN_FILES), *figures, *(folder / "data").glob("builtin*/")]:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def write_builtin(data: Data, folder: Path) -> None:
+    """Generate the built-in problems of a block, where it has any and they are not there yet.
+
+    Raises:
+        ConfigError: the options admit too few different problems.
+    """
+    files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
+    if data.builtin is None or all(file.is_file() for file in files.values()):
+        return
+    options = data.builtin
+    config = ArithmeticConfig(**{key: options[key] for key in options.keys() & options_of(ArithmeticConfig)})
+    chosen, held_out = options["select_rows"], options["select_rows"] + options["test_rows"]
+    try:
+        train, rest = generate_split(options["train_rows"], held_out, seed=options["seed"], config=config)
+    except ValueError as error:
+        raise ConfigError(f"data: {error}") from None
+    for split, rows in {"train": train, "select": rest[:chosen], "test": rest[chosen:]}.items():
+        files[split].parent.mkdir(parents=True, exist_ok=True)
+        write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
+
+
+def shared_questions(block: Block, folder: Path) -> Iterator[str]:
+    """A line for every two splits of a block that share questions: what was trained on, or chosen by, is no test."""
+    files = {split: [Path(name).expanduser() for name in names] for split, names in block.data.paths(folder).items()}
+    paths = [path for group in files.values() for path in group]
+    if any(not path.is_file() for path in paths) or sum(path.stat().st_size for path in paths) > _MOST_BYTES:
+        return
+    source, target, choice = (block.base.get(f"{name}_column") for name in PairColumns._fields)
+    columns = PairColumns(source, target, choice) if source and target else None
+    asked: dict[str, set[int]] = {split: set() for split in SPLITS}
+    for split, path in ((split, path) for split, group in files.items() for path in group):
+        for _, row in RowSource(path):
+            try:
+                question = question_of(row_to_messages(row, None, columns))
+            except RowError:  # a row that is no chat asks nothing
+                continue
+            asked[split].add(hash(" ".join(question.split())))
+    for one, other in (("test", "train"), ("test", "select"), ("select", "train")):
+        if both := asked[one] & asked[other]:
+            place = f"{block.name}: " if block.name else ""
+            yield f"{place}{len(both)} of the {len(asked[one])} questions of {one}_file are in {other}_file too"
 
 
 class State:
@@ -120,7 +236,7 @@ class State:
 
     def choose(self, block: str, arm: str, choice: Mapping[str, Any]) -> None:
         """Keep what the validation split chose; it is on disk before the test split is looked at."""
-        self._choices[f"{block}/{arm}"] = {**choice, "at": now()}
+        self._choices[f"{block}/{arm}"] = {**choice, "at": _now()}
         self._save()
 
     def note_score(self, run: str, split: str, at: str) -> None:
@@ -131,6 +247,9 @@ class State:
 
     def _save(self) -> None:
         write_json(self._path, {"identity": self.identity, "choices": self._choices, "scored": self._scored}, indent=1)
+
+
+# Identity
 
 
 def code_identity() -> dict[str, str]:
@@ -155,24 +274,19 @@ def study_identity(study: Study) -> dict[str, Any]:
 
 
 def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
-    from stepjepa.study.train_options import decides_numbers
+    from stepjepa.training.config import JEPAConfig  # loads torch
 
-    arms: dict[str, Any] = {}
+    options, arms = {**options_of(RunOptions), **options_of(JEPAConfig)}, dict[str, Any]()
     for arm in block.arms:
-        tuned = {name for cell in arm.cells for name in cell}
-        settings = {**block.base, **arm.settings}
-        row: dict[str, Any] = {k: v for k, v in settings.items() if decides_numbers(k) and k not in tuned}
+        settings, tuned = {**block.base, **arm.settings}, {name for cell in arm.cells for name in cell}
+        row: dict[str, Any] = {k: v for k, v in settings.items() if options[k].identity and k not in tuned}
         if arm.tuned:  # a choice among others, or on other seeds, is another choice
             row |= {"tune": [dict(cell) for cell in arm.cells], "seeds": list(block.seeds)}
         arms |= dict.fromkeys(arm.rows.values(), row)
-    data = {
-        split: [_digest(name, block.data.splits.get(split, "")) for name in names]
-        for split, names in block.data.paths(folder).items()
-    }
-    metrics = {metric.name: dict(metric.options) for metric in block.metrics}
+    paths, splits = block.data.paths(folder), block.data.splits
     return {
-        "data": data,
-        "scoring": {"metrics": metrics, **asdict(block.evaluation)},
+        "data": {split: [_digest(name, splits.get(split, "")) for name in names] for split, names in paths.items()},
+        "scoring": {"metrics": {one.name: dict(one.options) for one in block.metrics}, **asdict(block.evaluation)},
         "select": list(block.select) if any(arm.tuned for arm in block.arms) else None,
         "arms": arms,
     }

@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepjepa.errors import DataError
-from stepjepa.study.compare import ArmRuns
-from stepjepa.study.launch import Item, Outcome
-from stepjepa.study.spec import SAME_FLOP, Arm, Block, Study, Values
-from stepjepa.study.table import Table, study_table
-from stepjepa.utils.files import write_whole
+from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
+from stepjepa.study.records import Item, State
+from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
+from stepjepa.utils.files import json_bytes, write_whole
+from stepjepa.utils.text import scaled
 
-Tables = dict[tuple[str, str], Table]
+# Kind of comparison, title of its column, title of its corrected p-value's.
+KINDS: tuple[tuple[Kind, str, str], ...] = (
+    ("examples", "difference at equal examples", "p (t, Holm)"),
+    ("compute", "difference at equal compute", "p at equal compute (t, Holm)"),
+    ("control", "difference from shuffled control", "p from shuffled control (t, Holm)"),
+    ("random", "difference from random control", "p from random control (t, Holm)"),
+)
+_RESULT = ("n", "mean", "sd", "low", "high", "t_p", "wilcoxon_p", "effect_size")
 _FOOTNOTE = (
     "`arm+shuffled` and `arm+random` are the arm with the targets of other examples and with one random vector; "
     "`arm+same_flop` is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
     "the arm's difference at equal compute. Values are those of the test split, FLOPs and seconds those of training."
 )
+Number = Callable[[float], str]
+
+
+@dataclass
+class Outcome:
+    """All runs of a study after it was carried out, and notes on its data."""
+
+    study: Study
+    state: State
+    items: list[Item]
+    notes: list[str]
+
+    @property
+    def failed(self) -> list[Item]:
+        """The runs that are not done: those that ended with an error and those that were not begun."""
+        return [item for item in self.items if item.todo or item.error is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,67 +84,204 @@ class RunRecord:
         return SAME_FLOP if self.compute == "equal compute" else self.control.replace("none", "")
 
 
+@dataclass(frozen=True)
+class Table:
+    """Arms in one metric.
+
+    Attributes:
+        baseline: the arm that all are compared with.
+        alpha: level of the verdicts, after Holm's correction.
+        arms: the rows.
+        confidence: of the intervals.
+    """
+
+    metric: str
+    higher_is_better: bool
+    baseline: str
+    alpha: float
+    arms: tuple[ComparedArm, ...]
+    confidence: float = CONFIDENCE
+
+    @classmethod
+    def of(cls, arms: Sequence[ArmRuns], metric: str, baseline: str, higher_is_better: bool, alpha: float) -> Table:
+        """The arms of a study compared in one metric: see `compare_arms`."""
+        rows = compare_arms(arms, metric, baseline=baseline, higher_is_better=higher_is_better, alpha=alpha)
+        return cls(metric, higher_is_better, baseline, alpha, tuple(rows))
+
+    def markdown(self) -> str:
+        """A heading line, the table, and what its columns mean. Columns that no arm fills are left out."""
+        level, rows = f"{100 * self.confidence:g} %", self.arms
+        places = _places([arm.summary.estimate for arm in rows], digits=4)
+        number: Number = f"{{:.{places}f}}".format
+        columns: dict[str, list[str]] = {
+            "arm": [_cell(arm.name) for arm in rows],
+            "seeds": [str(arm.summary.n) for arm in rows],
+            "mean": [_or_dash(arm.summary.estimate, number) for arm in rows],
+            "sd": [_or_dash(arm.summary.sd, number) for arm in rows],
+            f"{level} interval": [interval_text(arm.summary.low, arm.summary.high, number) for arm in rows],
+        }
+        for kind, title, p_title in KINDS:
+            made = [arm.comparisons.get(kind) for arm in rows]
+            most = max(places, _places([c.result.mean for c in made if c], digits=2))
+            columns[f"{title} [{level}]"] = [_difference(c, f"{{:+.{most}f}}".format) for c in made]
+            if kind == "examples":
+                columns["p (t)"] = [p_text(c.result.t_p) if c else "" for c in made]
+                columns["p (Wilcoxon)"] = [p_text(c.result.wilcoxon_p) if c else "" for c in made]
+            columns[p_title] = [p_text(c.holm_p) if c and c.holm_p is not None else "" for c in made]
+        columns["FLOPs"] = [scaled(arm.flops) for arm in rows]
+        columns["seconds"] = [_or_dash(arm.seconds, "{:.4g}".format) for arm in rows]
+        columns["verdict"] = [_cell(str(arm.verdict or arm.role)) for arm in rows]
+        columns = {title: cells for title, cells in columns.items() if any(cell not in ("", "-") for cell in cells)}
+        lines = [" | ".join(columns), *(" | ".join(cells) for cells in zip(*columns.values(), strict=True))]
+        head, *rest = [f"| {line} |" for line in lines]
+        legend = (
+            f"Differences are paired by seed, against `{self.baseline}` where nothing else is said. p (t): paired t test; "
+            "p (Wilcoxon): signed-rank test; Holm: corrected over the arms. "
+            f"A verdict of better needs p (t, Holm) < {self.alpha:g} against the baseline, against the arm's controls, "
+            "and at equal compute."
+        )
+        title = f"**{_cell(self.metric)}** ({'higher' if self.higher_is_better else 'lower'} is better)"
+        return "\n".join([title, "", head, "|" + "---|" * len(columns), *rest, "", legend]) + "\n"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat record of every arm, for CSV: column -> value, None where there is none."""
+        rows = []
+        for arm in self.arms:
+            one, verdict = arm.summary, arm.verdict
+            row: dict[str, Any] = {
+                "arm": arm.name,
+                "role": arm.role,
+                "seeds": " ".join(map(str, arm.seeds)),
+                "n": one.n,
+            }
+            row |= {"mean": one.estimate, "sd": one.sd, "low": one.low, "high": one.high}
+            for kind, *_ in KINDS:
+                made = arm.comparisons.get(kind)
+                row |= {f"{kind}_{name}": getattr(made.result, name) if made else None for name in _RESULT}
+                row |= {
+                    f"{kind}_holm_p": made.holm_p if made else None,
+                    f"{kind}_against": made.against if made else None,
+                }
+            row |= {"flops": arm.flops, "seconds": arm.seconds, "verdict": verdict.label if verdict else None}
+            rows.append({**row, "reasons": "; ".join(verdict.reasons) if verdict else None})
+        return rows
+
+    def record(self) -> dict[str, Any]:
+        """The complete table, for JSON: each arm has its comparisons under their kinds, None where there is none."""
+        record = asdict(self)
+        for arm in record["arms"]:
+            made = arm.pop("comparisons")
+            arm.update((kind, made.get(kind)) for kind, *_ in KINDS)
+        return record
+
+    def differences(self) -> list[tuple[str, dict[str, tuple[float, float | None, float | None]]]]:
+        """(arm, title of the comparison -> (mean difference, low, high)) of all arms but the baseline, for a figure."""
+        drawn = []
+        for arm in self.arms:
+            results = {title: arm.comparisons[kind].result for kind, title, _ in KINDS if kind in arm.comparisons}
+            made = {title: (r.mean, r.low, r.high) for title, r in results.items() if r.mean is not None}
+            drawn += [(arm.name, made)] if made else []
+        return drawn
+
+
+Tables = dict[tuple[str, str], Table]
+
+
+def p_text(p: float | None) -> str:
+    """A p-value with three decimals, "<0.001" below them and "-" for none."""
+    return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def interval_text(low: float | None, high: float | None, number: Number) -> str:
+    """``[low, high]``, "-" for none."""
+    return "-" if low is None or high is None else f"[{number(low)}, {number(high)}]"
+
+
+def _difference(comparison: Comparison | None, number: Number) -> str:
+    if comparison is None or comparison.result.mean is None:
+        return "" if comparison is None else "-"
+    result = comparison.result
+    return f"{number(comparison.result.mean)} {interval_text(result.low, result.high, number)}"
+
+
+def _places(values: Sequence[float | None], digits: int) -> int:
+    """Decimals that give the largest of `values` so many digits."""
+    largest = max((abs(value) for value in values if value), default=1.0)
+    return min(max(digits - 1 - math.floor(math.log10(largest)), 0), 12)
+
+
+def _or_dash(value: float | None, number: Number) -> str:
+    return "-" if value is None else number(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# From runs to tables
+
+
 def records_of(outcome: Outcome) -> list[RunRecord]:
     """The record of every run, finished or not, in the study's order."""
-    return [_record(item, outcome) for item in outcome.items]
-
-
-def _record(item: Item, outcome: Outcome) -> RunRecord:
-    run, trained = item.run, item.folder.done("train") or {}
-    scored = {split: item.folder.done(split) for split in ("select", "test")}
-    choice = outcome.state.choice(run.block.name, run.arm.name)
-    fixed = bool(run.variant) or not run.arm.tuned
-    return RunRecord(
-        block=run.block.name,
-        arm=run.arm.name,
-        control=run.control,
-        compute=run.compute,
-        seed=run.seed,
-        cell=run.cell,
-        chosen=fixed or (choice is not None and choice["cell"] == run.cell),
-        settings=run.changes,
-        metrics={split: record["metrics"] for split, record in scored.items() if record is not None},
-        flops=trained.get("flops"),
-        train_seconds=trained.get("train_seconds"),
-        steps=trained.get("steps"),
-        model=str(item.folder.model) if item.folder.has_weights else None,
-        status="failed" if item.error is not None else "not run" if item.todo else "finished",
-        error=item.error,
-    )
+    records = []
+    for item in outcome.items:
+        run, trained = item.run, item.folder.done("train") or {}
+        choice = outcome.state.choice(run.block.name, run.arm.name)
+        record = RunRecord(
+            block=run.block.name,
+            arm=run.arm.name,
+            control=run.control,
+            compute=run.compute,
+            seed=run.seed,
+            cell=run.cell,
+            chosen=bool(run.variant or not run.arm.tuned or (choice and choice["cell"] == run.cell)),
+            settings=run.changes,
+            metrics={split: done["metrics"] for split in SPLITS[1:] if (done := item.folder.done(split))},
+            flops=trained.get("flops"),
+            train_seconds=trained.get("train_seconds"),
+            steps=trained.get("steps"),
+            model=str(item.folder.model) if item.folder.has_weights else None,
+            status="failed" if item.error is not None else "not run" if item.todo else "finished",
+            error=item.error,
+        )
+        records.append(record)
+    return records
 
 
 def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
     """(block, metric) -> table, the first metric's first. Rows are in the study's order, each arm before its variants."""
     tables: Tables = {}
     for block in study.blocks:
-        others = [arm for arm in block.arms if arm.name != block.baseline]
-        arms = [runs for arm in (block.arm(block.baseline), *others) for runs in _arm_runs(block, arm, records)]
+        arms = list(_arm_runs(block, records))
         for metric in block.metrics:
-            tables[block.name, metric.name] = study_table(
-                arms, metric.name, baseline=block.baseline, higher_is_better=metric.higher_is_better, alpha=study.alpha
-            )
+            name, higher = metric.name, metric.higher_is_better
+            tables[block.name, name] = Table.of(arms, name, block.baseline, higher, study.alpha)
     return tables
 
 
-def _arm_runs(block: Block, arm: Arm, records: Sequence[RunRecord]) -> Iterator[ArmRuns]:
-    """An arm and its variants, the baseline alone, on the test split.
+def _arm_runs(block: Block, records: Sequence[RunRecord]) -> Iterator[ArmRuns]:
+    """The baseline alone, then each arm and its variants, on the test split.
 
     A run that failed is there without a value, so that its arm is not treated as if the run had never been begun.
     """
-    rows = {"": arm.name} if arm.name == block.baseline else arm.rows
-    for variant, row in rows.items():
-        own = [r for r in records if (r.block, r.arm, r.variant) == (block.name, arm.name, variant) and r.chosen]
-        tested = [r for r in own if "test" in r.metrics or r.status == "failed"]
-        yield ArmRuns(
-            row,
-            {m.name: {r.seed: r.metrics.get("test", {}).get(m.name) for r in tested} for m in block.metrics},
-            control=None if variant else rows.get("shuffled", arm.control_arm),
-            random=None if variant else rows.get("random"),
-            same_flop=None if variant else rows.get(SAME_FLOP),
-            needs_control=arm.jepa or arm.control_arm is not None,
-            flops={r.seed: r.flops for r in own if r.flops},
-            seconds={r.seed: r.train_seconds for r in own if r.train_seconds is not None},
-        )
+    for arm in sorted(block.arms, key=lambda arm: arm.name != block.baseline):
+        rows = {"": arm.name} if arm.name == block.baseline else arm.rows
+        for variant, row in rows.items():
+            own = [r for r in records if (r.block, r.arm, r.variant) == (block.name, arm.name, variant) and r.chosen]
+            tested = [r for r in own if "test" in r.metrics or r.status == "failed"]
+            yield ArmRuns(
+                row,
+                {m.name: {r.seed: r.metrics.get("test", {}).get(m.name) for r in tested} for m in block.metrics},
+                control=None if variant else rows.get("shuffled", arm.control_arm),
+                random=None if variant else rows.get("random"),
+                same_flop=None if variant else rows.get(SAME_FLOP),
+                needs_control=arm.jepa or arm.control_arm is not None,
+                flops={r.seed: r.flops for r in own if r.flops},
+                seconds={r.seed: r.train_seconds for r in own if r.train_seconds is not None},
+            )
+
+
+# Files and lines
 
 
 def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
@@ -129,7 +289,7 @@ def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
     study, folder, records = outcome.study, outcome.study.output_dir, records_of(outcome)
     tables, missing = study_tables(study, records), missing_lines(outcome)
     rows = [{"block": block, "metric": name, **row} for (block, name), table in tables.items() for row in table.rows()]
-    whole = {
+    complete = {
         "title": study.title,
         "tables": [{"block": block, **table.record()} for (block, _), table in tables.items()],
         "missing": [asdict(record) for record in records if record.status != "finished"],
@@ -139,24 +299,20 @@ def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
     writer.writeheader()
     writer.writerows(rows)
     texts = {
-        "results.jsonl": "".join(_json(asdict(record)) for record in records),
-        "table.md": _markdown(outcome, tables, missing),
-        "table.csv": lines.getvalue(),
-        "table.json": _json(whole, indent=1),
+        "results.jsonl": b"".join(json_bytes(asdict(record)) + b"\n" for record in records),
+        "table.md": _markdown(outcome, tables, missing).encode(),
+        "table.csv": lines.getvalue().encode(),
+        "table.json": json_bytes(complete, indent=1) + b"\n",
     }
     for name, text in texts.items():
-        write_whole(folder / name, [text.encode()])
+        write_whole(folder / name, [text])
     names = ", ".join([*texts, *_draw(study, tables)])
     return tables, [*_verdict_lines(tables), *missing, "", f"written to {folder}: {names}"]
 
 
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
-
-
 def _markdown(outcome: Outcome, tables: Tables, missing: Sequence[str]) -> str:
     study = outcome.study
-    parts = [part for part in (f"# {study.title}", study.shows) if part]
+    parts = [f"# {study.title}", *([study.shows] if study.shows else [])]
     for block in study.blocks:
         parts += [f"## {block.name}"] if block.name else []
         parts += [table.markdown().rstrip() for (name, _), table in tables.items() if name == block.name]
@@ -180,10 +336,9 @@ def _verdict_lines(tables: Tables) -> Iterator[str]:
     for (block, metric), table in tables.items():
         direction = "higher" if table.higher_is_better else "lower"
         yield f"{f'{block}, ' if block else ''}{metric} ({direction} is better), against {table.baseline}:"
-        for arm in table.arms:
-            if arm.verdict is not None:
-                yield f"  {arm.name}: {arm.verdict}"
-            for kind, made in arm.comparisons.items() if arm.verdict else ():
+        for arm in (arm for arm in table.arms if arm.verdict is not None):
+            yield f"  {arm.name}: {arm.verdict}"
+            for kind, made in arm.comparisons.items():
                 found = made.result
                 if kind in ("examples", "compute") and found.mean is not None:
                     ends = "" if found.low is None else f" [{found.low:+.4g}, {found.high:+.4g}]"

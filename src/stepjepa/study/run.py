@@ -1,31 +1,48 @@
-"""Running a study: what is to be done, in which order, and what is known afterwards.
+"""Running a study: what is to be done, where it is carried out, in which order, and what is known afterwards.
 
 Everything that is known is in the run folders and the state, so a study that was killed resumes when it is started again.
 """
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepjepa.errors import ConfigError
-from stepjepa.study.launch import Item, Job, Outcome, Processes, Submitit, failure
-from stepjepa.study.options import StudyOptions
-from stepjepa.study.plan import check_folder, clear_folder, shared_questions, write_builtin, write_plan
-from stepjepa.study.records import State, StudyRunFolder, check_same, study_identity
-from stepjepa.study.results import write_results
-from stepjepa.study.spec import SPLITS, Arm, Block, Run, Study, Values, all_runs, cell_name, describe, runs_of
+from stepjepa.data.extras import library
+from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.study import records, stages
+from stepjepa.study.records import Item, State, StudyRunFolder
+from stepjepa.study.results import Outcome, Table, write_results
+from stepjepa.study.spec import (
+    SPLITS,
+    Arm,
+    Block,
+    Run,
+    Study,
+    StudyOptions,
+    Values,
+    all_runs,
+    cell_name,
+    describe,
+    runs_of,
+)  # fmt: skip
 from stepjepa.study.tree import recipe_lines
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.terminal import print_text
 
-if TYPE_CHECKING:
-    from stepjepa.study.table import Table
+# Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
+_SHARED = {"gpus": "gpus_per_node", "cpus": "cpus_per_task"}
+_SHARED |= {n: n for n in ("timeout_min", "mem_gb", "gpus_per_node", "cpus_per_task", "stderr_to_stdout", "name")}
+_ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING")
 
 
 @dataclass(frozen=True)
@@ -66,10 +83,10 @@ def study(options: StudyOptions, say: Callable[[str], None] = print_text) -> Stu
     for note in read.notes:
         say(f"note   {note}")
     if options.dry_run:
-        check_folder(read.output_dir)
+        records.check_folder(read.output_dir)
         state = State(read.output_dir)
         if state.identity is not None and not options.overwrite_output_dir:
-            check_same(read.output_dir, state.identity, study_identity(read))
+            records.check_same(read.output_dir, state.identity, records.study_identity(read))
         return StudyResult(tuple(describe(read)))
     for name in ("statsmodels", "matplotlib"):
         if find_spec(name) is None:
@@ -82,6 +99,121 @@ def study(options: StudyOptions, say: Callable[[str], None] = print_text) -> Stu
     return StudyResult(("", *lines), tables, bool(outcome.failed))
 
 
+# Where runs are carried out
+
+
+class Processes:
+    """Carries runs out in processes of this machine, each with its share of the cores and one of the GPUs."""
+
+    def __init__(self, jobs: int):
+        self._devices: queue.Queue[str | None] = queue.Queue()
+        devices: Sequence[str | None] = visible_devices() or [None]
+        for number in range(jobs):
+            self._devices.put(devices[number % len(devices)])
+        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+        self._environment = {stages.ENDS_WITH: str(os.getpid()), "OMP_NUM_THREADS": threads}
+
+    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
+        """See `stages.carry_out`."""
+        device = self._devices.get()
+        try:
+            chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+            return stages.carry_out(str(run.path), todo, {**self._environment, **chosen})
+        finally:
+            self._devices.put(device)
+
+    def stop(self) -> None:
+        """End the processes."""
+        stages.kill_all()
+
+
+class Submitit:
+    """Carries runs out as jobs of SLURM, or of submitit's local executor, which does the same without a cluster.
+
+    Args:
+        cluster: ``slurm``, whose jobs outlive the study, or ``local``.
+        folder: for the jobs' scripts and their own logs; all nodes must see it.
+        parameters: of the jobs, see `slurm_parameters`.
+
+    Raises:
+        ConfigError: submitit or SLURM is not there, or a parameter cannot be used.
+    """
+
+    def __init__(self, cluster: str, folder: Path, parameters: Mapping[str, Any]):
+        self._submitit = library("submitit", "study")
+        self._cluster, self._folder, self._stopped = cluster, folder, threading.Event()
+        try:
+            self._executor = self._submitit.AutoExecutor(folder=folder, cluster=cluster)
+            self._executor.update_parameters(**slurm_parameters(parameters))
+        except (RuntimeError, ValueError, TypeError, NameError) as error:
+            raise ConfigError(f"slurm: {str(error).splitlines()[0]}") from None
+
+    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
+        """Wait for the run's job, which may be one that an earlier start has left in the queue; why it failed.
+
+        Raises:
+            StepJepaError: the job could not be submitted.
+        """
+        job = self._still_running(run) or self._submit(run, todo)
+        while not job.done():
+            if self._stopped.wait(5.0 if self._cluster == "slurm" else 0.5):  # each look is one at a shared file system
+                if self._cluster == "local":
+                    job.cancel()
+                return "the study was interrupted"
+        try:
+            reason = job.result()
+        except Exception as error:  # submitit raises its own kinds: no result, a job that was cancelled, a lost node
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+        return reason and f"job {job.job_id}: {reason} (the job's own log: {job.paths.stderr})"
+
+    def _submit(self, run: StudyRunFolder, todo: Sequence[str]) -> Any:
+        ends_with = str(os.getpid()) if self._cluster == "local" else ""
+        try:
+            job = self._executor.submit(carry_out_job, str(run.path.resolve()), list(todo), ends_with)
+        except Exception as error:  # whatever sbatch and the file system have to say
+            raise StepJepaError(f"{run.path}: the job could not be submitted: {' '.join(str(error).split())}") from None
+        records.write_record(run.job, {"cluster": self._cluster, "id": job.job_id})
+        return job
+
+    def _still_running(self, run: StudyRunFolder) -> Any:
+        """The run's job of an earlier start, if SLURM still has it."""
+        before = records.read_record(run.job)
+        if before is None or {before["cluster"], self._cluster} != {"slurm"}:
+            return None
+        job = self._submitit.SlurmJob(folder=self._folder, job_id=before["id"])
+        return job if job.state.split(" ")[0] in _ALIVE and not job.done() else None
+
+    def stop(self) -> None:
+        """Wait no longer, and end the jobs of submitit's local executor; those of SLURM go on."""
+        self._stopped.set()
+
+
+def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """submitit's parameters for those of a study's file, a day for each job unless it says otherwise."""
+    named = {_SHARED.get(name, f"slurm_{name.removeprefix('slurm_')}"): value for name, value in given.items()}
+    return {"timeout_min": 24 * 60, **named}  # slurm_time wins over it; the local executor knows it alone
+
+
+def carry_out_job(folder: str, todo: Sequence[str], ends_with: str) -> str | None:
+    """`stages.carry_out` in a job, which ends with the process `ends_with`, the study, if one is named."""
+    stages.end_with(ends_with)
+    return stages.carry_out(folder, todo, {stages.ENDS_WITH: ends_with})
+
+
+def visible_devices() -> list[str]:
+    """The CUDA devices that runs are shared out to, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [device for device in named.split(",") if device]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+# What is carried out
+
+
 def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False) -> Outcome:
     """Carry a study out, or what is left of it.
 
@@ -89,29 +221,26 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False)
         ConfigError, DataError: nothing was begun.
     """
     folder = study.output_dir
-    check_folder(folder)
+    records.check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK) as alone:
         if not alone:
             raise ConfigError(f"{folder}: another stepjepa study is running in this folder; wait, or end it")
         if overwrite:
-            clear_folder(folder)
+            records.clear_folder(folder)
         for block in study.blocks:
-            write_builtin(block.data, folder)
-        state, identity = State(folder), study_identity(study)
+            records.write_builtin(block.data, folder)
+        state, identity = State(folder), records.study_identity(study)
         if state.identity is not None:
-            check_same(folder, state.identity, identity)
+            records.check_same(folder, state.identity, identity)
         state.take_over(identity)
-        notes = [note for block in study.blocks for note in shared_questions(block, folder)]
+        notes = [note for block in study.blocks for note in records.shared_questions(block, folder)]
         for note in notes:
             say(f"note   {note}")
         local = study.executor == "processes"
         executor = Processes(study.jobs) if local else Submitit(study.executor, folder / "jobs", study.slurm)
         run = StudyRun(study, state, say)
-        try:
-            run.carry_out(executor)
-        finally:
-            executor.stop()
+        run.carry_out(executor)
         return Outcome(study, state, list(run.items.values()), notes)
 
 
@@ -124,28 +253,30 @@ class StudyRun:
         self.total = sum(1 for _ in all_runs(study))
 
     def carry_out(self, executor: Processes | Submitit) -> None:
-        """Do what is not done. One failed run does not stop the others."""
-        active: list[tuple[Item, Job]] = []
-        while True:
-            self._plan()
-            for item in self._ready()[: self.study.jobs - len(active)]:
-                item.job = executor.start(item.folder, item.todo)
-                active.append((item, item.job))
-            if not active:
-                return
-            while not any(job.done() for _, job in active):
-                time.sleep(executor.pause)
-            for item, job in [(item, job) for item, job in active if job.done()]:
-                item.error, item.job = failure(job), None
-                if item.error is None and item.todo:
-                    item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
-                self.say(self._line(item))
-            active = [(item, job) for item, job in active if item.job is not None]
-
-    def _ready(self) -> list[Item]:
-        """Runs that can be begun: first all arms of the first seed, so that a part of a study is of use."""
-        ready = [item for item in self.items.values() if item.job is None and item.error is None and item.todo]
-        return sorted(ready, key=lambda item: item.run.block.seeds.index(item.run.seed))
+        """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
+        pool, active = ThreadPoolExecutor(self.study.jobs), dict[Future[str | None], Item]()
+        try:
+            while True:
+                busy = list(active.values())
+                self._plan(busy)
+                # First all arms of the first seed, so that a part of a study is of use.
+                ready = [item for item in self.items.values() if item.error is None and item not in busy and item.todo]
+                ready.sort(key=lambda item: item.run.block.seeds.index(item.run.seed))
+                for item in ready[: self.study.jobs - len(active)]:
+                    active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
+                if not active:
+                    return
+                for future in wait(active, return_when=FIRST_COMPLETED).done:
+                    item = active.pop(future)
+                    item.error = future.result()
+                    if item.error is None and item.todo:
+                        item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
+                    self.say(self._line(item))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in active):
+                executor.stop()
+                time.sleep(0.05)
 
     def _line(self, item: Item) -> str:
         head = f"[{sum(not one.todo for one in self.items.values())}/{self.total}] {item.run.name}: "
@@ -161,7 +292,7 @@ class StudyRun:
         values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
         return head + (f"; validation: {values}" if values else "")
 
-    def _plan(self) -> None:
+    def _plan(self, busy: Sequence[Item]) -> None:
         """Add every run that can be begun by now, choose where all that is needed is there, tidy up."""
         for block in self.study.blocks:
             first = ("train", "select") if "select" in block.data.paths(self.study.output_dir) else ("train",)
@@ -176,20 +307,18 @@ class StudyRun:
                         self._add(run, (*first, "test"))
         for item in self.items.values():
             for split in SPLITS[1:]:
-                record = item.folder.done(split)
-                if record is not None:
+                if (record := item.folder.done(split)) is not None:
                     self.state.note_score(item.run.name, split, record["at"])
-            block, arm = item.run.block, item.run.arm
-            undecided = arm.tuned and self.state.choice(block.name, arm.name) is None
-            if item.job is None and not item.todo:
+            undecided = item.run.arm.tuned and self.state.choice(item.run.block.name, item.run.arm.name) is None
+            if item not in busy and not item.todo:
                 item.folder.tidy(self.study.keep_models or undecided)
 
-    def _add(self, run: Run, stages: tuple[str, ...]) -> Item:
+    def _add(self, run: Run, wanted: tuple[str, ...]) -> Item:
         path = self.study.output_dir / run.folder
         if path not in self.items:
-            item = self.items[path] = Item(run, StudyRunFolder(path), stages)
+            item = self.items[path] = Item(run, StudyRunFolder(path), wanted)
             if item.todo:
-                write_plan(item.folder, run, self.study.output_dir)
+                records.write_plan(item.folder, run, self.study.output_dir)
         return self.items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
@@ -203,11 +332,8 @@ class StudyRun:
         if choice["cell"] is not None:
             self.state.choose(block.name, arm.name, choice)
             self.say(f"{arm.name}: {choice['words']}")
-        else:
-            for item in items:
-                item.error = (
-                    item.error or "no cell of this arm has a finite value on the validation split for every seed"
-                )
+        for item in items if choice["cell"] is None else ():
+            item.error = item.error or "no cell of this arm has a finite value on the validation split for every seed"
         return choice["cell"]
 
 

@@ -1,4 +1,7 @@
-"""What a study is: arms over seeds with controls, data splits and metrics; and the runs that it comes to."""
+"""What a study is: arms over seeds with controls, data splits and metrics; the runs that it comes to; the command's options.
+
+Importing this module loads no torch, so that ``--help`` is quick.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from stepjepa.config.option import option
+
 Values = Mapping[str, Any]
+Executor = Literal["processes", "slurm", "local"]
 CONTROLS = ("shuffled", "random")
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
+_WHERE = {"processes": "processes of this machine", "slurm": "SLURM jobs", "local": "jobs on this machine"}
+
+
+@dataclass
+class StudyOptions:
+    """Options of ``stepjepa study``; most of them replace what the study's file says."""
+
+    file: str | None = option(None, "A study's YAML file, or a recipe's name; usually written without --file.", "study")
+    output_dir: str | None = option(
+        None, "Folder for runs, tables and figures. Default: the file's, or runs/NAME.", "study"
+    )
+    seeds: list[int] | None = option(None, "Seeds instead of the file's.", "study")
+    jobs: int | None = option(None, "Runs at a time. Default: the file's, or 1 (100 with slurm).", "study")
+    executor: Executor | None = option(
+        None,
+        "Where runs are carried out: processes on this machine (the default), slurm, or local, which runs on this machine "
+        "what slurm runs on a cluster.",
+        "study",
+    )
+    overrides: list[str] | None = option(
+        None, "Values instead of the file's, as in base.max_steps=20.", "study", aliases=("set",)
+    )
+    mini: bool = option(False, "Run the file's section mini: the same study made small, for two cores.", "study")
+    dry_run: bool = option(False, "List the runs and what each changes, and write nothing.", "study")
+    recipes: bool = option(False, "List the recipes that come with the library.", "study", aliases=("list",))
+    overwrite_output_dir: bool = option(
+        False, "Remove what an earlier study left in output_dir and start again.", "study"
+    )
 
 
 @dataclass(frozen=True)
@@ -81,9 +115,9 @@ class Data:
 class Evaluation:
     """How a trained model is scored: on how many rows, and the sizes of batches and answers."""
 
-    max_examples: int | None = field(default=None, metadata={"least": 1})
-    batch_size: int = field(default=32, metadata={"least": 1})
-    max_new_tokens: int = field(default=256, metadata={"least": 1})
+    max_examples: int | None = option(None, "First rows that are scored.", "evaluate", at_least=1)
+    batch_size: int = option(32, "Of generation and forward passes.", "evaluate", at_least=1)
+    max_new_tokens: int = option(256, "Longest answer.", "evaluate", at_least=1)
 
 
 @dataclass(frozen=True)
@@ -117,11 +151,7 @@ class Study:
 
     Attributes:
         shows, source: what it is to show, in a sentence, and where that was published.
-        jobs: runs at a time.
-        executor: ``processes`` of this machine, ``slurm``, or ``local``: what slurm would run, on this machine.
         slurm: parameters of the jobs.
-        keep_models: False deletes the weights once they are scored.
-        alpha: level of the verdicts.
         notes: what the reader of the file should know.
     """
 
@@ -130,11 +160,11 @@ class Study:
     blocks: tuple[Block, ...]
     shows: str = ""
     source: str = ""
-    jobs: int = field(default=1, metadata={"least": 1})
-    executor: Literal["processes", "slurm", "local"] = "processes"
+    jobs: int = option(1, "Runs at a time.", "study", at_least=1)
+    executor: Executor = "processes"
     slurm: dict[str, Any] = field(default_factory=dict)
-    keep_models: bool = True
-    alpha: float = 0.05
+    keep_models: bool = option(True, "False deletes the weights once they are scored.", "study")
+    alpha: float = option(0.05, "Level of the verdicts.", "study", above=0, below=1)
     notes: tuple[str, ...] = ()
 
 
@@ -177,9 +207,7 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """All options of ``stepjepa train`` that the study sets, but for the data and the folder."""
-        settings: dict[str, Any] = {**self.block.base, **self.arm.settings, **self.cell, "seed": self.seed}
-        if self.variant:
-            settings |= {SAME_FLOP: True} if self.variant == SAME_FLOP else {"control": self.variant}
+        settings = {**self.block.base, **self.arm.settings, **self.cell, "seed": self.seed, **varied(self.variant)}
         # A run may start from what another study's run of the same seed has left.
         return {k: v.replace("{seed}", str(self.seed)) if isinstance(v, str) else v for k, v in settings.items()}
 
@@ -189,6 +217,11 @@ class Run:
         base, settings = self.block.base, self.settings
         same = {"seed", *(k for k in settings if k in base and k not in self.cell and base[k] == settings[k])}
         return {k: v for k, v in settings.items() if k not in same}
+
+
+def varied(variant: str) -> dict[str, Any]:
+    """The option of ``stepjepa train`` by which a variant differs from its arm."""
+    return {} if not variant else {SAME_FLOP: True} if variant == SAME_FLOP else {"control": variant}
 
 
 def cell_name(cell: Values) -> str:
@@ -212,51 +245,43 @@ def all_runs(study: Study) -> Iterator[Run]:
     """Every run that there may be; variants of tuned arms have the first cell until one is chosen."""
     for block in study.blocks:
         for arm in block.arms:
-            yield from runs_of(block, arm)
-            for variant in arm.variants:
-                yield from runs_of(block, arm, variant, arm.cells[:1])
+            for variant in arm.rows:
+                yield from runs_of(block, arm, variant, arm.cells[:1] if variant else None)
 
 
 def describe(study: Study) -> Iterator[str]:
     """Lines that say how many runs there are, what each arm changes, and how it is judged."""
-    where = {"processes": "processes of this machine", "slurm": "SLURM jobs", "local": "jobs on this machine"}
-    yield from (line for line in (study.title, study.shows) if line)
+    yield from filter(None, (study.title, study.shows))
+    yield ""
     every = list(all_runs(study))
     finished = sum((study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
-    yield ""
-    how = f"{study.jobs} at a time as {where[study.executor]}"
-    yield f"{_runs(every)} in {study.output_dir}, {finished} of them finished; {how}"
+    how = f"{study.jobs} at a time as {_WHERE[study.executor]}"
+    yield f"{_count(every)} in {study.output_dir}, {finished} of them finished; {how}"
     for block in study.blocks:
-        runs = [run for run in every if run.block is block]
-        data = assignments({split: ", ".join(names) for split, names in block.data.files.items()})
-        if block.data.builtin is not None:
-            data = f"built in: {assignments(block.data.builtin)}"
-        metric, highest = block.select
+        data, (metric, highest) = block.data, block.select
+        files = assignments({split: ", ".join(names) for split, names in data.files.items()})
         choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
-        yield ""
-        if block.name:
-            yield f"block {block.name}"
+        yield from ["", f"block {block.name}"] if block.name else [""]
         yield f"base       {assignments(block.base)}"
         yield f"seeds      {' '.join(map(str, block.seeds))}; baseline {block.baseline}"
-        yield f"data       {data}"
+        yield f"data       {files if data.builtin is None else f'built in: {assignments(data.builtin)}'}"
         yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; " + (
             choice if any(arm.tuned for arm in block.arms) else "nothing is tuned"
         )
-        width = max(len(run.row) for run in runs)
+        width = max(len(row) for arm in block.arms for row in arm.rows.values())
         for arm in block.arms:
             for variant, row in arm.rows.items():
-                own = [run for run in runs if run.row == row]
-                given = assignments(arm.settings) or "the base"
-                if variant:
-                    inherited = {*arm.settings, *own[0].cell}
-                    given = assignments({k: v for k, v in own[0].changes.items() if k not in inherited})
-                    given = f"as {arm.name}, {given}"
-                elif arm.tuned:
-                    tuned: dict[str, list[Any]] = {name: [] for name in arm.cells[0]}
-                    for name, value in (pair for cell in arm.cells for pair in cell.items()):
-                        tuned[name] += [value] if value not in tuned[name] else []
-                    given += f"; tuned: {assignments(tuned)}"
-                yield f"  {row:<{width}}  {_runs(own):>8}  {given}"
+                own = [run for run in every if run.block is block and run.row == row]
+                given = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
+                yield f"  {row:<{width}}  {_count(own):>8}  {given}"
+
+
+def _own_settings(arm: Arm) -> str:
+    given = assignments(arm.settings) or "the base"
+    if not arm.tuned:
+        return given
+    tuned = {name: list({str(cell[name]): cell[name] for cell in arm.cells}.values()) for name in arm.cells[0]}
+    return f"{given}; tuned: {assignments(tuned)}"
 
 
 def assignments(values: Values) -> str:
@@ -266,5 +291,5 @@ def assignments(values: Values) -> str:
     )
 
 
-def _runs(runs: Sequence[Run]) -> str:
+def _count(runs: Sequence[Run]) -> str:
     return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"

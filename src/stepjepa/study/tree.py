@@ -6,14 +6,14 @@ what it means, as for a flag.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import yaml
 
-from stepjepa.config.values import BadValue, Quoted, convert, nearest, show
+from stepjepa.config.option import options_of
+from stepjepa.config.values import BadValue, Quoted, nearest, show
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import parse_json
 
@@ -33,6 +33,55 @@ class Node(NamedTuple):
     given: Any
     where: str
 
+    def mapping(self, what: str) -> dict[str, Node]:
+        """The children by name; none of an empty value.
+
+        Raises:
+            ConfigError: it is no mapping.
+        """
+        if self.given is None:
+            return {}
+        if not isinstance(self.given, dict):
+            raise ConfigError(f"{self.where}: {what}: expected a mapping of names to values, got {show(self.written)}")
+        return self.given
+
+    def listed(self, what: str) -> list[Node]:
+        """The items of a list; a single value is a list of one.
+
+        Raises:
+            ConfigError: it is a mapping or empty.
+        """
+        if not self.given or isinstance(self.given, dict):
+            got = "an empty list" if self.given == [] else show(self.written)
+            raise ConfigError(f"{self.where}: {what}: expected a list, got {got}")
+        return self.given if isinstance(self.given, list) else [self]
+
+    @property
+    def written(self) -> Any:
+        """What options convert: scalars as they are written, mappings with built values."""
+        if isinstance(self.given, list):
+            return [child.written for child in self.given]
+        return self.value if isinstance(self.given, dict) else self.given
+
+    @property
+    def value(self) -> Any:
+        """The Python value where no field says what type it has: numbers, true, false and null as YAML 1.2 has them."""
+        given = self.given
+        if isinstance(given, dict):
+            return {name: child.value for name, child in given.items()}
+        if isinstance(given, list):
+            return [child.value for child in given]
+        if given is None or isinstance(given, Quoted):
+            return None if given is None else str(given)
+        for read in (_BOOL.__getitem__, parse_json, float):
+            try:
+                value = read(given)
+            except (KeyError, ValueError):
+                continue
+            if isinstance(value, (bool, int, float)) and (read is not float or given[0] in "+-.0123456789"):
+                return value
+        return given
+
 
 def open_study(name: str) -> tuple[str, Node]:
     """A study's name and tree, from a file or from a recipe.
@@ -42,8 +91,7 @@ def open_study(name: str) -> tuple[str, Node]:
     """
     path, recipes = Path(name).expanduser(), recipe_files()
     if not path.is_file() and name not in recipes:
-        siblings = [str(entry) for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        close = nearest(name, [*recipes, *siblings])
+        close = nearest(name, [*recipes, *map(str, path.parent.glob("*.y*ml"))])
         raise ConfigError(
             f"{name}: no such file or recipe; did you mean {close!r}? (stepjepa study --list shows the recipes)"
         )
@@ -52,7 +100,7 @@ def open_study(name: str) -> tuple[str, Node]:
         root = parse_tree(path.read_text(encoding="utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a UTF-8 text file ({error})") from None
-    return path.stem, Node(mapping(root, "study"), root.where)
+    return path.stem, Node(root.mapping("study"), root.where)
 
 
 def recipe_files() -> dict[str, Path]:
@@ -80,44 +128,44 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         ConfigError: no valid YAML, or a key that occurs twice.
     """
 
-    def where(node: yaml.Node) -> str:
-        return f"{name}:{node.start_mark.line + 1}" if numbered else name
+    def where(line: int) -> str:
+        return f"{name}:{line + 1}" if numbered else name
 
-    def read(node: yaml.Node) -> Node:
+    def read(node: yaml.Node, line: int) -> Node:
         if isinstance(node, yaml.SequenceNode):
-            return Node([read(child) for child in node.value], where(node))
+            return Node([read(child, child.start_mark.line) for child in node.value], where(line))
         if isinstance(node, yaml.ScalarNode):
-            plain = node.style is None
-            return Node(
-                None if plain and node.value in _NULL else node.value if plain else Quoted(node.value), where(node)
-            )
+            plain = None if node.value in _NULL else node.value
+            return Node(plain if node.style is None else Quoted(node.value), where(line))
         children: dict[str, Node] = {}
         for key, value in node.value:
+            at = key.start_mark.line  # says more than the line of the value's first item
             if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{where(key)}: expected a name as the key")
+                raise ConfigError(f"{where(at)}: expected a name as the key")
             if key.value in children:
-                raise ConfigError(f"{where(key)}: the key {key.value!r} occurs twice; keep one of them")
-            children[key.value] = Node(read(value).given, where(key))  # says more than the line of its first item
-        return Node(children, where(node))
+                raise ConfigError(f"{where(at)}: the key {key.value!r} occurs twice; keep one of them")
+            children[key.value] = read(value, at)
+        return Node(children, where(line))
 
     try:
         root = yaml.compose(text, yaml.BaseLoader)
-        return Node(None, f"{name}:1" if numbered else name) if root is None else read(root)
+        return Node(None, where(0)) if root is None else read(root, root.start_mark.line)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise ConfigError(f"{where(mark.line) if mark else name}: not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark and numbered else ""
-        raise ConfigError(f"{name}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise ConfigError(f"{name}: not valid YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name}: a list or mapping that contains itself") from None
 
 
-def merged(under: Node, over: Node) -> Node:
-    """`under` with `over` on top: mappings are merged key by key, everything else is replaced."""
+def merged(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
+    """`under` with `over` on top: mappings are merged key by key, all else, and the keys `replaced`, is replaced."""
     if not (isinstance(under.given, dict) and isinstance(over.given, dict)):
         return over
     both = dict(under.given)
     for name, node in over.given.items():
-        both[name] = merged(both[name], node) if name in both else node
+        both[name] = merged(both[name], node) if name in both and name not in replaced else node
     return Node(both, over.where)
 
 
@@ -137,22 +185,21 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
         raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.max_steps=20")
     if names[0] == "mini" and not mini:
         raise ConfigError(f"--set {assignment}: the section mini is read with --mini only")
-    if mini and "mini" in root.given and names[0] != "mini":
-        names.insert(0, "mini")
-    inner = names[names[0] == "mini" :]
-    for block, own in mapping(_at(root, [*names[: len(names) - len(inner)], "blocks"]), "blocks").items():
-        if inner[0] != "blocks" and _at(own, inner).where:
+    section = ["mini"] if names[0] == "mini" or (mini and "mini" in root.given) else []
+    names = names[1:] if names[0] == "mini" else names
+    blocks = _at(root, [*section, "blocks"])
+    for block, own in blocks.mapping("blocks").items() if blocks and names[:1] != ["blocks"] else ():
+        if _at(own, names):
             raise ConfigError(
-                f"--set {assignment}: the block {block} has its own value; write blocks.{block}.{'.'.join(inner)}=..."
+                f"--set {assignment}: the block {block} has its own value; write blocks.{block}.{'.'.join(names)}=..."
             )
-    return _with(root, names, parse_tree(text, f"--set {assignment}", numbered=False))
+    return _with(root, [*section, *names], parse_tree(text, f"--set {assignment}", numbered=False))
 
 
-def _at(node: Node, names: Sequence[str]) -> Node:
-    """What is below a node; an empty node with no place where there is nothing."""
+def _at(node: Node, names: Sequence[str]) -> Node | None:
     for name in names:
         if not (isinstance(node.given, dict) and name in node.given):
-            return Node(None, "")
+            return None
         node = node.given[name]
     return node
 
@@ -165,63 +212,13 @@ def _with(root: Node, names: Sequence[str], value: Node) -> Node:
     return Node(children, root.where)
 
 
-def typed(node: Node) -> Any:
-    """The Python value where no field says what type it has: numbers, true, false and null as YAML 1.2 has them."""
-    given = node.given
-    if isinstance(given, dict):
-        return {name: typed(child) for name, child in given.items()}
-    if isinstance(given, list):
-        return [typed(child) for child in given]
-    if given is None or isinstance(given, Quoted):
-        return None if given is None else str(given)
-    for read in (_BOOL.__getitem__, parse_json, float):
-        try:
-            value = read(given)
-        except (KeyError, ValueError):
-            continue
-        if isinstance(value, (bool, int, float)) and (read is not float or given[0] in "+-.0123456789"):
-            return value
-    return given
-
-
-def written(node: Node) -> Any:
-    """What `convert` takes: scalars as they are written, mappings with built values."""
-    if isinstance(node.given, list):
-        return [written(child) for child in node.given]
-    return typed(node) if isinstance(node.given, dict) else node.given
-
-
-def mapping(node: Node | None, what: str) -> dict[str, Node]:
-    """The children of a node that must be a mapping; no node, and an empty value, is an empty one.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if node is None or node.given is None:
-        return {}
-    if not isinstance(node.given, dict):
-        raise ConfigError(f"{node.where}: {what}: expected a mapping of names to values, got {show(written(node))}")
-    return node.given
-
-
-def listed(node: Node, what: str) -> list[Node]:
-    """The items of a node that must be a list; a single value is a list of one.
-
-    Raises:
-        ConfigError: it is a mapping or empty.
-    """
-    if not node.given or isinstance(node.given, dict):
-        got = "an empty list" if node.given == [] else show(written(node))
-        raise ConfigError(f"{node.where}: {what}: expected a list, got {got}")
-    return node.given if isinstance(node.given, list) else [node]
-
-
-def check_keys(section: Mapping[str, Node], known: Sequence[str], what: str = "") -> None:
+def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = "") -> None:
     """Refuse unknown keys.
 
     Raises:
         ConfigError: there is one; the message names the nearest known one.
     """
+    known = list(known)
     for key, node in section.items():
         if key not in known:
             place = f"{node.where}: {what}" if what else node.where
@@ -229,9 +226,7 @@ def check_keys(section: Mapping[str, Node], known: Sequence[str], what: str = ""
 
 
 def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> dict[str, Any]:
-    """The fields of a dataclass that a mapping sets, converted to their types; null leaves the default.
-
-    A field's metadata may give ``least``, its smallest value.
+    """The fields of a dataclass that a mapping sets, converted to their types and in their bounds; null leaves the default.
 
     Args:
         what: the section's name, where its keys must all be fields; "" passes over other keys.
@@ -239,18 +234,19 @@ def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> di
     Raises:
         ConfigError: a value that does not fit, or an unknown key.
     """
+    known, values = options_of(dtype), dict[str, Any]()
     if what:
-        check_keys(section, [field.name for field in fields(dtype)], what)
-    hints, values = get_type_hints(dtype), dict[str, Any]()
-    for field in fields(dtype):
-        node = section.get(field.name)
-        if node is None or node.given is None:
+        check_keys(section, known, what)
+    for name, node in section.items():
+        if name not in known or node.given is None:
             continue
         try:
-            value = values[field.name] = convert(hints[field.name], written(node))
+            values[name] = known[name].read(node.written)
         except BadValue as error:
-            raise ConfigError(f"{node.where}: {field.name}: {error}") from None
-        least = field.metadata.get("least")
-        if least is not None and value < least:
-            raise ConfigError(f"{node.where}: {field.name} is {value}; it must be at least {least}")
+            raise ConfigError(f"{node.where}: {name}: {error}") from None
+        if known[name].bounds:
+            try:
+                known[name].check(values[name])
+            except ConfigError as error:
+                raise ConfigError(f"{node.where}: {error}") from None
     return values
