@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stepjepa.analysis import numbers
 from stepjepa.analysis.geometry import effective_rank, singular_values, unit_rows
 from stepjepa.analysis.linear import linear_map
 from stepjepa.data.sources import RowSource
@@ -53,43 +54,45 @@ def by_hand(folder, rows):
     return np.stack(source), np.stack(target)
 
 
-def test_the_numbers_are_those_of_the_states(model):
+def test_the_numbers_are_those_of_the_states(model, monkeypatch):
+    """The states are those of single forward passes, to rounding; the numbers, some of which rounding can turn (ranks
+    among them), are those of these very states."""
+    measured, measure = [], numbers.measure_states
+    monkeypatch.setattr(
+        numbers, "measure_states", lambda *views, **how: measured.append(views) or measure(*views, **how)
+    )
     wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
     found = score_model(model, RowSource(model / "test.jsonl"), wanted, max_new_tokens=2)
     assert list(found) == list(wanted) and all(np.isfinite(value) for value in found.values())
-    source, target = by_hand(model, step_rows(ROWS))
+    ((source, target),) = measured
+    for states, single in zip((source, target), by_hand(model, step_rows(ROWS)), strict=True):
+        np.testing.assert_allclose(states, single, atol=1e-4 * np.abs(single).max())
     rank = effective_rank(singular_values(unit_rows(target)))
-    assert found["target_rank"] == pytest.approx(rank, rel=1e-4)
+    assert found["target_rank"] == pytest.approx(rank, rel=1e-6)
     top = np.linalg.svd((source - target).astype(np.float64), compute_uv=False)[:100].mean()
     assert found["difference_top_100"] == pytest.approx(top, rel=1e-4)
     a, b = unit_rows(source), unit_rows(target)
     cosines = a @ b.T
-    apart = cosines[~np.eye(len(a), dtype=bool)].mean()
-    assert found["cosine_gap"] == pytest.approx(np.diag(cosines).mean() - apart, abs=1e-5)
+    others = cosines[~np.eye(len(a), dtype=bool)].mean()
+    assert found["cosine_gap"] == pytest.approx(np.diag(cosines).mean() - others, abs=1e-5)
     above = cosines - np.diag(cosines)[:, None]
     nearer, equal = (above > 1e-6).sum(axis=1), (abs(above) <= 1e-6).sum(axis=1)  # equal ones share their ranks
     ranks = [np.mean([1 / (n + k) for k in range(1, e + 1)]) for n, e in zip(nearer, equal, strict=True)]
     assert found["retrieval_mrr"] == pytest.approx(np.mean(ranks), rel=1e-3)
     held_out = linear_map(source, target)  # itself compared with NumPy; here: the views, the rows, the unit
     assert held_out.train_rows > source.shape[1]
-    assert found["map_r2"] == pytest.approx(held_out.test_r2, abs=1e-3)
-    assert found["map_fitted_error"] == pytest.approx(held_out.train_error * held_out.train_rows**0.5, rel=1e-2)
+    assert found["map_r2"] == pytest.approx(held_out.test_r2, rel=1e-6)
+    assert found["map_fitted_error"] == pytest.approx(held_out.train_error * held_out.train_rows**0.5, rel=1e-6)
 
 
-def test_too_few_pairs_for_a_map_give_no_number(model):
-    views = {"objective": "llm_jepa", "views": "standalone"}
-    found = score_model(
-        model, RowSource(model / "test.jsonl"), {"map_r2": views, "retrieval_mrr": views}, max_examples=6
+@pytest.mark.parametrize(("rows", "none"), [(6, {"map_r2", "map_fitted_error"}), (40, {"map_fitted_error"})])
+def test_too_few_pairs_for_a_map_give_no_number(model, rows, none):
+    """Below ten pairs there is no map; one through every row has no fitted error."""
+    metrics = dict.fromkeys(
+        ("map_r2", "map_fitted_error", "retrieval_mrr"), {"objective": "llm_jepa", "views": "standalone"}
     )
-    assert found["map_r2"] is None and 0 < found["retrieval_mrr"] <= 1
-
-
-def test_a_map_through_every_row_has_no_fitted_error(model):
-    views = {"objective": "llm_jepa", "views": "standalone"}
-    found = score_model(
-        model, RowSource(model / "test.jsonl"), {"map_fitted_error": views, "map_r2": views}, max_examples=40
-    )
-    assert found["map_fitted_error"] is None and found["map_r2"] is not None
+    found = score_model(model, RowSource(model / "test.jsonl"), metrics, max_examples=rows)
+    assert {name for name, value in found.items() if value is None} == none and 0 < found["retrieval_mrr"] <= 1
 
 
 def test_a_model_that_has_diverged_is_refused(model, tmp_path):

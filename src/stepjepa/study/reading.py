@@ -122,9 +122,10 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     if mini:
         if small is None:
             raise ConfigError(f"{root.where}: --mini: this study has no section 'mini'")
-        check_keys(small.mapping("mini"), [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
+        over = small.mapping("mini")
+        check_keys(over, [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
-        tree = merged(Node(tree, root.where), small, replaced=["data"]).given
+        tree = merged(Node(tree, root.where), Node(over, small.where), replaced=["data"]).given
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
     parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
     notes = list[str]()

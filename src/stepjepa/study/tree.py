@@ -152,7 +152,7 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         return Node(None, where(0)) if root is None else read(root, root.start_mark.line)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        raise ConfigError(f"{where(mark.line) if mark else name}: not valid YAML: {error.problem}") from None
+        raise ConfigError(f"{where(mark.line) if mark else name}: not valid YAML: {error.problem or error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {error}") from None
     except RecursionError:
