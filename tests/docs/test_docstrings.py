@@ -1,4 +1,4 @@
-"""Every public name says what it is; arrays have shapes, errors are named, and no docstring names what is not there."""
+"""Arrays have shapes, errors are named, and no docstring names what is not there; ruff sees that there is one."""
 
 from __future__ import annotations
 
@@ -77,13 +77,6 @@ def ids(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=ids)
-def test_every_public_name_has_a_docstring(file):
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    missing = [name for name, node, _ in public(tree) if not ast.get_docstring(node) and name not in OVERRIDES]
-    assert ast.get_docstring(tree) and not missing, missing
-
-
-@pytest.mark.parametrize("file", FILES, ids=ids)
 def test_arrays_have_shapes(file):
     bad = []
     for name, node, doc, about in functions(file):
@@ -119,14 +112,3 @@ def test_what_is_described_is_there(file):
 @pytest.mark.parametrize("file", [f for pattern in FORMULAS for f in SOURCE.glob(pattern)], ids=ids)
 def test_formulas_name_their_source(file):
     assert file.name in NOT_FROM_A_PAPER or re.search(r"arXiv:\d{4}\.\d{5}", file.read_text(encoding="utf-8"))
-
-
-def test_the_rules_can_fail():
-    tree = ast.parse(
-        'def f(x: torch.Tensor):\n    """Of (P, D).\n\n    Args:\n        a, b: no.\n    """\n    raise ConfigError("")'
-    )
-    (name, node, _), doc = next(public(tree)), ast.get_docstring(tree.body[0])
-    assert name == "f" and described(doc, "Args") == ["a", "b"] and list(raised(node)) == ["ConfigError"]
-    assert (
-        SHAPE.search(doc) and not SHAPE.search("The rows (see above) of A and (B).lower") and SHAPE.search("() float32")
-    )

@@ -106,25 +106,3 @@ def test_the_navigation_holds_every_page():
     named = list(paths(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
     assert len(named) == len(set(named))
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
-
-
-def test_every_picture_is_used():
-    used = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    pictures = [
-        file
-        for folder in ("assets", "images")
-        for file in (DOCS / folder).rglob("*")
-        if file.suffix in (".png", ".svg")
-    ]
-    assert pictures and not [file.name for file in pictures if file.name not in used]
-
-
-def test_dead_links_are_found():
-    text = '# A `b_c` (d)\n[x](y.md#z) `[no](a)` ![p](p.png "t")\n```\n[no](b)\n```\n[r]: r.md\n<img src="i.png">'
-    assert links(text) == ["y.md#z", "p.png", "r.md", "i.png"]
-    assert (
-        slug("A `b_c` (d), 2 + 2") == "a-b_c-d-2-2"
-        and slug("Question and answer (`llm_jepa`)") == "question-and-answer-llm_jepa"
-    )
-    assert defined("stepjepa.losses.distances", "cosine_loss") and not defined("stepjepa.losses.distances", "cosines")
-    assert "the-forest" in anchors(DOCS / "method.md") and "nowhere" not in anchors(DOCS / "method.md")

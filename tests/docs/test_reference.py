@@ -53,13 +53,6 @@ def test_a_page_in_full_words(reference):
     assert found["json"][:2] == ["true\\|false", "`False`"] and "## Views\n" in page
 
 
-def test_the_published_spellings_stand_with_train(reference):
-    page = reference.command_pages()["reference/commands/train.md"]
-    found = options_of(page)
-    assert "`--lambda`" in found["lbd"][2] and "`--jepa_l2` for `l2`" in found["jepa_loss"][2]
-    assert "`--num_epochs`" in found["num_train_epochs"][2] and "learning_rate" in found
-
-
 def test_a_new_option_appears_by_itself(reference):
     from dataclasses import make_dataclass
 
@@ -88,19 +81,6 @@ def test_every_public_module_is_on_one_page(reference):
     assert "::: stepjepa.training.trainer" in pages["reference/stepjepa.md"]
     for name in shown:
         ast.parse((ROOT / "src" / Path(*name.split("."))).with_suffix(".py").read_text(encoding="utf-8"))
-
-
-def test_entries_of_several_names_are_taken_apart():
-    pytest.importorskip("griffe", reason="needs the extra docs")
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("griffe_names", ROOT / "docs" / "griffe_names.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    rest = "    c: one, d: two.\n\nRaises:\n    A, B: wrong.\n"
-    before = f"Do.\n\nArgs:\n    a, b: both of\n        them.\n{rest}"
-    after = f"Do.\n\nArgs:\n    a: both of\n        them.\n    b: both of\n        them.\n{rest}"
-    assert module.split_names(before) == after
 
 
 def test_the_site_asks_nothing_of_other_servers():

@@ -115,15 +115,6 @@ def test_version_1_takes_pages_in_place_of_numbers(script, tmp_path, capsys):
     assert "This is version 1" in capsys.readouterr().out
 
 
-def test_every_note_is_whole(script):
-    notes = script.read_notes(script.NOTES)
-    assert len(notes) == len({note.title for note in notes}) == 23
-    for note in notes:
-        starts = [line.split(".")[0] for line in note.lines if re.match(r"(Claim|Formula|Library|Measured)\.", line)]
-        assert starts == ["Claim", "Formula", "Library", "Measured"], note.title
-        "".join(note.lines).encode("cp1252")  # else a letter would be drawn as ?
-
-
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -322,49 +322,34 @@ class StudyRun:
         return self.items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
-        """The cell that the validation split chose, None while that is not known."""
-        choice = self.state.choice(block.name, arm.name)
-        if not arm.tuned or choice is not None:
-            return arm.cells[0] if choice is None else choice["cell"]
-        if any(item.folder.done("select") is None for item in items):
+        """The cell with the best mean over the seeds on the validation split, of equal ones the first; None while one of the
+        arm's runs, `items`, is missing. A cell that diverged for a seed is out. What it was made from is kept with it.
+        """
+        before = self.state.choice(block.name, arm.name)
+        if not arm.tuned or before is not None:
+            return arm.cells[0] if before is None else before["cell"]
+        metric, highest = block.select
+        values: dict[str, dict[str, float | None]] = {}
+        for item in items:
+            record = item.folder.done("select")
+            if record is None:
+                return None
+            values.setdefault(cell_name(item.run.cell), {})[str(item.run.seed)] = record["metrics"].get(metric)
+        means: dict[str, float | None] = {}
+        for name, by_seed in values.items():
+            known = [value for value in by_seed.values() if value is not None]
+            means[name] = sum(known) / len(known) if len(known) == len(by_seed) else None
+        ranked = {name: mean if highest else -mean for name, mean in means.items() if mean is not None}
+        if not ranked:
+            for item in items:
+                item.error = (
+                    item.error or "no cell of this arm has a finite value on the validation split for every seed"
+                )
             return None
-        choice = choose_cell(block, arm, items)
-        if choice["cell"] is not None:
-            self.state.choose(block.name, arm.name, choice)
-            self.say(f"{arm.name}: {choice['words']}")
-        for item in items if choice["cell"] is None else ():
-            item.error = item.error or "no cell of this arm has a finite value on the validation split for every seed"
-        return choice["cell"]
-
-
-def choose_cell(block: Block, arm: Arm, items: Sequence[Item]) -> dict[str, Any]:
-    """The cell with the best mean over the seeds; of equal ones the first. A cell that diverged for a seed is out.
-
-    Args:
-        items: all of the arm's, scored on the validation split.
-
-    Returns:
-        ``cell`` (None where none has a value), ``split``, ``metric``, ``rule``, ``means`` and ``values`` (cell -> seed ->
-        value), and the choice in ``words``.
-    """
-    metric, highest = block.select
-    values: dict[str, dict[str, float | None]] = {}
-    for item in items:
-        record = item.folder.done("select") or {"metrics": {}}
-        values.setdefault(cell_name(item.run.cell), {})[str(item.run.seed)] = record["metrics"].get(metric)
-    means: dict[str, float | None] = {}
-    for name, by_seed in values.items():
-        known = [value for value in by_seed.values() if value is not None]
-        means[name] = sum(known) / len(known) if len(known) == len(by_seed) else None
-    ranked = {name: mean if highest else -mean for name, mean in means.items() if mean is not None}
-    best = max(ranked, key=lambda name: ranked[name]) if ranked else None
-    rule = "highest" if highest else "lowest"
-    return {
-        "cell": next((dict(cell) for cell in arm.cells if cell_name(cell) == best), None),
-        "split": "select",
-        "metric": metric,
-        "rule": rule,
-        "means": means,
-        "values": values,
-        "words": f"the validation split chose {best or 'nothing'} ({rule} {metric} of {len(means)})",
-    }
+        best, rule = max(ranked, key=lambda name: ranked[name]), "highest" if highest else "lowest"
+        cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
+        words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
+        choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "values": values, "words": words}
+        self.state.choose(block.name, arm.name, choice)
+        self.say(f"{arm.name}: {words}")
+        return cell

@@ -195,12 +195,7 @@ def main(argv: list[str]) -> int:
 
 
 class GeometryMetric(NamedTuple):
-    """A number of `GeometryNumbers`.
-
-    Attributes:
-        higher_is_better: its direction.
-        read: the number, None where there are too few pairs for it.
-    """
+    """A number of `GeometryNumbers` with its direction; `read` gives None where there are too few pairs for it."""
 
     higher_is_better: bool
     read: Callable[[GeometryNumbers], float | None]
