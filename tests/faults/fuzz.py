@@ -67,78 +67,14 @@ TEMPLATE = (
 )
 SPLITTERS = "auto separator lines numbered connectives headings sentence regex list".split()
 ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    3,
-    2**31,
-    10**20,
-    10**400,
-    1e308,
-    -1e308,
-    float("nan"),
-    float("inf"),
-    "",
-    " ",
-    "none",
-]
-ODD += [
-    "\x1b[31mred\x1b]0;title\x07",
-    "\ud800",
-    "\u202e",
-    "\x9b2J",
-    "[/]",
-    "x" * 3000,
-    "\x00",
-    [],
-    {},
-    [[]],
-    [{}],
-    [None],
-]
-ODD += [
-    {"a": {"b": [1]}},
-    "9" * 5000,
-    "../..",
-    "null",
-    "\n\n",
-    "{{",
-    "{% for %}",
-    "\\boxed{",
-    "<think>",
-    "####",
-    "a\nb",
-]
+    None, True, -1, 0, 3, 2**31, 10**20, 10**400, 1e308, -1e308, float("nan"), float("inf"), "", " ", "none",
+    "\x1b[31mred\x1b]0;title\x07", "\ud800", "\u202e", "\x9b2J", "[/]", "x" * 3000, "\x00", [], {}, [[]], [{}], [None],
+    {"a": {"b": [1]}}, "9" * 5000, "../..", "null", "\n\n", "{{", "{% for %}", "\\boxed{", "<think>", "####", "a\nb",
+]  # fmt: skip
 BYTES = [
-    b"",
-    b"\x00",
-    b"\xff",
-    b"\xed\xa0\x80",
-    b'"',
-    b"{",
-    b"}",
-    b"[",
-    b",",
-    b":",
-    b"\n",
-    b"\r",
-    b"- ",
-    b"&a [*a]",
-    b"\x1b[2J",
-]
-BYTES += [
-    b"[" * 100_000,
-    b"9" * 5000,
-    b"null",
-    b"NaN",
-    b"Infinity",
-    b"-",
-    b"{{ ",
-    b" %}",
-    b"!!python/object:os.system ",
-    b"\t",
-]
+    b"", b"\x00", b"\xff", b"\xed\xa0\x80", b'"', b"{", b"}", b"[", b",", b":", b"\n", b"\r", b"- ", b"&a [*a]", b"\x1b[2J",
+    b"[" * 100_000, b"9" * 5000, b"null", b"NaN", b"Infinity", b"-", b"{{ ", b" %}", b"!!python/object:os.system ", b"\t",
+]  # fmt: skip
 
 
 def home_files(home: Path) -> None:
