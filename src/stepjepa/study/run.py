@@ -141,7 +141,8 @@ class Submitit:
 
     def __init__(self, cluster: str, folder: Path, parameters: Mapping[str, Any]):
         self._submitit = library("submitit", "study")
-        self._cluster, self._folder, self._stopped = cluster, folder, threading.Event()
+        self._cluster, self._folder = cluster, folder
+        self._stopped, self._alone = threading.Event(), threading.Lock()  # submitit is made for one thread
         try:
             self._executor = self._submitit.AutoExecutor(folder=folder, cluster=cluster)
             self._executor.update_parameters(**slurm_parameters(parameters))
@@ -154,8 +155,9 @@ class Submitit:
         Raises:
             StepJepaError: the job could not be submitted.
         """
-        job = self._still_running(run) or self._submit(run, todo)
-        while not job.done():
+        with self._alone:
+            job = self._still_running(run) or self._submit(run, todo)
+        while not self._ended(job):
             if self._stopped.wait(5.0 if self._cluster == "slurm" else 0.5):  # each look is one at a shared file system
                 if self._cluster == "local":
                     job.cancel()
@@ -166,6 +168,10 @@ class Submitit:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
         return reason and f"job {job.job_id}: {reason} (the job's own log: {job.paths.stderr})"
+
+    def _ended(self, job: Any) -> bool:
+        with self._alone:
+            return job.done()
 
     def _submit(self, run: StudyRunFolder, todo: Sequence[str]) -> Any:
         ends_with = str(os.getpid()) if self._cluster == "local" else ""
