@@ -14,8 +14,7 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.prompts import Prompter
-from stepjepa.generation import local, solve
-from stepjepa.generation.base import Request
+from stepjepa.generation import Request, local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch
 from support.models import tiny_model
 from support.templates import FORMATS
@@ -186,20 +185,16 @@ def test_out_of_memory_is_one_line(generate, monkeypatch, capsys):
         (["--chat_template", "nowhere.jinja"], "nowhere.jinja: cannot be read"),
         (["--attn_implementation", "fast"], "cannot be loaded"),
         (["--base_url", "http://localhost:1"], "--backend openai"),
+        (["--backend", "vllm"], "pip install 'stepjepa[vllm]'"),
     ],
 )
-def test_what_cannot_be_loaded(flags, words, generate, tmp_path, capsys):
+def test_what_cannot_be_loaded(flags, words, generate, tmp_path, capsys, monkeypatch):
+    if "vllm" in flags:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert generate("out.jsonl", *flags) == 2
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 1 and words in err[0]
     assert not list(tmp_path.glob("out*"))
-
-
-def test_no_vllm(generate, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert generate("out.jsonl", "--backend", "vllm") == 2
-    err = capsys.readouterr().err
-    assert "pip install 'stepjepa[vllm]'" in err and err.count("\n") == 1
 
 
 def test_what_vllm_is_asked(generate, folder, tmp_path, monkeypatch):

@@ -19,12 +19,14 @@ The alphabet is printable ASCII and whatever else the two patterns write out.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from stepjepa.evaluation.metrics.regex_equivalence.alphabet import BEGIN, Alphabet, TooMuchWork
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
+    LAST,
+    WORD,
     Boundary,
     Chars,
     Complement,
@@ -33,8 +35,13 @@ from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
     Joined,
     Part,
     Pattern,
+    Ranges,
+    merged,
 )
 
+PRINTABLE = (32, 126)
+BEGIN, IN_WORD, OTHER = 0, 1, 2  # kinds of the character before a position; the first where there is none
+_MOST_WORK = 300_000  # characters times sets of an alphabet
 _PAIR, _DERIVATIVE = 8, 6  # steps; one takes about a microsecond
 _ALWAYS = 0b111_111_111
 _BOUNDARY_NULLS = {
@@ -43,6 +50,54 @@ _BOUNDARY_NULLS = {
     "begin": 0b000_000_111,
     "end": 0b001_001_001,
 }
+
+
+class TooMuchWork(Exception):
+    """The comparison needs more steps than it may make."""
+
+
+class Alphabet:
+    """Printable ASCII and whatever else the patterns write out; one letter for all characters that no pattern tells apart.
+
+    Attributes:
+        size: letters.
+        kinds: `IN_WORD` or `OTHER`, of each letter.
+        examples: a character of each letter.
+    """
+
+    def __init__(self, patterns: Iterable[Pattern]):
+        patterns = list(patterns)
+        universe = merged([PRINTABLE, *(one for pattern in patterns for one in pattern.named)])
+        sets = list(dict.fromkeys([WORD, *(ranges for pattern in patterns for ranges in pattern.sets)]))
+        cuts = {bound for ranges in (*sets, universe) for low, high in ranges for bound in (low, high + 1)}
+        points = [point for point in sorted(cuts) if _holds(universe, point)]
+        if len(points) * len(sets) > _MOST_WORK:
+            raise TooMuchWork
+        found: dict[int, int] = {}  # the sets that hold a letter, as bits -> a readable character of it
+        for point in points:
+            signature = sum(_holds(ranges, point) << bit for bit, ranges in enumerate(sets))
+            found[signature] = min(found.get(signature, point), point, key=_readability)
+        self.size = len(found)
+        self.kinds = [IN_WORD if signature & 1 else OTHER for signature in found]
+        self.examples = [chr(point) for point in found.values()]
+        self._masks = {
+            ranges: sum((signature >> bit & 1) << letter for letter, signature in enumerate(found))
+            for bit, ranges in enumerate(sets)
+        }
+
+    def mask(self, ranges: Ranges) -> int:
+        """The letters of a set of characters, as bits."""
+        return self._masks[ranges]
+
+
+def _readability(point: int) -> int:
+    """Letters and digits first, then the other printable characters."""
+    return 0 if chr(point).isalnum() else 1 if 32 < point < 127 else 2
+
+
+def _holds(ranges: Ranges, point: int) -> bool:
+    place = bisect_right(ranges, (point, LAST))
+    return place > 0 and point <= ranges[place - 1][1]
 
 
 class Difference(NamedTuple):

@@ -12,6 +12,7 @@ bind `|`, `&`, joining, repetition, `~`: `~a*` is `(~a)*`, `\bA&B\b` is `(\bA)&(
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Union
 
@@ -81,12 +82,14 @@ class Pattern:
     """A parsed pattern.
 
     Attributes:
-        part: the whole of it.
+        part: all of it.
         named: characters that are written out in it, alone or as a range.
+        sets: those of its `Chars`.
     """
 
     part: Part
     named: Ranges
+    sets: tuple[Ranges, ...]
 
 
 def merged(ranges: list[tuple[int, int]]) -> Ranges:
@@ -155,12 +158,13 @@ class _Reader:
         self.text, self.place, self.depth = text, 0, 0
         self.operators, self.b_is_a_letter = operators, b_is_a_letter
         self.named: list[tuple[int, int]] = []
+        self.sets: list[Ranges] = []
 
     def read(self) -> Pattern:
         part = self.union()
         if self.place < len(self.text):
             raise PatternError(f"unmatched ) at {self.place}")
-        return Pattern(part, merged(self.named))
+        return Pattern(part, merged(self.named), tuple(self.sets))
 
     def next_is(self, signs: str) -> bool:
         return self.place < len(self.text) and self.text[self.place] in signs
@@ -171,19 +175,22 @@ class _Reader:
         self.place += 1
         return self.text[self.place - 1]
 
+    def chars(self, ranges: Ranges) -> Chars:
+        self.sets.append(ranges)
+        return Chars(ranges)
+
     def union(self) -> Part:
-        parts = [self.intersection()]
-        while self.next_is("|"):
-            self.place += 1
-            parts.append(self.intersection())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return self.listed("|", self.intersection, Either)
 
     def intersection(self) -> Part:
-        parts = [self.joined()]
-        while self.operators and self.next_is("&"):
+        return self.listed("&" if self.operators else "", self.joined, Intersection)
+
+    def listed(self, sign: str, read: Callable[[], Part], kind: type[Either | Intersection]) -> Part:
+        parts = [read()]
+        while self.next_is(sign):
             self.place += 1
-            parts.append(self.joined())
-        return parts[0] if len(parts) == 1 else Intersection(tuple(parts))
+            parts.append(read())
+        return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
     def joined(self) -> Part:
         parts: list[Part] = []
@@ -215,8 +222,6 @@ class _Reader:
         if braces is None or not (braces[1] or braces[3]):
             return None
         self.place = braces.end()
-        if max(len(braces[1]), len(braces[3] or "")) > 7:
-            raise NotSupportedError(f"more than {MOST_REPEATS} repeats")
         low = int(braces[1] or 0)
         high = low if braces[2] is None else int(braces[3]) if braces[3] else None
         if max(low, high or 0) > MOST_REPEATS:
@@ -240,14 +245,14 @@ class _Reader:
         if sign == "(":
             return self.group()
         if sign == "[":
-            return Chars(self.bracket())
+            return self.chars(self.bracket())
         if sign == "\\":
             return self.escaped()
         if sign == ".":
-            return Chars(EVERY)
+            return self.chars(EVERY)
         if sign in "^$":
             return Boundary("begin" if sign == "^" else "end")
-        return Chars(self.name(ord(sign)))
+        return self.chars(self.name(ord(sign)))
 
     def group(self) -> Part:
         if self.next_is("?"):
@@ -275,11 +280,11 @@ class _Reader:
         sign = self.text[self.place : self.place + 1]
         if sign == "b" and self.b_is_a_letter:
             self.place += 1
-            return Chars(self.name(ord("b")))
+            return self.chars(self.name(ord("b")))
         if sign in _BOUNDARIES and sign:
             self.place += 1
             return Boundary(_BOUNDARIES[sign])  # type: ignore[arg-type]
-        return Chars(self.escape())
+        return self.chars(self.escape())
 
     def escape(self) -> Ranges:
         r"""The characters that a `\` stands for, inside brackets or outside."""

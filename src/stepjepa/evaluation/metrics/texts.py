@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics.base import Metric, Verdict, check_one_of
+from stepjepa.evaluation.metrics.registry import Metric, Verdict, check_one_of
 
-_VARIANTS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_Variant = Literal["rouge1", "rouge2", "rougeL", "rougeLsum"]
 
 
 @dataclass(kw_only=True)
@@ -21,8 +21,7 @@ class Exact(Metric):
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the texts are equal."""
         gold, answer = self.reference(row).strip(), generated.strip()
-        same = answer == gold
-        return Verdict(float(same), gold, answer, "" if same else "another text")
+        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another text")
 
 
 @dataclass(kw_only=True)
@@ -52,7 +51,7 @@ class Rouge(Metric):
         stem: whether English words are compared by their stems.
     """
 
-    variant: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeL"
+    variant: _Variant = "rougeL"
     stem: bool = False
     _scorer: Any = field(init=False, repr=False, compare=False)
 
@@ -60,7 +59,7 @@ class Rouge(Metric):
     kind: ClassVar[Literal["accuracy", "score"]] = "score"
 
     def __post_init__(self) -> None:
-        check_one_of("variant", self.variant, _VARIANTS)
+        check_one_of("variant", self.variant, get_args(_Variant))
         try:
             from rouge_score.rouge_scorer import RougeScorer
         except ImportError:
@@ -98,9 +97,9 @@ class Bleu(Metric):
         except ImportError:
             raise ConfigError("the metric bleu needs the package sacrebleu: pip install 'stepjepa[eval]'") from None
         check_one_of("tokenize", self.tokenize, sorted(BLEU.TOKENIZERS))
+        settings: Any = {"tokenize": self.tokenize, "lowercase": self.lowercase}
         try:
-            self._sentence = BLEU(tokenize=self.tokenize, lowercase=self.lowercase, effective_order=True)
-            self._corpus = BLEU(tokenize=self.tokenize, lowercase=self.lowercase)
+            self._sentence, self._corpus = BLEU(**settings, effective_order=True), BLEU(**settings)
         except (ImportError, RuntimeError) as error:  # a tokenizer that needs a package of its own
             raise ConfigError(f"tokenize {self.tokenize!r}: {error}") from None
 
