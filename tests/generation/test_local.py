@@ -91,37 +91,6 @@ def test_a_run_and_its_repetition(generate, tmp_path, capsys):
     assert "10 rows read: " in captured.out and "batches of 4" in captured.err and "float32 on " in captured.err
 
 
-@pytest.mark.parametrize("batches", [1, 2, 4])
-def test_interrupted_and_resumed_equals_uninterrupted(batches, generate, tmp_path, monkeypatch, capsys):
-    calls = []
-
-    def counted(*args, **kwargs):
-        calls.append(args)
-        return generate_batch(*args, **kwargs)
-
-    monkeypatch.setattr(local, "generate_batch", counted)
-    assert generate("whole.jsonl") == 0
-    total = len(calls)
-    assert total > 4
-
-    def breaking(*args, **kwargs):
-        if len(calls) == batches:
-            raise KeyboardInterrupt
-        return counted(*args, **kwargs)
-
-    calls.clear()
-    monkeypatch.setattr(local, "generate_batch", breaking)
-    assert generate("out.jsonl") == 130
-    assert "the same command resumes from there" in capsys.readouterr().err
-    monkeypatch.setattr(local, "generate_batch", counted)
-    assert generate("out.jsonl") == 0
-    assert len(calls) == total
-    for kind in ("", ".unsolved"):
-        first, second = (tmp_path / f"{name}{kind}.jsonl" for name in ("whole", "out"))
-        assert first.exists() == second.exists()
-        assert not first.exists() or first.read_bytes() == second.read_bytes()
-
-
 def test_the_first_attempt_may_be_greedy(generate, folder, data, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -48,8 +48,8 @@ def options(tmp_path):
     data.write_text("".join(json.dumps({"question": f"q{n}", "answer": str(n)}) + "\n" for n in range(1, COUNT + 1)))
 
     def make(name="out.jsonl", **changes):
-        fixed = {"file": str(data), "model_name": "t", "output_file": str(tmp_path / name)}
-        return GenerateOptions(**fixed, **{"seed": 0, **changes})
+        fixed = {"file": str(data), "model_name": "t", "output_file": str(tmp_path / name), "seed": 0}
+        return GenerateOptions(**{**fixed, **changes})
 
     return make
 
@@ -157,26 +157,23 @@ def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
 
 
 def test_what_else_is_refused(options, run, tmp_path):
-    (tmp_path / "mine.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="is not from unfinished work"):
-        run(options("mine.jsonl"))
+    """The record of a run that has not ended, attempts at questions that are not in the file, other questions."""
     with pytest.raises(StepJepaError, match="broke off"):
         run(options(), Pupil(2))
-    partial = (tmp_path / "out.partial").read_bytes()
-    for path, text, words in [
-        ("data.jsonl", '{"question": "another", "answer": "1"}\n', "other questions"),
-        ("out.jsonl.meta.json", "{", "is no record of this"),
-        ("out.jsonl.meta.json", '{"state": "running", "settings": {}, "input": {}}', "is no record of this"),
-        ("out.partial", "{}\n{}\n", "cannot be read as unfinished work"),
-        ("out.partial", partial.splitlines(True)[0].decode() + '{"attempts": [{"row": 99}]}\n', "line 2: broken"),
-    ]:
-        shutil.copytree(tmp_path, tmp_path / "saved")
-        (tmp_path / path).write_text(text)
-        with pytest.raises(StepJepaError, match=words):
-            run(options())
-        (tmp_path / path).unlink()
-        shutil.copytree(tmp_path / "saved", tmp_path, dirs_exist_ok=True)
-        shutil.rmtree(tmp_path / "saved")
+    meta, partial = tmp_path / "out.jsonl.meta.json", tmp_path / "out.partial"
+    meta.write_text('{"state": "running", "settings": {}, "input": {}}')
+    with pytest.raises(ConfigError, match="is no record of this"):
+        run(options())
+    meta.unlink()
+    whole = partial.read_bytes()
+    partial.write_bytes(whole.splitlines(True)[0] + b'{"attempts": [{"row": 99}]}\n')
+    with pytest.raises(DataError, match="line 2: broken"):
+        run(options())
+    partial.write_bytes(whole)
+    other = options(file=str(tmp_path / "other.jsonl"))
+    (tmp_path / "other.jsonl").write_text('{"question": "another", "answer": "1"}\n')
+    with pytest.raises(ConfigError, match="other questions"):
+        run(other)
     run(options())
 
 
@@ -193,18 +190,13 @@ def test_a_complete_output_of_version_0_1_is_known(options, run, tmp_path):
 def test_the_input_is_not_overwritten(options, run, tmp_path):
     shutil.copy(tmp_path / "data.jsonl", tmp_path / "x.unsolved.jsonl")
     for name, file in (("data.jsonl", "data.jsonl"), ("x.jsonl", "x.unsolved.jsonl")):
-        given = options(name, overwrite=True)
-        given.file = str(tmp_path / file)
         with pytest.raises(ConfigError, match="would write over its input"):
-            run(given)
+            run(options(name, overwrite=True, file=str(tmp_path / file)))
 
 
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
     run(options(attempts=1))
     left = rows(tmp_path / "out.unsolved.jsonl")
-    again = options("again.jsonl", seed=7)
-    again.file = str(tmp_path / "out.unsolved.jsonl")
-    found = read_problems(again).problems
-    assert [(one.question, one.answer, one.ground_truth) for one in found] == [
-        (row["question"], row["answer"], row["ground_truth"]) for row in left
-    ]
+    found = read_problems(options("again.jsonl", file=str(tmp_path / "out.unsolved.jsonl"))).problems
+    expected = [(row["question"], row["answer"], row["ground_truth"]) for row in left]
+    assert left and [(one.question, one.answer, one.ground_truth) for one in found] == expected

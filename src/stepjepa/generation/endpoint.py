@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import as_completed
 from typing import Any
 
 from huggingface_hub import AsyncInferenceClient
@@ -49,6 +49,16 @@ async def _refuse_redirect(response: Any) -> None:
         raise ConfigError(f"{what}; {_RESUME}")
 
 
+async def _end(client: _Client) -> None:
+    """Give up what is under way, and stop the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.close()
+    asyncio.get_running_loop().stop()
+
+
 class _Trouble(Exception):
     """What may pass by itself; `wait` is how many seconds the server asks to wait, `busy` whether it has too much to do."""
 
@@ -81,65 +91,46 @@ class EndpointGenerator:
         Raises:
             ConfigError: the server cannot be asked.
         """
-        todo = iter([request for request in requests if request.row not in done])
-        found: queue.SimpleQueue[Reply | Exception | None] = queue.SimpleQueue()
         # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
         loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, args=(loop, todo, found), daemon=True).start()
-        error: Exception | None = None
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
+        client = _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout)
+        self._stop, self._slots = asyncio.Event(), asyncio.Semaphore(self._options.concurrency)
+        todo = [request for request in requests if request.row not in done]
+        replies = [asyncio.run_coroutine_threadsafe(self._ask(client, request), loop) for request in todo]
+        error: BaseException | None = None
         try:
-            while (item := found.get()) is not None:
-                if isinstance(item, Reply):
-                    yield [item]
-                else:
-                    error = error or item
+            for future in as_completed(replies):
+                error = error or future.exception()
+                if future.exception() is None and (reply := future.result()) is not None:
+                    yield [reply]
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._stop.set)
+            asyncio.run_coroutine_threadsafe(_end(client), loop)
         if error is not None:
             raise error
 
-    def _run(self, loop: asyncio.AbstractEventLoop, todo: Iterator[Request], found: queue.SimpleQueue[Any]) -> None:
-        self._stop = asyncio.Event()
-
-        async def work_off(client: _Client) -> None:
-            for request in todo:
-                try:
-                    reply = None if self._stop.is_set() else await self._ask(client, request)
-                except Exception as error:
-                    found.put(error)
-                    self._stop.set()
-                    return
-                if reply is None:
-                    return
-                found.put(reply)
-
-        async def run() -> None:
-            # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
-            async with _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout) as client:
-                await asyncio.gather(*(work_off(client) for _ in range(self._options.concurrency)))
-
-        try:
-            loop.run_until_complete(run())
-        finally:
-            loop.close()
-            found.put(None)
-
     async def _ask(self, client: _Client, request: Request) -> Reply | None:
+        """The reply, in its turn; None after an error of another request."""
+        async with self._slots:
+            try:
+                return await self._until_answered(client, request)
+            except Exception:
+                self._stop.set()
+                raise
+
+    async def _until_answered(self, client: _Client, request: Request) -> Reply | None:
         """Send a request until it is answered, at most `max_retries` times again; None where nothing more is to be sent."""
         answers, tries = self._answers, 0
-        while True:
+        while not self._stop.is_set():
             tries += 1
             try:
                 return await self._once(client, request)
             except _Trouble as error:
-                trouble = error
-            what = self._clean(str(trouble))
+                trouble, what = error, self._clean(str(error))
             if tries > self._options.max_retries:
                 times = f"tried {tries} times" if tries > 1 else "tried once"
-                if (
-                    self._answers > answers and not trouble.busy
-                ):  # others were answered meanwhile: it is this one's fault
+                if self._answers > answers and not trouble.busy:  # others were answered: it is this one's fault
                     return Reply(request.row, "", stopped=False, refused=f"{what}, {times}")
                 raise ConfigError(f"{self.url} {what} ({times}); {_RESUME}")
             answers, wait = self._answers, trouble.wait
@@ -151,7 +142,7 @@ class EndpointGenerator:
                 self._say(f"{self.url} {what}; waiting {wait:.0f} s as it asks")
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait)
-                return None
+        return None
 
     async def _once(self, client: _Client, request: Request) -> Reply:
         options = self._options

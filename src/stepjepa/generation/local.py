@@ -18,6 +18,7 @@ import importlib.util
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -242,11 +243,12 @@ class VllmGenerator:
     """
 
     def __init__(self, name: str, prompter: Prompter, options: GeneratorOptions):
-        arguments = {"dtype": options.dtype, "trust_remote_code": options.trust_remote_code, "seed": options.seed}
         try:
             from vllm import LLM
 
-            self._engine = LLM(model=name, **{**arguments, **(options.vllm_options or {})})
+            code = options.trust_remote_code
+            engine = partial(LLM, model=name, dtype=options.dtype, trust_remote_code=code, seed=options.seed)
+            self._engine = engine(**(options.vllm_options or {}))
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(f"--model_name {name}: vLLM cannot load it ({why})") from None

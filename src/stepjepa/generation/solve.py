@@ -12,7 +12,7 @@ The files (see `stepjepa.generation.store`):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -82,6 +82,7 @@ def read_problems(options: GenerateOptions) -> ProblemSet:
 def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     if not isinstance(row, Mapping):
         raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    question: Any
     named, columns = (options.question_column, options.answer_column), ", ".join(map(str, row)) or "none"
     if named == (None, None) and row.get("messages") is not None:
         turns = [message for message in row_to_messages(row) if message["role"] != "system"]
@@ -304,16 +305,22 @@ class Solver:
             if len(done) == len(asked):
                 continue
             bar.begin(f"attempt {attempt}", len(asked), len(done), "0 solved")
-            solved = 0
-            requests = [self.request(self._problems[row], attempt) for row in asked]
-            for replies in _unless_all_refused(generator.answer(requests, done), answered):
-                attempts = [self._judge(reply, attempt) for reply in replies]
+            solved, held = 0, list[Reply]()
+            for replies in generator.answer([self.request(self._problems[row], attempt) for row in asked], done):
+                held += replies
+                answered = answered or any(reply.refused is None for reply in replies)
+                if not answered:  # refusals wait until one is answered
+                    if len(held) >= _REFUSALS:
+                        break
+                    continue
+                attempts, held = [self._judge(reply, attempt) for reply in held], []
                 line = {"attempts": [asdict(one) for one in attempts]}
                 output.append(line)
                 self.take(line)
                 solved += sum(one.verdict == "right" for one in attempts)
                 bar.step(len(attempts), f"{solved} solved")
-            answered = True
+            if held:
+                raise ConfigError(f"the model refuses every request: {held[0].refused}")
 
     def request(self, problem: Problem, attempt: int) -> Request:
         """What attempt number `attempt` at a question asks."""
@@ -387,22 +394,3 @@ class Solver:
         }
         extra = {"refused": one.refused, "reasoning": one.reasoning}
         return json_line({**values, **{name: value for name, value in extra.items() if value is not None}})
-
-
-def _unless_all_refused(groups: Iterator[list[Reply]], answered: bool) -> Iterator[list[Reply]]:
-    """Hold refused replies back until one is answered.
-
-    Raises:
-        ConfigError: none is.
-    """
-    held: list[Reply] = []
-    for group in groups:
-        answered = answered or any(reply.refused is None for reply in group)
-        held += group
-        if answered:
-            yield held
-            held = []
-        elif len(held) >= _REFUSALS:
-            break
-    if held:
-        raise ConfigError(f"the model refuses every request: {held[0].refused}")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from stepjepa.config.option import option
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.numbers import fold, number_of, plain_text
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics.registry import Metric, Verdict, check_positive
+from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 
 _TAIL = 2_000  # characters at the end of a text without a box in which formulas are looked for
@@ -64,20 +65,16 @@ class MathAnswer(FinalAnswer):
     The generated text's answer is its last `\boxed{}`, else its last formula between dollar signs or in `\( \)`, else its
     final answer as `gsm8k` finds it. The row's is in its column `ground_truth`, `answer` or `solution`, boxed or bare.
     Answers that are the same text or number by our own rules are right without further ado.
-
-    Attributes:
-        time_limit: seconds for one row; an answer that takes longer is wrong.
     """
 
-    time_limit: float = 5.0
-    _worker: Worker = field(init=False, repr=False, compare=False)
+    time_limit: float = option(5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0)
 
     name: ClassVar[str] = "math"
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "solution", "completion", "messages")
     longest_bare: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        check_positive("time_limit", self.time_limit)
+        super().__post_init__()
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
         self._worker = Worker(f"{__name__}:same_value", imports="math_verify")

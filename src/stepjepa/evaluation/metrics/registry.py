@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import importlib
 import importlib.util
 import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
 
+OPTIONS = "metric"  # the group of a metric's options
 NLL = "answer_nll"
 # How a note begins where the metric could not decide, and where the answer is no expression or query at all.
 UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the query fails")
@@ -68,19 +69,21 @@ class Metric(ABC):
     A metric may hold a process or a cache: close it, or use it in a ``with``.
 
     Attributes:
-        reference_column: the column with the reference, instead of those where the metric looks by itself.
         name: as `make_metric` takes it.
         kind: an accuracy is 0 or 1 for each row, a score anything between.
         is_custom: whether it is a function of the user's.
         columns: where the reference is looked for, in this order; messages is the last answer of the chat.
     """
 
-    reference_column: str | None = None
+    reference_column: str | None = option(None, "Column with the reference, instead of those in `columns`.", OPTIONS)
 
     name: ClassVar[str] = ""
     kind: ClassVar[Literal["accuracy", "score"]] = "accuracy"
     is_custom: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "answer", "ground_truth")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
@@ -127,26 +130,6 @@ class Metric(ABC):
         raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {known})")
 
 
-def check_positive(name: str, value: float) -> None:
-    """Refuse a limit that is no positive number.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"{name} must be above 0, got {value!r}")
-
-
-def check_one_of(name: str, value: object, known: Sequence[str]) -> None:
-    """Refuse a value that is not a known one.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if value not in known:
-        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-
 @dataclass(kw_only=True)
 class CustomMetric(Metric):
     """Calls ``f(generated: str, reference: str, row: dict) -> bool | float``.
@@ -157,12 +140,12 @@ class CustomMetric(Metric):
     """
 
     target: str
-    _function: Callable[[str, str, dict[str, Any]], Any] = field(init=False, repr=False, compare=False)
 
     kind: ClassVar[Literal["accuracy", "score"]] = "score"
     is_custom: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.name = self.target  # type: ignore[misc]
         source, _, name = self.target.rpartition(":")
         if not source or not name.isidentifier():
@@ -170,7 +153,7 @@ class CustomMetric(Metric):
         function = getattr(_module(source), name, None)
         if not callable(function):
             raise ConfigError(f"metric {self.target}: {source} has no function {name}")
-        self._function = function
+        self._function: Callable[[str, str, dict[str, Any]], Any] = function
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """What the function returns: True and False are 1 and 0.
@@ -238,9 +221,9 @@ def make_metric(name: str, **options: Any) -> Metric:
     """
     kind = _class_of(name)
     known = _options(kind)
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"the metric {name} has no option {option!r}; {_nearest(option, known)}")
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"the metric {name} has no option {key!r}; {_nearest(key, known)}")
     return kind(**options, **({"target": name} if kind is CustomMetric else {}))
 
 
@@ -256,10 +239,10 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
     options = options or {}
     takes = {name: _options(_class_of(name)) for name in dict.fromkeys(names) if name not in MODEL_METRICS}
     known = sorted({one for taken in takes.values() for one in taken})
-    for option in options:
-        if option not in known:
-            hint = f"; {_nearest(option, known)}" if known else ""
-            raise ConfigError(f"metric_options: none of the metrics has an option {option!r}{hint}")
+    for key in options:
+        if key not in known:
+            hint = f"; {_nearest(key, known)}" if known else ""
+            raise ConfigError(f"metric_options: none of the metrics has an option {key!r}{hint}")
     return [
         make_metric(name, **{key: value for key, value in options.items() if key in taken})
         for name, taken in takes.items()
@@ -278,10 +261,9 @@ def _class_of(name: str) -> type[Metric]:
 
 
 def _options(kind: type[Metric]) -> list[str]:
-    return [one.name for one in dataclasses.fields(kind) if one.init and one.name != "target"]
+    return [name for name in options_of(kind) if name != "target"]
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     longer = [one for one in known if name and one.startswith(name.lower())]
-    close = longer[0] if longer else difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
-    return f"did you mean {close!r}? Known: {', '.join(known)}"
+    return f"did you mean {(longer[0] if longer else nearest(name, known))!r}? Known: {', '.join(known)}"

@@ -7,12 +7,13 @@ import re
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stepjepa.config.option import option
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics.registry import Metric, Verdict, check_positive
+from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -42,24 +43,17 @@ class SqlExecution(Metric):
     The database is the file in the row's `db_path`, or the one of its `db_id` in `db_folder` (`db_id/db_id.sqlite`, as
     Spider lays them out, or `db_id.sqlite`); a `db_id:[name]` in the user's message serves as well. It is opened for
     reading only, in a process of its own; nothing but SELECT is permitted.
-
-    Attributes:
-        db_folder: where the databases are.
-        time_limit: seconds for each of the two queries.
-        max_rows: rows that a query may return.
     """
 
-    db_folder: str | None = None
-    time_limit: float = 10.0
-    max_rows: int = 100_000
-    _worker: Worker = field(init=False, repr=False, compare=False)
+    db_folder: str | None = option(None, "Where the databases are.", OPTIONS)
+    time_limit: float = option(10.0, "Seconds for each of the two queries.", OPTIONS, above=0)
+    max_rows: int = option(100_000, "Rows that a query may return.", OPTIONS, at_least=1)
 
     name: ClassVar[str] = "sql_execution"
     columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "query", "sql", "answer", "ground_truth")
 
     def __post_init__(self) -> None:
-        check_positive("time_limit", self.time_limit)
-        check_positive("max_rows", self.max_rows)
+        super().__post_init__()
         if self.db_folder is not None and not Path(self.db_folder).is_dir():
             raise ConfigError(f"db_folder: no folder {self.db_folder}")
         self._worker = Worker(f"{__name__}:compare", _MEMORY)

@@ -6,13 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
+from stepjepa.config.option import option
 from stepjepa.evaluation.metrics.regex_equivalence.language import TooMuchWork, difference
-from stepjepa.evaluation.metrics.regex_equivalence.syntax import Dialect, NotSupportedError, PatternError, parse
-from stepjepa.evaluation.metrics.registry import Metric, Verdict, check_one_of, check_positive
+from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
+    Dialect,
+    NotSupportedError,
+    PatternError,
+    WordBoundary,
+    parse,
+)
+from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
 
 _CACHED = 50_000  # pairs
 
@@ -21,24 +28,20 @@ _CACHED = 50_000  # pairs
 class RegexEquivalence(Metric):
     r"""Compares the languages of two regular expressions, each of which must match a whole line.
 
-    Attributes:
-        dialect: nl_rx (with `&` and `~`) or python; see `stepjepa.evaluation.metrics.regex_equivalence.syntax`.
-        word_boundary: zero_width reads `\b` as the edge of a word, as NL-RX's sentences mean it; letter reads it as the
-            letter b, as the judge of the published functional accuracy (`dk.brics.automaton`) does.
-        budget: steps of about a microsecond that a comparison may take; then it counts as different, with a note.
+    The judge of the published functional accuracy (`dk.brics.automaton`) reads `\b` as the letter b; NL-RX's sentences mean
+    the edge of a word.
     """
 
-    dialect: Dialect = "nl_rx"
-    word_boundary: Literal["zero_width", "letter"] = "zero_width"
-    budget: int = 600_000
-    _compare: Any = field(init=False, repr=False, compare=False)
+    dialect: Dialect = option("nl_rx", "nl_rx (with & and ~) or python; see `regex_equivalence.syntax`.", OPTIONS)
+    word_boundary: WordBoundary = option("zero_width", r"What \b is: the edge of a word, or the letter b.", OPTIONS)
+    budget: int = option(
+        600_000, "Steps of about a microsecond until a comparison is given up as different.", OPTIONS, at_least=1
+    )
 
     name: ClassVar[str] = "regex_equivalence"
 
     def __post_init__(self) -> None:
-        check_one_of("dialect", self.dialect, ("nl_rx", "python"))
-        check_one_of("word_boundary", self.word_boundary, ("zero_width", "letter"))
-        check_positive("budget", self.budget)
+        super().__post_init__()
         self._compare = lru_cache(_CACHED)(self._compared)
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:

@@ -111,6 +111,7 @@ def others(ranges: Ranges) -> Ranges:
 
 
 Dialect = Literal["nl_rx", "python"]
+WordBoundary = Literal["zero_width", "letter"]
 
 LONGEST_PATTERN = 2_000  # characters
 DEEPEST = 80  # groups inside each other
@@ -132,9 +133,7 @@ class NotSupportedError(PatternError):
     """A pattern that may be one, but is too long, too deep, or more than a regular language."""
 
 
-def parse(
-    text: str, dialect: Dialect = "nl_rx", word_boundary: Literal["zero_width", "letter"] = "zero_width"
-) -> Pattern:
+def parse(text: str, dialect: Dialect = "nl_rx", word_boundary: WordBoundary = "zero_width") -> Pattern:
     r"""Read a pattern.
 
     Args:
