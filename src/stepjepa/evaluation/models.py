@@ -33,7 +33,7 @@ class TrainingRecord:
 
     Attributes:
         found: whether there is a record.
-        system_prompts: system message -> rows; None stands for rows without one.
+        system_prompts: system message -> rows; None for rows without one.
         others: rows with further system messages, which the record does not hold.
         settings: of the run.
         splitter: name of the step splitter that its training data were read with, None where they were several data sets.
@@ -170,7 +170,7 @@ def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecor
 
 
 def fingerprint(place: Place, no_lora: bool = False) -> str:
-    """A digest that tells another model: the files of its folder (large ones by samples), and of its base."""
+    """A digest that differs for another model: the files of its folder (large ones by samples), and of its base."""
     digest = hashlib.sha256()
     if place.folder is None:
         digest.update(f"{place.name}:{_commit(place.name)}".encode())

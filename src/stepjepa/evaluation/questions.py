@@ -46,7 +46,7 @@ class Question:
         index: number of the row, from 0.
         place: its file and line, or row, as messages name it.
         prompt: the chat that the model is to answer; ends with the user's message.
-        chat: the whole chat, for the reference answer's likelihood.
+        chat: the complete chat, for the reference answer's likelihood.
         row: what metrics see: the row's columns, with the chat as ``messages``.
     """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepjepa.data.sources import RowSource
 
 Asked = TypeVar("Asked")
-# Why rows are skipped, beside the reasons of `stepjepa.data.report`.
+# Why rows are skipped, in addition to the reasons of `stepjepa.data.report`.
 _REASONS = {
     "no_question": "no question",
     "no_ground_truth": "no final answer to compare with",

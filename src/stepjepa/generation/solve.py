@@ -189,7 +189,7 @@ def generate(options: GenerateOptions) -> GenerationResult:
     What is unsolved is asked again, ``attempts`` times in all. Interrupted, the same call resumes.
 
     Raises:
-        StepJepaError: the model cannot be asked, or the files not written; what is stored by then is kept.
+        ConfigError, DataError: the model cannot be asked, or the files not written; what is stored by then is kept.
     """
     options.check()
     problems = read_problems(options)
@@ -294,7 +294,8 @@ class Solver:
         """Ask until every question is solved or has had all its attempts. Each group of replies is stored as it comes.
 
         Raises:
-            StepJepaError: the model cannot be asked, or the attempts not stored.
+            ConfigError: the model cannot be asked, or refuses every request.
+            DataError: the attempts cannot be stored.
         """
         options, last = self._options, self.last
         answered = any(one.verdict != "refused" for one in last.values())

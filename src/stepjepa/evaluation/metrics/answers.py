@@ -64,7 +64,7 @@ class MathAnswer(FinalAnswer):
 
     The generated text's answer is its last `\boxed{}`, else its last formula between dollar signs or in `\( \)`, else its
     final answer as `gsm8k` finds it. The row's is in its column `ground_truth`, `answer` or `solution`, boxed or bare.
-    Answers that are the same text or number by our own rules are right without further ado.
+    Answers that are the same text or number by our own rules are right without asking math-verify.
     """
 
     time_limit: float = option(5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0)
@@ -113,7 +113,7 @@ def _boxed(answer: str) -> str:
 
 
 def _plainly_same(gold: str, answer: str) -> bool:
-    """Whether two answers are the same signs, or the same number written without letters (`5m` may be a product)."""
+    """Whether two answers are the same characters, or the same number written without letters (`5m` may be a product)."""
     one, other = plain_text(gold), plain_text(answer)
     if one == other:
         return one != ""
@@ -159,7 +159,7 @@ class MultipleChoice(Metric):
     a list of texts, or an object with `text` and `label` (ARC).
 
     The generated text's choice is the letter in its last `\boxed{}`, else after the last "answer is", else the letter with
-    which it begins (`B.`, `(B)`), else the option whose text it is, else the last letter that stands alone.
+    which it begins (`B.`, `(B)`), else the option whose text it is, else the last letter that is alone.
     """
 
     name: ClassVar[str] = "multiple_choice"
@@ -220,9 +220,9 @@ def _chosen(text: str, options: Mapping[str, str]) -> str | None:
     first = _FIRST.match(text)
     if first is not None and (not options or first[1].upper() in options):
         return first[1].upper()
-    whole = _by_text(text, options) or _label(text, options)
-    if whole is not None:
-        return whole
+    chosen = _by_text(text, options) or _label(text, options)
+    if chosen is not None:
+        return chosen
     alone = [one or two or three for one, two, three in _LONE.findall(text)]
     alone = [label for label in alone if label.upper() in (options or _LETTERS[:10])]
     return alone[-1].upper() if alone else None

@@ -26,7 +26,7 @@ _CACHED = 50_000  # pairs
 
 @dataclass(kw_only=True)
 class RegexEquivalence(Metric):
-    r"""Compares the languages of two regular expressions, each of which must match a whole line.
+    r"""Compares the languages of two regular expressions, each of which must match all of a line.
 
     The judge of the published functional accuracy (`dk.brics.automaton`) reads `\b` as the letter b; NL-RX's sentences mean
     the edge of a word.

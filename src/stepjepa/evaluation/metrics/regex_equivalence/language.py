@@ -147,7 +147,7 @@ def _search(space: Expressions, first: Expression, second: Expression) -> Differ
         one, other, previous, way = queue.popleft()
         if one is other:
             continue
-        # What does not look at the character before is the same state behind any.
+        # What does not look at the character before is the same state after any.
         a = leader((one.number, previous if one.looks_back else -1))
         b = leader((other.number, previous if other.looks_back else -1))
         if a == b:
@@ -216,7 +216,7 @@ class Expressions:
         return self._repeat(self.of(part.part), part.low, part.high)
 
     def derivative(self, one: Expression, previous: int, letter: int) -> Expression:
-        """What must follow a letter so that the whole matches, at a place behind a character of the kind `previous`."""
+        """What must follow a letter so that all of it matches, after a character of the kind `previous`."""
         if not one.looks_back:
             previous = BEGIN
         key = one.number, previous, letter
@@ -319,7 +319,7 @@ class Expressions:
     def _absorb(self, found: dict[int, Expression]) -> None:
         """Leave out of a union what another of its parts matches anyway; without this, counted repeats of `.*` explode.
 
-        `x.*s` lies in `.*s`, and `xr{5,}` in `xr{4,}`.
+        `x.*s` is within `.*s`, and `xr{5,}` in `xr{4,}`.
         """
         tails = {one.data[1:] for one in found.values() if one.kind == "join" and one.data and one.data[0] is self.all}
         fewest: dict[Any, Expression] = {}
