@@ -158,8 +158,7 @@ def test_out_of_memory_is_one_line(generate, monkeypatch, capsys):
     ],
 )
 def test_what_cannot_be_loaded(flags, words, generate, tmp_path, capsys, monkeypatch):
-    if "vllm" in flags:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     assert generate("out.jsonl", *flags) == 2
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 1 and words in err[0]

@@ -193,13 +193,11 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             bar.say(line)
         metrics = [stack.enter_context(metric) for metric in make_metrics(options.metric or (), options.metric_options)]
         place = models.find_model(str(options.model_name))
-        if options.backend == "vllm":
-            local.require_vllm()
-            if place.base is not None and not options.no_lora:
-                raise ConfigError(
-                    f"--backend vllm takes no adapter, and {place.name} is one; train with --merge_lora true, or use "
-                    "--backend transformers"
-                )
+        if options.backend == "vllm" and place.base is not None and not options.no_lora:
+            raise ConfigError(
+                f"--backend vllm takes no adapter, and {place.name} is one; train with --merge_lora true, or use "
+                "--backend transformers"
+            )
         record = models.read_record(place)
         options = _resolved(options, record)
         columns = None

@@ -14,7 +14,6 @@ Shapes: B prompts of a batch, T tokens.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -239,7 +238,7 @@ class VllmGenerator:
     """Hands requests to vLLM, each with a seed of its own.
 
     Raises:
-        ConfigError: vLLM cannot load the model.
+        ConfigError: vLLM is not installed, or cannot load the model.
     """
 
     def __init__(self, name: str, prompter: Prompter, options: GeneratorOptions):
@@ -249,6 +248,10 @@ class VllmGenerator:
             code = options.trust_remote_code
             engine = partial(LLM, model=name, dtype=options.dtype, trust_remote_code=code, seed=options.seed)
             self._engine = engine(**(options.vllm_options or {}))
+        except ImportError:
+            raise ConfigError(
+                "--backend vllm: vLLM is not installed; install it with: pip install 'stepjepa[vllm]'"
+            ) from None
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(f"--model_name {name}: vLLM cannot load it ({why})") from None
@@ -282,16 +285,6 @@ class VllmGenerator:
                 sizes = len(prompts[one.row]), len(text.token_ids)
                 replies.append(Reply(one.row, mended(text.text), text.finish_reason != "length", *sizes))
             yield replies
-
-
-def require_vllm() -> None:
-    """Make sure that vLLM is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("--backend vllm: vLLM is not installed; install it with: pip install 'stepjepa[vllm]'")
 
 
 def load_weights(name: str, tokenizer: Any, options: GeneratorOptions) -> Any:

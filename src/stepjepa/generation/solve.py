@@ -253,8 +253,6 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     from stepjepa.modeling.load import load_tokenizer
 
     disable_progress_bar()
-    if options.backend == "vllm":
-        local.require_vllm()
     local.refuse_preset(name)
     tokenizer = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain)
