@@ -8,7 +8,7 @@ import pytest
 
 from stepjepa.errors import DataError
 from stepjepa.evaluation.compare import analyze_predictions, compare
-from stepjepa.evaluation.error_kinds import KINDS, error_kind, repeats
+from stepjepa.evaluation.error_kinds import error_kind, repeats
 from stepjepa.evaluation.predictions import Prediction, read_predictions, record_lines
 
 
@@ -182,7 +182,3 @@ def test_broken_files(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(DataError, match=words):
         analyze_predictions(path)
-
-
-def test_every_kind_is_described():
-    assert all(KINDS.values()) and len(set(KINDS.values())) == len(KINDS)

@@ -133,19 +133,17 @@ def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer):
         likelihood(tokenizer, rows, max_length=40, positions=5)
 
 
-def test_out_of_memory_is_one_line(tokenizer, monkeypatch):
-    def full(*args, **kwargs):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes.")
-
-    monkeypatch.setattr(nll, "answer_losses", full)
-    with pytest.raises(ConfigError, match="out of memory with 2 chats at once"):
-        list(likelihood(tokenizer, ROWS[:2]).compute(None, 4))
-
-
-def test_other_errors_stay_what_they_are(tokenizer, monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes.", ConfigError, "out of memory with 2 chats"),
+        ("shape mismatch", RuntimeError, "shape mismatch"),
+    ],
+)
+def test_out_of_memory_is_one_line(tokenizer, monkeypatch, said, error, words):
     def broken(*args, **kwargs):
-        raise RuntimeError("shape mismatch")
+        raise RuntimeError(said)
 
     monkeypatch.setattr(nll, "answer_losses", broken)
-    with pytest.raises(RuntimeError, match="shape mismatch"):
+    with pytest.raises(error, match=words):
         list(likelihood(tokenizer, ROWS[:2]).compute(None, 4))

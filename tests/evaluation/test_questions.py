@@ -110,7 +110,8 @@ def test_system_messages(system, expected):
         assert one.chat == [*one.prompt, {"role": "assistant", "content": "b"}]
 
 
-def record(prompts, others=0):
+def record(prompts):
+    others = prompts.pop("others", 0)
     return TrainingRecord(bool(prompts), Counter(prompts), others)
 
 
@@ -120,6 +121,7 @@ def record(prompts, others=0):
         ("as_trained", False, {"Solve.": 9}, ("Solve.", False, "'Solve.', as in training")),
         ("as_trained", False, {None: 9}, (None, False, "none, as in training")),
         ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "with 2 different ones")),
+        ("as_trained", False, {"S": 5, "others": 100}, ("S", True, "1 and more different ones")),
         ("as_trained", False, {}, (None, True, "run has no record of its training")),
         ("as_trained", True, {"Solve.": 9}, (None, True, "--use_test_prompts")),
         ("Other", False, {"Solve.": 9}, ("Other", False, "'Other' (--system_prompt)")),
@@ -127,13 +129,8 @@ def record(prompts, others=0):
     ],
 )
 def test_the_choice_of_a_system_message(asked, use, known, expected):
-    text, keep, words = choose_system_prompt(asked, use, record(known), "run")
+    text, keep, words = choose_system_prompt(asked, use, record(dict(known)), "run")
     assert (text, keep) == expected[:2] and expected[2] in words
-
-
-def test_more_system_messages_than_the_record_holds():
-    text, keep, words = choose_system_prompt("as_trained", False, record({"S": 5}, others=100), "run")
-    assert (text, keep) == ("S", True) and "1 and more different ones" in words
 
 
 def test_what_is_said_of_the_files_own():
@@ -162,29 +159,22 @@ def test_rows_that_the_template_refuses_are_counted():
     assert "no bad words" in found.first_skipped["template_refused"]
 
 
-def encoded(rows, processes=1):
-    options = EncodeOptions(max_length=60)
-    tokenizer = fresh(byte_bpe_tokenizer())
-    return encode_dataset(rows, tokenizer, None, options, processes=processes)[1]
-
-
 def test_training_records_its_system_messages():
-    rows = [chat(("system", "S"), ("user", "a"), ("assistant", "b"))] * 3
-    rows += [chat(("user", "a"), ("assistant", "b")), chat(("system", ""), ("user", "a"), ("assistant", "b"))]
-    rows += [chat(("system", "skipped"), ("user", "a"))]
-    report = encoded(rows).to_dict()
+    """All of a few; of many the most common ones, and how many others there are."""
+
+    def encoded(rows):
+        return encode_dataset(rows, fresh(byte_bpe_tokenizer()), None, EncodeOptions(max_length=60), processes=1)[1]
+
+    pair = ("user", "a"), ("assistant", "b")
+    rows = [chat(("system", "S"), *pair)] * 3 + [chat(*pair), chat(("system", ""), *pair)]
+    report = encoded([*rows, chat(("system", "skipped"), ("user", "a"))]).to_dict()
     assert report["system_prompts"] == {"S": 3, "": 1}
     assert (report["without_system_prompt"], report["other_system_prompts"]) == (1, 0)
-
-
-def test_the_record_of_system_messages_is_bounded():
-    many = [chat(("system", f"S{n}"), ("user", "a"), ("assistant", "b")) for n in range(30)]
-    common = [chat(("system", "common"), ("user", "a"), ("assistant", "b"))] * 5
-    report = encoded(many + common)
+    report = encoded([chat(("system", f"S{n}"), *pair) for n in range(30)] + [chat(("system", "common"), *pair)] * 5)
     assert len(report.system_prompts) == 8 and report.system_prompts["common"] == 5
     assert report.other_system_prompts == 35 - sum(report.system_prompts.values()) == 23
-    whole, part = DataReport("x"), DataReport("x", system_prompts=Counter({"S0": 7}), without_system_prompt=2)
+    total, part = DataReport("x"), DataReport("x", system_prompts=Counter({"S0": 7}), without_system_prompt=2)
     for one in (part, report):
-        whole.add(one)
-    assert whole.system_prompts["S0"] == 8 and whole.without_system_prompt == 2
-    assert sum(whole.system_prompts.values()) + whole.other_system_prompts == 42
+        total.add(one)
+    assert total.system_prompts["S0"] == 8 and total.without_system_prompt == 2
+    assert sum(total.system_prompts.values()) + total.other_system_prompts == 42

@@ -13,50 +13,27 @@ from stepjepa.generation.local import Generation, generate_batch
 PAD, END = 0, 1
 VOCABULARY = 40
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18], [3, 3, 3, 3, 3], [20, 21, 22]]
+# Large weights spread the logits, so that rounding cannot turn one argmax into another.
+SHARED = {"vocab_size": VOCABULARY, "initializer_range": 0.3, "pad_token_id": PAD, "eos_token_id": END}
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     words = {"<pad>": PAD, "<end>": END} | {f"w{index}": index for index in range(2, VOCABULARY)}
     backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.Fuse()
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.WhitespaceSplit(), decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<end>")
 
 
-def _llama(seed=0):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        # Large weights spread the logits, so that rounding cannot turn one argmax into another.
-        initializer_range=0.3,
-        attention_dropout=0.3,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        bos_token_id=2,
-    )
-    return LlamaForCausalLM(config)
+def _llama():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**shape, **SHARED, bos_token_id=2, attention_dropout=0.3))
 
 
 def _gpt2():
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        n_positions=64,
-        initializer_range=0.3,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        bos_token_id=2,
-    )
-    return GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, **SHARED))
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +54,7 @@ def _greedy_by_hand(model, prompt, count):
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 @pytest.mark.parametrize("batch_size", [2, 6])
 def test_batches_equal_decoding_by_hand(build, tokenizer, padding_side, batch_size):
-    model = build().eval()
-    tokenizer = copy.deepcopy(tokenizer)
+    model, tokenizer = build().eval(), copy.deepcopy(tokenizer)
     tokenizer.padding_side = padding_side
     results = generate_batch(model, tokenizer, PROMPTS, 8, eos_token_ids=[], batch_size=batch_size)
     expected = [_greedy_by_hand(model, prompt, 8) for prompt in PROMPTS]
@@ -87,10 +63,11 @@ def test_batches_equal_decoding_by_hand(build, tokenizer, padding_side, batch_si
     assert not any(result.stopped for result in results)
 
 
-def test_batch_equals_one_by_one(model, tokenizer):
+def test_a_batch_equals_one_by_one(model, tokenizer):
     together = generate_batch(model, tokenizer, PROMPTS, 12, batch_size=4)
-    alone = [generate_batch(model, tokenizer, [prompt], 12)[0] for prompt in PROMPTS]
-    assert together == alone
+    assert together == [generate_batch(model, tokenizer, [prompt], 12)[0] for prompt in PROMPTS]
+    assert generate_batch(model, tokenizer, [], 4) == []
+    assert all(isinstance(one, Generation) and type(token) is int for one in together for token in one.token_ids)
 
 
 def test_stop_flag_and_cut(model, tokenizer):
@@ -99,15 +76,10 @@ def test_stop_flag_and_cut(model, tokenizer):
     results = generate_batch(model, tokenizer, PROMPTS, 8, eos_token_ids=[stop, END], batch_size=3)
     assert results[0].stopped
     for result, ids in zip(results, free, strict=True):
-        ends = [place for place, token in enumerate(ids) if token in (stop, END)]
+        ends = [position for position, token in enumerate(ids) if token in (stop, END)]
         expected = ids[: ends[0]] if ends else ids
-        assert result.stopped is bool(ends)
-        assert result.token_ids == expected
+        assert result.stopped is bool(ends) and result.token_ids == expected
         assert result.text == tokenizer.decode(expected, skip_special_tokens=True)
-
-
-def test_stop_token_equal_to_pad_token(model, tokenizer):
-    stop = _greedy_by_hand(model, PROMPTS[0], 8)[3]
     shared = copy.deepcopy(tokenizer)
     shared.pad_token = f"w{stop}"
     expected = generate_batch(model, tokenizer, PROMPTS, 8, eos_token_ids=stop)
@@ -121,8 +93,7 @@ def test_own_generation_config_is_not_applied(tokenizer):
     own.update(do_sample=True, temperature=3.0, repetition_penalty=1.8, suppress_tokens=[plain[0].token_ids[0]])
     model.generation_config = own
     assert generate_batch(model, tokenizer, PROMPTS, 8) == plain
-    assert model.generation_config is own
-    assert own.repetition_penalty == 1.8
+    assert model.generation_config is own and own.repetition_penalty == 1.8
 
 
 def test_peft_model(tokenizer):
@@ -141,30 +112,17 @@ def test_modes_are_restored(tokenizer):
     model.model.norm.eval()
     first = generate_batch(model, tokenizer, PROMPTS, 6)
     assert generate_batch(model, tokenizer, PROMPTS, 6) == first, "dropout was on"
-    assert model.training and model.model.layers[0].training
-    assert not model.model.norm.training
+    assert model.training and model.model.layers[0].training and not model.model.norm.training
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
 def test_sampling_follows_its_seed(model, tokenizer):
     state = torch.random.get_rng_state()
-
-    def draw(seed):
-        return generate_batch(model, tokenizer, PROMPTS, 8, temperature=2.0, seed=seed)
-
-    assert draw(1) == draw(1)
-    assert draw(1) != draw(2)
+    first, again, other = (
+        generate_batch(model, tokenizer, PROMPTS, 8, temperature=2.0, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again != other
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_no_prompts(model, tokenizer):
-    assert generate_batch(model, tokenizer, [], 4) == []
-
-
-def test_result_is_plain_data(model, tokenizer):
-    (result,) = generate_batch(model, tokenizer, [[5, 6]], 3, eos_token_ids=[])
-    assert isinstance(result, Generation)
-    assert len(result.token_ids) == 3 and all(type(token) is int for token in result.token_ids)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from stepjepa.errors import DataError
-from stepjepa.generation.base import mended, seed_of
+from stepjepa.generation import mended, seed_of
 from stepjepa.generation.options import GenerateOptions
-from stepjepa.generation.questions import ground_truth, read_problems
-from stepjepa.generation.solve import Solver
+from stepjepa.generation.solve import Solver, ground_truth, read_problems
 
 
 @pytest.mark.parametrize(
@@ -30,6 +29,10 @@ from stepjepa.generation.solve import Solver
 )
 def test_ground_truth(answer, expected):
     assert ground_truth(answer.replace("\\n", "\n")) == expected
+
+
+CHAT = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "q"), ("assistant", "3"))]
+TURNS = [{"role": role, "content": "c"} for role in ("user", "assistant") * 2]
 
 
 @pytest.fixture
@@ -54,11 +57,7 @@ def read(tmp_path):
         ({"problem": "q", "solution": "#### 3"}, {"question_column": "problem", "answer_column": "solution"}, "q"),
         ({"problem": "q", "answer": "3"}, {"question_column": "problem"}, ("q", "3", "3")),
         ({"question": "q", "solution": "long", "final": "3"}, {"ground_truth_column": "final"}, ("q", "", "3")),
-        (
-            {"messages": [{"role": r, "content": c} for r, c in (("system", "s"), ("user", "q"), ("assistant", "3"))]},
-            {},
-            ("q", "3", "3"),
-        ),
+        ({"messages": CHAT}, {}, ("q", "3", "3")),
     ],
 )
 def test_a_row_that_can_be_asked(row, options, expected, read):
@@ -84,12 +83,7 @@ def test_a_row_that_can_be_asked(row, options, expected, read):
         ({"question": "q", "answer": "3"}, {"answer_column": "solution"}, "no_ground_truth", "no column 'solution'"),
         ({"question": "q \ud83d", "answer": "3"}, {}, "broken_text", "lone surrogate"),
         ({"messages": [{"role": "user", "content": "q"}]}, {}, "no_assistant_message", "assistant"),
-        (
-            {"messages": [{"role": r, "content": "c"} for r in ("user", "assistant", "user", "assistant")]},
-            {},
-            "several_turns",
-            "one question",
-        ),
+        ({"messages": TURNS}, {}, "several_turns", "one question"),
     ],
 )
 def test_a_row_that_cannot(row, options, reason, words, read):
@@ -102,13 +96,10 @@ def test_a_row_that_cannot(row, options, reason, words, read):
         read(row, **options)
 
 
-def test_the_first_so_many(read):
+def test_the_first_so_many_and_csv(read, tmp_path):
     found = read(*({"question": f"q{n}", "answer": "1" if n else None} for n in range(9)), max_examples=3)
     assert [question.question for question in found.problems] == ["q1", "q2", "q3"]
     assert found.rows_read == 4 and found.skipped.total() == 1
-
-
-def test_csv(tmp_path):
     (tmp_path / "data.csv").write_text("id,question,answer\n1,How many?,070\n")
     (found,) = read_problems(GenerateOptions(file=str(tmp_path / "data.csv"))).problems
     assert (found.question, found.ground_truth) == ("How many?", "070")
@@ -126,10 +117,8 @@ def test_the_chat_that_asks(read):
     problems = read({"question": r"{question} \boxed{} {0}", "answer": "1"})
     options = GenerateOptions(prompt_template="<{question}>", system_prompt="s")
     user = {"role": "user", "content": r"<{question} \boxed{} {0}>"}
-    assert Solver(problems, options).request(problems.problems[0], 1).messages == [
-        {"role": "system", "content": "s"},
-        user,
-    ]
+    asked = Solver(problems, options).request(problems.problems[0], 1).messages
+    assert asked == [{"role": "system", "content": "s"}, user]
     options.system_prompt = None
     assert Solver(problems, options).request(problems.problems[0], 1).messages == [user]
 

@@ -148,17 +148,14 @@ def test_files_of_others(tmp_path, name, content):
     assert (tmp_path / name).read_text() == content
 
 
-def test_a_training_runs_metrics_are_never_overwritten(tmp_path):
+def test_what_is_never_overwritten(tmp_path):
+    """The metrics of a training run, and the input."""
     (tmp_path / "metrics.json").write_text('{"metrics": {}, "log_history": []}')
     with pytest.raises(ConfigError, match="is no record of this"):
         output(tmp_path, overwrite=True)
-
-
-def test_the_input_is_never_overwritten(tmp_path):
-    data = tmp_path / "predictions.jsonl"
-    data.write_text("{}\n")
+    (tmp_path / "predictions.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="write over its input"):
-        output(tmp_path, overwrite=True, inputs=[data])
+        output(tmp_path, overwrite=True, inputs=[tmp_path / "predictions.jsonl"])
 
 
 def test_two_processes(tmp_path):

@@ -34,8 +34,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.intervals import mean
-from stepjepa.evaluation.metrics.base import Metric
-from stepjepa.evaluation.metrics.registry import make_metrics
+from stepjepa.evaluation.metrics import Metric, make_metrics
 from stepjepa.evaluation.models import find_model, fingerprint, read_record
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
 from stepjepa.evaluation.run import Task

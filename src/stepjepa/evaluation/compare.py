@@ -68,11 +68,12 @@ class Analysis:
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
-        values = asdict(self)
-        values["accuracy"] = self.accuracy._asdict()
-        values["scores"] = {name: interval._asdict() for name, interval in self.scores.items()}
-        values["examples"] = {kind: list(map(_example_record, group)) for kind, group in self.examples.items()}
-        return values
+        return {
+            **asdict(self),
+            "accuracy": self.accuracy._asdict(),
+            "scores": {name: interval._asdict() for name, interval in self.scores.items()},
+            "examples": {kind: list(map(_example, group)) for kind, group in self.examples.items()},
+        }
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -106,9 +107,10 @@ class Analysis:
             for one in examples:
                 yield f"  index {one.index}: {_shortened(one.question, _QUESTION)}"
                 note = f" ({one.note})" if one.note and one.note not in KINDS.values() else ""
-                yield f"    expected {_expected(one)}, found {_answer(one.gen_answer)}{note}"
-                if _has_more(one):
-                    yield f"    {_ends(one.generated_response)}"
+                yield f"    expected {_quoted(one.gt_answer or one.ground_truth)}, found {_quoted(one.gen_answer)}{note}"
+                rest = _rest(one, "    ")
+                if rest:
+                    yield rest
 
 
 @dataclass
@@ -134,20 +136,12 @@ class Comparison:
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {
-            "a": self.a.record(),
-            "b": self.b.record(),
-            "difference": self.difference._asdict(),
-            "mcnemar_p": self.p,
-            "both": self.both,
-            "only_a": self.only_a,
-            "only_b": self.only_b,
-            "neither": self.neither,
-            "examples": {
-                name: [{"a": _example_record(a), "b": _example_record(b)} for a, b in pairs]
-                for name, pairs in self.examples.items()
-            },
+        pairs = {
+            name: [{"a": _example(a), "b": _example(b)} for a, b in examples]
+            for name, examples in self.examples.items()
         }
+        plain = {**vars(self), "a": self.a.record(), "b": self.b.record(), "difference": self.difference._asdict()}
+        return {**plain, "mcnemar_p": plain.pop("p"), "examples": pairs}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -165,12 +159,11 @@ class Comparison:
         for name, examples in self.examples.items():
             if examples:
                 yield f"\nonly {name[-1].upper()} is right:"
-            for a, b in examples:
-                yield f"  index {a.index}: {_shortened(a.question, _QUESTION)}"
-                yield f"    expected {_expected(a)}"
-                for letter, one in (("A", a), ("B", b)):
-                    more = f": {_ends(one.generated_response)}" if _has_more(one) else ""
-                    yield f"    {letter} {_answer(one.gen_answer)}{more}"
+            for pair in examples:
+                yield f"  index {pair[0].index}: {_shortened(pair[0].question, _QUESTION)}"
+                yield f"    expected {_quoted(pair[0].gt_answer or pair[0].ground_truth)}"
+                for letter, one in zip("AB", pair, strict=True):
+                    yield f"    {letter} {_quoted(one.gen_answer)}{_rest(one, ': ')}"
         yield ""
         for letter, analysis in (("A", self.a), ("B", self.b)):
             kinds = ", ".join(f"{KINDS[kind]} {count}" for kind, count in analysis.kinds.items()) or "none"
@@ -187,8 +180,7 @@ def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) ->
     Raises:
         DataError: the file cannot be read, or holds no answers that are right or wrong.
     """
-    predictions = read_predictions(path)
-    return _analysis(str(path), _judged_by(path, predictions, metric), metric or _first_metric(predictions), show)
+    return _analysis(path, _judged_by(path, read_predictions(path), metric), metric, show)
 
 
 def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> Comparison:
@@ -202,57 +194,63 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
         DataError: a file cannot be read, or the questions or the metrics are not the same.
     """
     read = read_predictions(first), read_predictions(second)
-    own = tuple(map(_first_metric, read))
+    own = [_first_metric(rows) for rows in read]
     if metric is None and own[0] != own[1]:
         shared = [name for name in read[0][0].scores if name in read[1][0].scores]
         advice = f"--metric {shared[0]} goes by one that both have" if shared else "evaluate both with the same metric"
         raise DataError(f"{first} goes by {own[0] or 'an unknown metric'}, {second} by {own[1] or 'one'}; {advice}")
-    name = metric or own[0]
     a, b = (_by_index(path, _judged_by(path, rows, metric)) for path, rows in zip((first, second), read, strict=True))
-    _check_same(first, a, second, b)
-    pairs = [(a[index], b[index]) for index in a]
-    counts = paired_counts([bool(one.correct) for one, _ in pairs], [bool(other.correct) for _, other in pairs])
-    return Comparison(
-        _analysis(str(first), list(a.values()), name, show),
-        _analysis(str(second), list(b.values()), name, show),
-        paired_difference(*counts),
-        mcnemar_p(*counts[1:3]),
-        *counts,
-        {
-            "only_a": [pair for pair in pairs if pair[0].correct and not pair[1].correct][:show],
-            "only_b": [pair for pair in pairs if pair[1].correct and not pair[0].correct][:show],
-        },
-    )
-
-
-def _analysis(name: str, predictions: Sequence[Prediction], metric: str, show: int) -> Analysis:
-    decided = [one for one in predictions if one.correct is not None]
-    if not decided:
+    alone = sorted(set(a) ^ set(b))
+    if alone and a and b:
+        where, other = (first, second) if alone[0] in a else (second, first)
         raise DataError(
-            f"{name}: no prediction is called right or wrong (`correct`); evaluate with a metric such as gsm8k or exact"
+            f"{where} has index {alone[0]} and {other} has not ({len(alone)} such rows): evaluate both on the same rows"
         )
-    groups = {"right": [one for one in decided if one.correct], "wrong": [one for one in decided if not one.correct]}
+    sides = _analysis(first, list(a.values()), metric, show), _analysis(second, list(b.values()), metric, show)
+    pairs = [(a[index], b[index]) for index in a]
+    for one, other_one in pairs:
+        if one.question != other_one.question:
+            raise DataError(
+                f"{first} and {second} ask different questions at index {one.index}: evaluate both on the same file"
+            )
+    counts = paired_counts([bool(one.correct) for one, _ in pairs], [bool(one.correct) for _, one in pairs])
+    only_a = [pair for pair in pairs if pair[0].correct and not pair[1].correct]
+    only_b = [pair for pair in pairs if pair[1].correct and not pair[0].correct]
+    examples = {"only_a": only_a[:show], "only_b": only_b[:show]}
+    return Comparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
+
+
+def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None, show: int) -> Analysis:
+    groups = {
+        "right": [one for one in predictions if one.correct],
+        "wrong": [one for one in predictions if one.correct is False],
+    }
+    right, n = len(groups["right"]), sum(map(len, groups.values()))
+    if not n:
+        raise DataError(
+            f"{path}: no prediction is called right or wrong (`correct`); evaluate with a metric such as gsm8k or exact"
+        )
     kinds: dict[str, list[Prediction]] = {kind: [] for kind in KINDS}
     for one in groups["wrong"]:
         kinds[error_kind(one)].append(one)
-    in_tokens = all(one.tokens is not None for one in decided)
-    metrics = dict.fromkeys(metric for one in predictions for metric in one.scores)
+    in_tokens = all(one.tokens is not None for group in groups.values() for one in group)
+    metrics = dict.fromkeys(name for one in predictions for name in one.scores)
     return Analysis(
-        name,
-        metric,
-        len(decided),
-        len(groups["right"]),
-        len(predictions) - len(decided),
-        share(len(groups["right"]), len(decided)),
-        {metric: mean([one.scores[metric] for one in predictions if metric in one.scores]) for metric in metrics},
-        {verdict: sum(one.stop_reason == CUT for one in group) for verdict, group in groups.items()},
-        {kind: len(group) for kind, group in kinds.items() if group},
-        {
+        file=str(path),
+        metric=metric or _first_metric(predictions),
+        n=n,
+        correct=right,
+        undecided=len(predictions) - n,
+        accuracy=share(right, n),
+        scores={name: mean([one.scores[name] for one in predictions if name in one.scores]) for name in metrics},
+        cut_off={verdict: sum(one.stop_reason == CUT for one in group) for verdict, group in groups.items()},
+        kinds={kind: len(group) for kind, group in kinds.items() if group},
+        lengths={
             verdict: Lengths.of([one.tokens or 0 if in_tokens else len(one.generated_response) for one in group])
             for verdict, group in groups.items()
         },
-        "tokens" if in_tokens else "characters",
-        {kind: group[:show] for kind, group in kinds.items() if group},
+        unit="tokens" if in_tokens else "characters",
+        examples={kind: group[:show] for kind, group in kinds.items() if group},
     )
 
 
@@ -283,43 +281,22 @@ def _by_index(path: Path, predictions: Sequence[Prediction]) -> dict[int, Predic
     return {index: one for index, one in found.items() if one.correct is not None}
 
 
-def _check_same(first: Path, a: dict[int, Prediction], second: Path, b: dict[int, Prediction]) -> None:
-    alone = sorted(set(a) ^ set(b))
-    if alone and a and b:
-        where, other = (first, second) if alone[0] in a else (second, first)
-        raise DataError(
-            f"{where} has index {alone[0]} and {other} has not ({len(alone)} such rows): evaluate both on the same rows"
-        )
-    for index in a if b else ():
-        if a[index].question != b[index].question:
-            raise DataError(
-                f"{first} and {second} ask different questions at index {index}: evaluate both on the same file"
-            )
-
-
-def _example_record(one: Prediction) -> dict[str, Any]:
+def _example(one: Prediction) -> dict[str, Any]:
     return {name: getattr(one, name) for name in _EXAMPLE}
 
 
-def _has_more(one: Prediction) -> bool:
-    """Whether the response is more than the answer that was found in it."""
-    return one.generated_response.strip() != (one.gen_answer or "").strip()
+def _rest(one: Prediction, before: str) -> str:
+    """The response's beginning and end, where it is more than the answer that was found in it."""
+    line = " ".join(one.generated_response.split())
+    if one.generated_response.strip() == (one.gen_answer or "").strip():
+        return ""
+    return before + (line if len(line) <= _HEAD + _END + 5 else f"{line[:_HEAD]} ... {line[-_END:]}")
 
 
-def _expected(one: Prediction) -> str:
-    return _answer(one.gt_answer or one.ground_truth)
-
-
-def _answer(text: str | None) -> str:
+def _quoted(text: str | None) -> str:
     return "none" if text is None else repr(_shortened(text, _HEAD))
 
 
 def _shortened(text: str, length: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[:length]}..."
-
-
-def _ends(text: str) -> str:
-    """The beginning and the end of a response, in one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= _HEAD + _END + 5 else f"{line[:_HEAD]} ... {line[-_END:]}"

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
-from stepjepa.evaluation.metrics.base import INVALID, UNDECIDED
+from stepjepa.evaluation.metrics.registry import INVALID, UNDECIDED
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction
 
 # Kinds of errors; a wrong answer is of the first kind that fits.
@@ -34,7 +34,7 @@ _LOOP, _TURNS = 60, 4  # characters and turns from which on a repetition counts
 
 def error_kind(one: Prediction) -> str:
     """The kind of a wrong prediction, a key of `KINDS`."""
-    text = one.generated_response.strip()
+    text, note = one.generated_response.strip(), one.note or ""
     if one.stop_reason == REFUSED:
         return "refused"
     if not text:
@@ -45,23 +45,21 @@ def error_kind(one: Prediction) -> str:
         return "cut_off"
     if one.gen_answer is None:
         return "no_answer"
-    if (one.note or "").startswith(UNDECIDED):
+    if note.startswith(UNDECIDED):
         return "undecided"
-    if (one.note or "").startswith(INVALID):
+    if note.startswith(INVALID):
         return "invalid"
-    gold, whole = one.gt_answer or one.ground_truth, one.gen_answer.strip() == text
-    numbers = number_of(gold), number_of(one.gen_answer)
-    if numbers[0] is not None and numbers[1] is not None:
-        near = _near(numbers[0], numbers[1])
-        if near is not None:
-            return near
-    if whole:
-        return "more_around" if gold.strip() and gold.strip() in text and gold.strip() != text else _wrong(numbers)
-    return "elsewhere" if stands_in(gold, text) else _wrong(numbers)
-
-
-def _wrong(numbers: tuple[str | None, str | None]) -> str:
-    return "wrong_text" if None in numbers else "wrong_number"
+    gold, answer = (one.gt_answer or one.ground_truth).strip(), one.gen_answer.strip()
+    expected, found = number_of(gold), number_of(answer)
+    numbers = expected is not None and found is not None
+    near = _near(str(expected), str(found)) if numbers else None
+    if near is not None:
+        return near
+    if answer == text and gold and gold in text and gold != text:
+        return "more_around"
+    if answer != text and _holds(text, gold):
+        return "elsewhere"
+    return "wrong_number" if numbers else "wrong_text"
 
 
 def repeats(text: str) -> bool:
@@ -98,18 +96,14 @@ def _near(gold: str, answer: str) -> str | None:
         ratio = max(a / b, b / a)
         if ratio.denominator == 1 and re.fullmatch("10+", str(ratio.numerator)):
             return "factor_10"
-    return _rounded(gold, answer, a, b)
-
-
-def _rounded(gold: str, answer: str, a: Fraction, b: Fraction) -> str | None:
-    """Whether one number is the other with fewer decimals."""
+    # One number with fewer decimals than the other.
     decimals = [_MANY if "/" in text else len(text.partition(".")[2]) for text in (gold, answer)]
     if decimals[0] == decimals[1] or min(decimals) == _MANY:
         return None
     return "rounding" if abs(a - b) <= Fraction(1, 2 * 10 ** min(decimals)) else None
 
 
-def stands_in(answer: str, text: str) -> bool:
+def _holds(text: str, answer: str) -> bool:
     """Whether a text holds an answer: as a number that it writes, or else in its words."""
     number = number_of(answer)
     if number is not None:

@@ -6,17 +6,16 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.generation.local import move_to_device, refuse_preset
+from stepjepa.generation.local import load_weights, move_to_device, refuse_preset
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.load import check_local, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.load import check_local, load_adapter, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
 from stepjepa.utils.files import read_json
 
@@ -34,7 +33,7 @@ class TrainingRecord:
 
     Attributes:
         found: whether there is a record.
-        system_prompts: system message -> rows; None stands for rows without one.
+        system_prompts: system message -> rows; None for rows without one.
         others: rows with further system messages, which the record does not hold.
         settings: of the run.
         splitter: name of the step splitter that its training data were read with, None where they were several data sets.
@@ -57,7 +56,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model lies.
+    """Where a model is.
 
     Attributes:
         name: as the user gave it.
@@ -95,8 +94,8 @@ def find_model(name: str) -> Place:
         base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")
         if not base:
             raise ConfigError(f"--model_name {name}: {_ADAPTER} names no base model; write the adapter merged")
-        beside = folder / str(base)
-        return Place(name, folder, str(beside) if beside.is_dir() and not Path(base).is_dir() else str(base))
+        near = folder / str(base)
+        return Place(name, folder, str(near) if near.is_dir() and not Path(base).is_dir() else str(base))
     if not (folder / "config.json").is_file():
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
         hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
@@ -106,14 +105,12 @@ def find_model(name: str) -> Place:
 
 def read_record(place: Place) -> TrainingRecord:
     """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
-    record = TrainingRecord()
-    folder = place.folder
+    record, folder = TrainingRecord(), place.folder
     if folder is None:
         return record
     if folder.resolve().name.startswith("checkpoint-") and not (folder / "run.json").exists():
         folder = folder.resolve().parent
-    reports = _read_json(folder / "data_report.json")
-    for name, report in reports.items():
+    for name, report in _read_json(folder / "data_report.json").items():
         if name.partition("_")[0] != "train" or not isinstance(report, dict):
             continue
         if name == "train" and isinstance(report.get("steps"), dict):
@@ -147,26 +144,18 @@ def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[
     Raises:
         ConfigError: it cannot be loaded.
     """
-    name = place.name if place.base is None else place.base
+    name, kind = place.base or place.name, ""
     try:
-        model = load_model(
-            name,
-            tokenizer,
-            dtype=options.dtype,
-            attn_implementation=options.attn_implementation,
-            trust_remote_code=options.trust_remote_code,
-        )
+        model = load_weights(name, tokenizer, options)
     except ConfigError as error:
         raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
-    kind = ""
-    if place.base is not None:
+    if place.base is not None and options.no_lora:
         kind = f"the base {name} alone; "
-        if not options.no_lora:
-            model = load_adapter(model, str(place.folder), f"--model_name {place.name}", name)
-            kind = f"adapter on {name}; "
+    elif place.base is not None:
+        model = load_adapter(model, str(place.folder), f"--model_name {place.name}", name)
+        kind = f"adapter on {name}; "
     model.eval()
-    advice = "use a smaller --dtype or --backend vllm"
-    return model, kind + move_to_device(model, place.name, advice)
+    return model, kind + move_to_device(model, place.name, "use a smaller --dtype or --backend vllm")
 
 
 def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:
@@ -176,21 +165,21 @@ def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecor
         plain = (place.folder / PREDICTORS_FILE).is_file()  # else a checkpoint of version 0.1
         return rows if plain else rows - record.added_predictors
     known = tokenizer.get_added_vocab()
-    kept = [known[name] for name in predictor_names(len(known)) if name in known]
-    behind = bool(kept) and sorted(kept) == list(range(rows - len(kept), rows))
-    return rows - len(kept) if behind else rows
+    kept = sorted(known[name] for name in predictor_names(len(known)) if name in known)
+    return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
 def fingerprint(place: Place, no_lora: bool = False) -> str:
-    """A digest that tells another model: the files of its folder (large ones by samples), and of its base."""
+    """A digest that differs for another model: the files of its folder (large ones by samples), and of its base."""
     digest = hashlib.sha256()
     if place.folder is None:
         digest.update(f"{place.name}:{_commit(place.name)}".encode())
     elif not (no_lora and place.base is not None):
         _add_folder(digest, place.folder)
     if place.base is not None:
-        digest.update(f"base:{place.base if not Path(place.base).is_dir() else ''}".encode())
-        if Path(place.base).is_dir():
+        is_folder = Path(place.base).is_dir()
+        digest.update(f"base:{'' if is_folder else place.base}".encode())
+        if is_folder:
             _add_folder(digest, Path(place.base))
         else:
             digest.update(_commit(place.base).encode())
@@ -198,7 +187,7 @@ def fingerprint(place: Place, no_lora: bool = False) -> str:
 
 
 def _commit(name: str) -> str:
-    """The commit of a Hub model's configuration as it lies in the cache; empty where that is unknown."""
+    """The commit of a Hub model's configuration in the cache; empty where that is unknown."""
     from transformers.utils.hub import cached_file, extract_commit_hash
 
     try:
@@ -208,24 +197,20 @@ def _commit(name: str) -> str:
 
 
 def _add_folder(digest: Any, folder: Path) -> None:
+    """Add the names and contents of a model's files; of a large one its size and samples from begin to end."""
     for path in sorted(folder.iterdir()):
-        if path.is_file() and _MODEL_FILES.fullmatch(path.name):
-            digest.update(path.name.encode())
-            for piece in _samples(path):
-                digest.update(piece)
-
-
-def _samples(path: Path) -> Iterator[bytes]:
-    """A small file whole, of a large one its size and pieces from its beginning to its end."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        if size <= _SAMPLES * _SAMPLE_BYTES:
-            yield file.read()
-            return
-        yield str(size).encode()
-        for number in range(_SAMPLES):
-            file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-            yield file.read(_SAMPLE_BYTES)
+        if not path.is_file() or not _MODEL_FILES.fullmatch(path.name):
+            continue
+        digest.update(path.name.encode())
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            if size <= _SAMPLES * _SAMPLE_BYTES:
+                digest.update(file.read())
+                continue
+            digest.update(str(size).encode())
+            for number in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
 
 
 def _count(value: Any) -> int:

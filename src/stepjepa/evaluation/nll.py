@@ -20,7 +20,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean
-from stepjepa.evaluation.metrics.registry import NLL
+from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.forward import causal_lm, last_states
@@ -65,8 +65,7 @@ class AnswerLikelihood:
             ConfigError: a tokenizer that cannot be used.
             DataError: no answer can be used.
         """
-        limit = min(max_length or NO_LIMIT, positions or NO_LIMIT)
-        options = EncodeOptions(max_length=limit)
+        options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions or NO_LIMIT))
         rows = [{"messages": question.chat} for question in questions.questions]
         encoder = make_encoder(RowSource(rows), prompter.tokenizer, prompter.renderer, options)
         encoded = encoder([(one.place, row) for one, row in zip(questions.questions, rows, strict=True)])

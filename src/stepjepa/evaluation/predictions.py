@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from stepjepa.data.files import file_rows
 from stepjepa.errors import DataError
+from stepjepa.generation import Reply
 from stepjepa.generation.store import json_line
 from stepjepa.utils.files import json_bytes, read_json
 
@@ -56,6 +57,11 @@ class Prediction:
         return {name: value for name, value in values.items() if value is not None or name not in _OPTIONAL}
 
 
+def stop_reason(reply: Reply) -> str:
+    """How a response ended, as `Prediction.stop_reason` has it."""
+    return REFUSED if reply.refused is not None else STOPPED if reply.stopped else CUT
+
+
 def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[bytes]:
     """Records as the contents of a file: JSONL, or one array for a ``.json`` file."""
     return [json_bytes(list(records), indent=1), b"\n"] if path.suffix == ".json" else map(json_line, records)
@@ -70,36 +76,25 @@ def read_predictions(path: Path) -> list[Prediction]:
     """
     if not path.is_file():
         raise DataError(f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}")
+    with open(path, "rb") as file:
+        is_array = file.read(64).lstrip().startswith(b"[")
+    try:
+        rows: Iterable[tuple[int, Any]] = enumerate(read_json(path)) if is_array else file_rows(path)
+    except ValueError as error:
+        raise DataError(f"{path}: broken JSON ({error})") from None
     found: list[Prediction] = []
-    for place, row in _rows(path):
+    for number, row in rows:
         trouble = _trouble(row)
         if trouble:
-            raise DataError(f"{path} {place}: is no prediction: {trouble}")
-        known = {one.name: row[one.name] for one in fields(Prediction) if row.get(one.name) is not None}
-        for name in ("gt_answer", "gen_answer", "ground_truth"):
-            if name in known:
-                known[name] = str(known[name])
+            raise DataError(f"{path} {'entry' if is_array else 'line'} {number}: is no prediction: {trouble}")
+        known: dict[str, Any] = {one.name: row[one.name] for one in fields(Prediction) if row.get(one.name) is not None}
+        known |= {name: str(known[name]) for name in ("gt_answer", "gen_answer", "ground_truth") if name in known}
         # NaN is written as null.
         scores = {name: math.nan if value is None else value for name, value in known.get("scores", {}).items()}
         found.append(Prediction(**{"index": len(found), **known, "scores": scores}))
     if not found:
         raise DataError(f"{path}: holds no predictions")
     return found
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    with open(path, "rb") as file:
-        is_array = file.read(64).lstrip().startswith(b"[")
-    if not is_array:
-        for number, row in file_rows(path):
-            yield f"line {number}", row
-        return
-    try:
-        rows = read_json(path)
-    except ValueError as error:
-        raise DataError(f"{path}: broken JSON ({error})") from None
-    for number, row in enumerate(rows):
-        yield f"entry {number}", row
 
 
 def _trouble(row: Any) -> str:

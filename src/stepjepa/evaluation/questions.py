@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import RowError
 from stepjepa.data.prompts import Prompter
-from stepjepa.data.report import REASONS
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED
+from stepjepa.generation import RowsRead, digest_of
 
-_REASONS = {
-    **REASONS,
-    "no_user_message": "no question before the answer",
-    "empty_prompt": "the prompt is empty",
-    "no_reference": "nothing that a metric could compare with",
-}
 _SHOWN = 60  # characters of a system prompt in messages
 
 
@@ -55,7 +46,7 @@ class Question:
         index: number of the row, from 0.
         place: its file and line, or row, as messages name it.
         prompt: the chat that the model is to answer; ends with the user's message.
-        chat: the whole chat, for the reference answer's likelihood.
+        chat: the complete chat, for the reference answer's likelihood.
         row: what metrics see: the row's columns, with the chat as ``messages``.
     """
 
@@ -78,37 +69,15 @@ class Question:
         return str(value) if usable and str(value).strip() else self.chat[-1]["content"]
 
 
-@dataclass(kw_only=True)
-class Skipped:
-    """Rows that cannot be used: how many for each reason, and the first of them."""
-
-    skipped: Counter[str] = field(default_factory=Counter)
-    first_skipped: dict[str, str] = field(default_factory=dict)
-
-    def skip(self, reason: str, place: str, message: str) -> None:
-        """Count a row."""
-        self.skipped[reason] += 1
-        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
-
-    def skipped_lines(self) -> list[str]:
-        """What was skipped, a line for each reason."""
-        return [
-            f"skipped {count}: {_REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})"
-            for reason, count in self.skipped.most_common()
-        ]
-
-
 @dataclass
-class QuestionSet(Skipped):
-    """The questions of a file; every row that was read is in `questions` or counted in `skipped`.
+class QuestionSet(RowsRead):
+    """The questions of a file; every row that was read is in `questions` or counted.
 
     Attributes:
         own_system_prompts: rows that come with a system message.
     """
 
-    source: str
     questions: list[Question] = field(default_factory=list)
-    rows_read: int = 0
     own_system_prompts: int = 0
 
     def check(self) -> None:
@@ -117,18 +86,11 @@ class QuestionSet(Skipped):
         Raises:
             DataError: nothing was read, or nothing is left.
         """
-        if not self.rows_read:
-            raise DataError(f"{self.source}: the file or data set is empty; it needs at least one row")
-        if not self.questions:
-            first = next(iter(self.first_skipped.values()))
-            raise DataError(f"none of {self.rows_read} rows can be evaluated on; first: {first}")
+        self.require(self.questions, "can be evaluated on")
 
     def fingerprint(self) -> str:
         """Changes with any prompt, any column of a row, or the rows' order."""
-        digest = hashlib.sha256()
-        for one in self.questions:
-            digest.update(json.dumps([one.index, one.prompt, one.row], default=str).encode())
-        return digest.hexdigest()[:16]
+        return digest_of([one.index, one.prompt, one.row] for one in self.questions)
 
 
 def read_questions(
@@ -140,33 +102,38 @@ def read_questions(
         DataError: the file cannot be read.
     """
     found = QuestionSet(source.name)
-    for index, (number, row) in enumerate(source):
-        if index == limit:
-            break
-        found.rows_read += 1
-        place = source.place(number)
-        try:
-            messages = row_to_messages(row, None, columns)
-            found.own_system_prompts += messages[0]["role"] == "system"
-            found.questions.append(_question(index, place, row, messages, system, columns is not None))
-        except RowError as error:
-            found.skip(error.reason, place, str(error))
+
+    def question(row: Any, index: int, number: int) -> Question:
+        messages = row_to_messages(row, None, columns)
+        found.own_system_prompts += messages[0]["role"] == "system"
+        last, asked = last_answer(messages), last_question(messages)
+        chat = system.apply(messages[: last + 1])
+        seen = {**row, "messages": messages[: last + 1]}
+        if columns is not None:  # what metrics look for by its usual name
+            seen["answer"] = messages[last]["content"]
+        return Question(index, source.place(number), chat[: asked + len(chat) - last], chat, seen)
+
+    found.questions = list(found.usable(source, question, limit))
     return found
 
 
-def _question(
-    index: int, place: str, row: dict[str, Any], messages: list[dict[str, str]], system: SystemPrompt, named: bool
-) -> Question:
-    last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
-    asked = [number for number, message in enumerate(messages[:last]) if message["role"] == "user"]
+def last_answer(messages: list[dict[str, str]]) -> int:
+    """The position of the last answer in a checked chat, which has one."""
+    return max(number for number, message in enumerate(messages) if message["role"] == "assistant")
+
+
+def last_question(messages: list[dict[str, str]]) -> int:
+    """The position of the user's last message before the last answer, where there is one, else of the last.
+
+    Raises:
+        RowError: there is none.
+    """
+    answered = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    before = messages[: answered[-1]] if answered else messages
+    asked = [number for number, message in enumerate(before) if message["role"] == "user"]
     if not asked:
         raise RowError("no_user_message", "no message of the user before the last answer")
-    chat = system.apply(messages[: last + 1])
-    shift = len(chat) - (last + 1)
-    seen = {**row, "messages": messages[: last + 1]}
-    if named:  # what metrics look for by its usual name
-        seen["answer"] = messages[last]["content"]
-    return Question(index, place, chat[: asked[-1] + 1 + shift], chat, seen)
+    return asked[-1]
 
 
 def drop_unaskable(questions: QuestionSet, prompter: Prompter) -> None:

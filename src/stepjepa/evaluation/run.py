@@ -10,13 +10,13 @@ The files of an evaluation, in its folder (see `stepjepa.generation.store`):
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,42 +28,15 @@ from stepjepa.data.chat_template import template_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation import nll
-from stepjepa.evaluation.metrics.base import Metric
-from stepjepa.evaluation.metrics.registry import NLL, make_metrics
-from stepjepa.evaluation.models import (
-    Place,
-    TrainingRecord,
-    find_model,
-    fingerprint,
-    load_place,
-    load_place_tokenizer,
-    read_record,
-    softmax_size,
-)
+from stepjepa.evaluation import models, nll, questions, scoring
+from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import record_lines
-from stepjepa.evaluation.questions import (
-    QuestionSet,
-    SystemPrompt,
-    choose_system_prompt,
-    drop_unaskable,
-    read_questions,
-    system_prompt_line,
-)
-from stepjepa.evaluation.scoring import (
-    EvaluationResult,
-    drop_unscorable,
-    generation_summary,
-    predictions_of,
-    summarise,
-)
-from stepjepa.generation.base import Generator, Reply, Request, seed_of
-from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
+from stepjepa.evaluation.questions import QuestionSet, SystemPrompt
+from stepjepa.evaluation.scoring import EvaluationResult
+from stepjepa.generation import Generator, Reply, Request, local, seed_of
 from stepjepa.generation.options import deciding
 from stepjepa.generation.store import Output, Paths
-from stepjepa.generation.vllm import BATCH_SIZE as VLLM_BATCH_SIZE
-from stepjepa.generation.vllm import VllmGenerator, require_vllm
 from stepjepa.utils.manifest import weights_digest
 from stepjepa.utils.progress import Bar
 from stepjepa.version import __version__
@@ -127,7 +100,7 @@ class Task:
     generator: Generator | None = None
     likelihood: nll.AnswerLikelihood | None = None
     model: Any = None
-    batch_size: int = BATCH_SIZE
+    batch_size: int = local.BATCH_SIZE
     vocabulary: int | None = None
     temperature: float = 0.0
     seed: int = 42
@@ -152,7 +125,7 @@ def evaluate_model(
     *,
     metric_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 512,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int = local.BATCH_SIZE,
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 42,
@@ -182,9 +155,6 @@ def evaluate_model(
         max_length: ``answer_nll``: longest chat in tokens, None for any.
         vocabulary: ``answer_nll``: V of the softmax, where predictor tokens follow it (`trainer.setup.vocabulary`).
 
-    Returns:
-        The metrics and the predictions.
-
     Raises:
         ConfigError, DataError: what cannot be used.
 
@@ -194,17 +164,17 @@ def evaluate_model(
     """
     if not metrics:
         raise ConfigError("metrics is empty; name one, see stepjepa.evaluation.metrics")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
         prompter = Prompter(tokenizer, template_kwargs=chat_template_kwargs)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
-        questions = read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
-        _drop_useless(questions, chosen, prompter)
-        task = Task(questions, chosen, None, None, model, batch_size, vocabulary, temperature, seed)
+        asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
+        _drop_useless(asked, chosen, prompter)
+        task = Task(asked, chosen, None, None, model, batch_size, vocabulary, temperature, seed)
         if chosen:
-            task.generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
+            task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
         if NLL in metrics:
-            task.likelihood = nll.AnswerLikelihood.of(questions, prompter, max_length, nll.positions_of(model))
+            task.likelihood = nll.AnswerLikelihood.of(asked, prompter, max_length, nll.positions_of(model))
         answers = Answers()
         answer(task, answers)
         return score(task, answers)
@@ -217,45 +187,59 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         ConfigError, DataError: what cannot be used; what is done by then is kept.
     """
     options.check()
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         bar = stack.enter_context(Bar())
         for line in options.without_effect():
             bar.say(line)
         metrics = [stack.enter_context(metric) for metric in make_metrics(options.metric or (), options.metric_options)]
-        place = find_model(str(options.model_name))
-        if options.backend == "vllm":
-            require_vllm()
-            if place.base is not None and not options.no_lora:
-                raise ConfigError(
-                    f"--backend vllm takes no adapter, and {place.name} is one; train with --merge_lora true, or use "
-                    "--backend transformers"
-                )
-        record = read_record(place)
+        place = models.find_model(str(options.model_name))
+        if options.backend == "vllm" and place.base is not None and not options.no_lora:
+            raise ConfigError(
+                f"--backend vllm takes no adapter, and {place.name} is one; train with --merge_lora true, or use "
+                "--backend transformers"
+            )
+        record = models.read_record(place)
         options = _resolved(options, record)
         columns = None
         if options.source_column and options.target_column:
             columns = PairColumns(options.source_column, options.target_column, options.choice_column)
-        system = choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
+        system = questions.choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
         source = RowSource(options.test_file, options.dataset_split)
-        questions = read_questions(source, system, columns, options.max_examples)
-        tokenizer = load_place_tokenizer(place, options.trust_remote_code)
+        asked = questions.read_questions(source, system, columns, options.max_examples)
+        tokenizer = models.load_place_tokenizer(place, options.trust_remote_code)
         prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
-        _drop_useless(questions, metrics, prompter)
-        output = _open_output(options, place, questions, prompter.tokenizer)
+        _drop_useless(asked, metrics, prompter)
+        output = _open_output(options, place, asked, prompter.tokenizer)
         target = output.paths.results[0 if metrics else 1]
         files = [target, output.paths.record]
         if output.complete is not None:
             done = output.complete
             parts = done["metrics"], done["generation"], done["rows"]
             return EvaluationResult(*parts, record=done, files=files, already=True)
-        task, description = _load(options, place, record, prompter, Task(questions, metrics, bar=bar))
+        task, description = _load(options, place, record, prompter, Task(asked, metrics, bar=bar))
         answers = Answers(output)
         with output.opened(answers.take):
-            for line in _start_up_summary(options, place, description, questions, system):
-                bar.say(line)
+            bar.say(f"model    {place.name} ({description})")
+            bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
+            for line in asked.skipped_lines():
+                bar.say(f"         {line}")
+            bar.say(questions.system_prompt_line(system, asked))
+            if options.no_lora and place.base is None:
+                bar.say(f"note     --no_lora changes nothing: {place.name} is no adapter")
             answer(task, answers)
             result = score(task, answers)
-            result.record, result.files = _record(result, options, output, system, place), files
+            versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+            result.files, result.record = files, {
+                "metrics": result.metrics,
+                "generation": result.generation,
+                "rows": result.rows,
+                "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
+                "settings": asdict(options),
+                "versions": {**versions, "python": platform.python_version()},
+                "identity": output.identity,
+                "scoring": output.scoring,
+                "weights": None if place.folder is None else weights_digest(place.folder),
+            }  # fmt: skip
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
         return result
@@ -263,7 +247,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
 def answer(task: Task, answers: Answers) -> None:
     """Let the model answer whatever is not answered yet."""
-    questions = task.questions.questions
     if task.likelihood is not None:
         task.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
         for losses in task.likelihood.compute(task.model, task.batch_size, answers.losses, task.vocabulary):
@@ -271,10 +254,11 @@ def answer(task: Task, answers: Answers) -> None:
             task.step(len(losses))
     if task.generator is None:
         return
-    task.begin("answers", len(questions), len(answers.replies))
-    if len(answers.replies) == len(questions):
+    asked = task.questions.questions
+    task.begin("answers", len(asked), len(answers.replies))
+    if len(answers.replies) == len(asked):
         return
-    requests = [Request(one.index, one.prompt, task.temperature, seed_of(task.seed, one.index)) for one in questions]
+    requests = [Request(one.index, one.prompt, task.temperature, seed_of(task.seed, one.index)) for one in asked]
     begin = time.perf_counter()
     for replies in task.generator.answer(requests, frozenset(answers.replies)):
         answers.add_replies(replies, time.perf_counter() - begin)
@@ -292,8 +276,8 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
     metrics, predictions, losses = {}, [], []
     if task.metrics:
         task.begin("scores", len(asked.questions))
-        predictions = predictions_of(asked.questions, answers.replies, answers.losses, task.metrics, task.step)
-        metrics = summarise(task.metrics, predictions, asked.questions)
+        predictions = scoring.predictions_of(asked.questions, answers.replies, answers.losses, task.metrics, task.step)
+        metrics = scoring.summarise(task.metrics, predictions, asked.questions)
     if task.likelihood is not None:
         values = [answers.losses[index] for index in sorted(answers.losses)]
         metrics[NLL] = nll.summarise(values, task.likelihood.report)
@@ -308,29 +292,21 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
         "skipped": dict(asked.skipped),
         "first_skipped": asked.first_skipped,
     }
-    return EvaluationResult(metrics, generation_summary(predictions, answers.seconds), rows, predictions, losses)
+    made = scoring.generation_summary(predictions, answers.seconds)
+    return EvaluationResult(metrics, made, rows, predictions, losses)
 
 
-def default_folder(options: EvaluateOptions, place: Place) -> Path:
-    """``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` here for a Hub id."""
-    path = Path(str(options.test_file))
-    data = re.sub(r"[^\w.-]+", "-", path.stem if path.exists() else str(options.test_file)).strip("-.") or "data"
-    if place.folder is not None:
-        return place.folder / f"evaluation-{data}"
-    return Path(f"evaluation-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.name)}-{data}")
-
-
-def _drop_useless(questions: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
+def _drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
     """Take out what cannot be asked or scored, and make sure that something is left."""
     if metrics:
-        drop_unaskable(questions, prompter)
-        drop_unscorable(metrics, questions)
-    questions.check()
+        questions.drop_unaskable(asked, prompter)
+        scoring.drop_unscorable(metrics, asked)
+    asked.check()
 
 
-def _resolved(options: EvaluateOptions, record: TrainingRecord) -> EvaluateOptions:
+def _resolved(options: EvaluateOptions, record: models.TrainingRecord) -> EvaluateOptions:
     """The options with what they leave open."""
-    default = VLLM_BATCH_SIZE if options.backend == "vllm" else BATCH_SIZE
+    default = local.VLLM_BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
     resolved = replace(options, batch_size=options.batch_size or default)
     if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
         resolved.chat_template_kwargs = record.settings.get("chat_template_kwargs")
@@ -339,13 +315,20 @@ def _resolved(options: EvaluateOptions, record: TrainingRecord) -> EvaluateOptio
     return resolved
 
 
-def _open_output(options: EvaluateOptions, place: Place, questions: QuestionSet, tokenizer: Any) -> Output:
+def _open_output(options: EvaluateOptions, place: models.Place, asked: QuestionSet, tokenizer: Any) -> Output:
+    """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id."""
     if options.output_file is not None:
         file = Path(options.output_file)
         results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
         record, partial = (file.with_name(f"{file.stem}.{kind}") for kind in ("metrics.json", "partial"))
     else:
-        folder = Path(options.output_dir) if options.output_dir else default_folder(options, place)
+        data = Path(str(options.test_file))
+        name = re.sub(r"[^\w.-]+", "-", data.stem if data.exists() else str(data)).strip("-.") or "data"
+        if place.folder is None:
+            folder = Path(f"evaluation-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.name)}-{name}")
+        else:
+            folder = place.folder / f"evaluation-{name}"
+        folder = Path(options.output_dir) if options.output_dir else folder
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
         results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
@@ -353,65 +336,35 @@ def _open_output(options: EvaluateOptions, place: Place, questions: QuestionSet,
     identity = {
         **deciding(options),
         "chat_template": hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16],
-        "model": fingerprint(place, options.no_lora),
-        "data": questions.fingerprint(),
+        "model": models.fingerprint(place, options.no_lora),
+        "data": asked.fingerprint(),
     }
-    scoring = {"metric": options.metric, "metric_options": options.metric_options}
-    inputs = [Path(str(options.test_file))]
-    paths, overwrite = Paths(results, record, partial), options.overwrite_output_dir
-    return Output(paths, identity, scoring, overwrite, inputs, reader=_identity_and_scoring)
-
-
-def _identity_and_scoring(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of a result; version 0.1 recorded fewer options, as they were by default."""
-    return {**deciding(EvaluateOptions()), **record["identity"]}, record["scoring"]
+    return Output(
+        Paths(results, record, partial),
+        identity,
+        {"metric": options.metric, "metric_options": options.metric_options},
+        options.overwrite_output_dir,
+        [Path(str(options.test_file))],
+        # Version 0.1 recorded fewer options, as they were by default.
+        reader=lambda found: ({**deciding(EvaluateOptions()), **found["identity"]}, found["scoring"]),
+    )
 
 
 def _load(
-    options: EvaluateOptions, place: Place, record: TrainingRecord, prompter: Prompter, task: Task
+    options: EvaluateOptions, place: models.Place, record: models.TrainingRecord, prompter: Prompter, task: Task
 ) -> tuple[Task, str]:
     """The task with what answers it, and a phrase that describes that."""
-    size, tokenizer = options.batch_size or BATCH_SIZE, prompter.tokenizer
+    size, tokenizer = options.batch_size or local.BATCH_SIZE, prompter.tokenizer
     task = replace(task, batch_size=size, temperature=options.temperature, seed=options.seed)
     transformers.utils.logging.disable_progress_bar()  # of loading
     if options.backend == "vllm":
-        return replace(task, generator=VllmGenerator(place.base or place.name, prompter, options)), "vLLM"
-    model, description = load_place(place, tokenizer, options)
-    task = replace(task, model=model, vocabulary=softmax_size(model, tokenizer, place, record))
+        return replace(task, generator=local.VllmGenerator(place.base or place.name, prompter, options)), "vLLM"
+    model, description = models.load_place(place, tokenizer, options)
+    task = replace(task, model=model, vocabulary=models.softmax_size(model, tokenizer, place, record))
     if task.metrics:
         limits = options.max_new_tokens, options.top_p, size
-        task.generator = LocalGenerator(model, prompter, *limits, overwrite="--overwrite_output_dir")
+        task.generator = local.LocalGenerator(model, prompter, *limits, overwrite="--overwrite_output_dir")
     if NLL in (options.metric or ()):
         limit = options.max_length
         task.likelihood = nll.AnswerLikelihood.of(task.questions, prompter, limit, nll.positions_of(model))
     return task, f"{description}, batches of {size}"
-
-
-def _start_up_summary(
-    options: EvaluateOptions, place: Place, description: str, questions: QuestionSet, system: SystemPrompt
-) -> Iterator[str]:
-    yield f"model    {place.name} ({description})"
-    yield f"data     {questions.source}: {len(questions.questions)} of {questions.rows_read} rows"
-    for line in questions.skipped_lines():
-        yield f"         {line}"
-    yield system_prompt_line(system, questions)
-    if options.no_lora and place.base is None:
-        yield f"note     --no_lora changes nothing: {place.name} is no adapter"
-
-
-def _record(
-    result: EvaluationResult, options: EvaluateOptions, output: Output, system: SystemPrompt, place: Place
-) -> dict[str, Any]:
-    """What ``metrics.json`` holds."""
-    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {
-        "metrics": result.metrics,
-        "generation": result.generation,
-        "rows": result.rows,
-        "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
-        "settings": asdict(options),
-        "versions": {**versions, "python": platform.python_version()},
-        "identity": output.identity,
-        "scoring": output.scoring,
-        "weights": None if place.folder is None else weights_digest(place.folder),
-    }

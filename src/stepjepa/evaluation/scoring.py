@@ -10,11 +10,11 @@ from typing import Any
 
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean, share
-from stepjepa.evaluation.metrics.base import Metric, Verdict
+from stepjepa.evaluation.metrics import Metric, Verdict
 from stepjepa.evaluation.nll import AnswerLoss
-from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
+from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, stop_reason
 from stepjepa.evaluation.questions import Question, QuestionSet
-from stepjepa.generation.base import Reply
+from stepjepa.generation import Reply
 
 
 @dataclass
@@ -47,32 +47,25 @@ class EvaluationResult:
 
     def __str__(self) -> str:
         lines = ["complete already; --overwrite_output_dir evaluates again"] if self.already else []
-        lines += [f"{name:<14} {_metric_text(found)}" for name, found in self.metrics.items()]
-        lines += _generation_lines(self.generation)
+        return "\n".join([*lines, *(f"{name:<14} {text}" for name, text in self._table())])
+
+    def _table(self) -> Iterator[tuple[str, str]]:
+        for name, found in self.metrics.items():
+            yield name, _metric_text(found)
+        if self.generation:
+            made, stop = self.generation, self.generation["did_not_stop"]
+            if not stop["n"]:
+                yield "refused", f"all {made['refused']} prompts: the model has no room for them"
+            else:
+                refused = f"; {made['refused']} prompts had no room" if made["refused"] else ""
+                yield "did not stop", f"{_share_text(stop)} ({stop['count']} of {stop['n']}){refused}"
+                speed = f", {made['tokens_per_second']:.0f} per second" if made["tokens_per_second"] else ""
+                total = f"{made['tokens']} in {made['seconds']:.1f} s{speed}"
+                yield "tokens", f"{made['mean_tokens']:.1f} per response; {total}"
         skipped = sum(self.rows["skipped"].values())
         if skipped:
-            lines.append(
-                f"{'skipped':<14} {skipped} of {self.rows['read']} rows, which count nowhere (see metrics.json)"
-            )
-        verb = "unchanged" if self.already else "written"
-        return "\n".join([*lines, *(f"{verb:<14} {path}" for path in self.files)])
-
-
-def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
-    if not generation:
-        return
-    stop = generation["did_not_stop"]
-    if not stop["n"]:
-        yield f"{'refused':<14} all {generation['refused']} prompts: the model has no room for them"
-        return
-    refused = f"; {generation['refused']} prompts had no room" if generation["refused"] else ""
-    yield f"{'did not stop':<14} {_share_text(stop)} ({stop['count']} of {stop['n']}){refused}"
-    speed = generation["tokens_per_second"]
-    per_second = f", {speed:.0f} per second" if speed else ""
-    yield (
-        f"{'tokens':<14} {generation['mean_tokens']:.1f} per response; {generation['tokens']} in "
-        f"{generation['seconds']:.1f} s{per_second}"
-    )
+            yield "skipped", f"{skipped} of {self.rows['read']} rows, which count nowhere (see metrics.json)"
+        yield from (("unchanged" if self.already else "written", str(path)) for path in self.files)
 
 
 def _metric_text(found: Mapping[str, Any]) -> str:
@@ -86,8 +79,8 @@ def _metric_text(found: Mapping[str, Any]) -> str:
         return f"{value:.4f}{ends}{corpus}"
     if value is None or not math.isfinite(value):
         return f"no finite number ({found['n']} rows)"
-    cut = f"; {found['answers_truncated']} answers cut at max_length" if found["answers_truncated"] else ""
     skipped = sum(found["skipped"].values())
+    cut = f"; {found['answers_truncated']} answers cut at max_length" if found["answers_truncated"] else ""
     cut += f"; {skipped} rows left out" if skipped else ""
     return (
         f"{value:.4f} nats per token (perplexity {found['perplexity']:.4g}, {found['tokens']} tokens); "
@@ -141,25 +134,39 @@ def predictions_of(
         verdicts = [_verdict(metric, reply, question) for metric in metrics]
         first = verdicts[0]
         binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
-        found.append(
-            Prediction(
-                question.index,
-                question.text,
-                question.ground_truth,
-                reply.text,
-                first.gold,
-                first.answer,
-                first.score == 1.0 if binary else None,
-                REFUSED if reply.refused is not None else STOPPED if reply.stopped else CUT,
-                reply.new_tokens,
-                {metric.name: verdict.score for metric, verdict in zip(metrics, verdicts, strict=True)},
-                first.note or None,
-                None if loss is None else loss.total / loss.tokens,
-                None if loss is None else loss.tokens,
-            )
+        one = Prediction(
+            question.index,
+            question.text,
+            question.ground_truth,
+            reply.text,
+            first.gold,
+            first.answer,
+            first.score == 1.0 if binary else None,
+            stop_reason(reply),
+            reply.new_tokens,
+            {metric.name: verdict.score for metric, verdict in zip(metrics, verdicts, strict=True)},
+            first.note or None,
         )
+        if loss is not None:
+            one.answer_nll, one.answer_tokens = loss.total / loss.tokens, loss.tokens
+        found.append(one)
         step(1)
     return found
+
+
+def _verdict(metric: Metric, reply: Reply, question: Question) -> Verdict:
+    """A metric's verdict; a refused request is wrong."""
+    if reply.refused is None:
+        return _score(metric, reply.text, question)
+    gold = None if metric.is_custom else _score(metric, "", question).gold
+    return Verdict(0.0, gold, None, reply.refused)
+
+
+def _score(metric: Metric, text: str, question: Question) -> Verdict:
+    try:
+        return metric.score(text, question.row)
+    except DataError as error:
+        raise DataError(f"{question.place}: {error}") from None
 
 
 def summarise(
@@ -198,18 +205,3 @@ def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dic
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
     }
-
-
-def _verdict(metric: Metric, reply: Reply, question: Question) -> Verdict:
-    if reply.refused is None:
-        return _score(metric, reply.text, question)
-    if metric.is_custom:
-        return Verdict(0.0, None, None, reply.refused)
-    return _score(metric, "", question)._replace(score=0.0, answer=None, note=reply.refused)
-
-
-def _score(metric: Metric, text: str, question: Question) -> Verdict:
-    try:
-        return metric.score(text, question.row)
-    except DataError as error:
-        raise DataError(f"{question.place}: {error}") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics.registry import NLL, make_metrics
+from stepjepa.evaluation.metrics import NLL, make_metrics
 from stepjepa.evaluation.run import evaluate_model
 
 
@@ -40,12 +40,11 @@ class AnswerScorer:
             )
         if samples < 1:
             raise ConfigError(f"eval_samples is {samples}; it must be at least 1")
-        for metric in make_metrics(metrics, None):  # so that a typo is found before training
-            with metric:
-                pass
+        for metric in make_metrics(metrics):  # so that a typo is found before training
+            metric.close()
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]
-        self.metrics, self.columns, self.settings = list(metrics), columns, settings
+        self.metrics, self.settings = list(metrics), {"columns": columns, **settings}
 
     def __call__(
         self, model: Any, tokenizer: Any, process: int = 0, processes: int = 1
@@ -56,12 +55,11 @@ class AnswerScorer:
             process, processes: every process answers the questions whose number leaves its own remainder.
         """
         own = self.rows[process::processes]
-        found = dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
-        if own:
-            result = evaluate_model(model, tokenizer, own, self.metrics, columns=self.columns, **self.settings)
-            for name in self.metrics:
-                scores = [prediction.scores[name] for prediction in result.predictions]
-                found[name] = (sum(scores), len(scores))
-            stopped = result.generation["did_not_stop"]
-            found["did_not_stop"] = (stopped["count"], stopped["n"])
-        return found
+        if not own:
+            return dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
+        result = evaluate_model(model, tokenizer, own, self.metrics, **self.settings)
+        scores = {name: [one.scores[name] for one in result.predictions] for name in self.metrics}
+        cut = result.generation["did_not_stop"]
+        return {name: (sum(values), len(values)) for name, values in scores.items()} | {
+            "did_not_stop": (cut["count"], cut["n"])
+        }

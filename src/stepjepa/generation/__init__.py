@@ -1,1 +1,161 @@
-"""Generators: a model in memory, vLLM or a server answers chats through one protocol; `generate` collects solutions."""
+"""Generators: a model in memory, vLLM or a server answers chats through one protocol. `generate` collects solutions.
+
+Everything that lets a model answer goes one way:
+
+    rows of a file -> questions (`RowsRead`) -> `Request` -> `Generator` -> `Reply` -> `store.Output` -> scores
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from stepjepa.errors import DataError, RowError
+
+if TYPE_CHECKING:
+    from stepjepa.data.sources import RowSource
+
+Asked = TypeVar("Asked")
+# Why rows are skipped, in addition to the reasons of `stepjepa.data.report`.
+_REASONS = {
+    "no_question": "no question",
+    "no_ground_truth": "no final answer to compare with",
+    "several_turns": "more than one question in a chat",
+    "no_user_message": "no question before the answer",
+    "empty_prompt": "the prompt is empty",
+    "no_reference": "nothing that a metric could compare with",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One chat to answer.
+
+    Attributes:
+        row: number of the question.
+        messages: the chat up to where the model answers.
+        temperature: 0 is greedy.
+        seed: of the sampling, see `seed_of`.
+    """
+
+    row: int
+    messages: Sequence[Mapping[str, str]]
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model answered.
+
+    Attributes:
+        row: that of the request.
+        text: the response; empty where the request was refused.
+        stopped: True when the model ended by itself, False when it was cut off.
+        prompt_tokens, new_tokens: counts, 0 where they are unknown.
+        refused: why this one request cannot be answered (a prompt that is too long, a content filter).
+        reasoning: thoughts that a server returns in a field of their own.
+    """
+
+    row: int
+    text: str
+    stopped: bool = True
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    refused: str | None = None
+    reasoning: str | None = None
+
+
+class Generator(Protocol):
+    """Whatever answers requests."""
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """Answer all requests but those of the rows in `done`, a group at a time and in any order.
+
+        A group is stored as a unit. `done` is an argument of its own, so that a generator that forms batches forms the same
+        ones when it resumes in the middle.
+        """
+        ...
+
+
+def seed_of(seed: int, *parts: int) -> int:
+    """A seed below 2**31 for (seed, row, attempt) or any other numbers, different for all others."""
+    text = ":".join(map(str, (seed, *parts)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def mended(text: str) -> str:
+    """A response without halves of characters, which no file could hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@dataclass
+class RowsRead:
+    """What became of the rows of a file: each is used by a subclass, or counted here.
+
+    Attributes:
+        source: the file, as messages name it.
+        skipped, first_skipped: reason -> rows that cannot be used, and what is wrong with the first of them, and where.
+    """
+
+    source: str
+    rows_read: int = field(default=0, kw_only=True)
+    skipped: Counter[str] = field(default_factory=Counter, kw_only=True)
+    first_skipped: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def usable(
+        self, rows: RowSource, make: Callable[[Any, int, int], Asked], limit: int | None = None
+    ) -> Iterator[Asked]:
+        """What `make` makes of each of the first `limit` rows, its index (from 0) and its number (for `RowSource.place`).
+
+        A row for which it raises a `RowError` is counted.
+        """
+        for index, (number, row) in enumerate(islice(rows, limit)):
+            self.rows_read += 1
+            try:
+                made = make(row, index, number)
+            except RowError as error:
+                self.skip(error.reason, rows.place(number), str(error))
+            else:
+                yield made
+
+    def skip(self, reason: str, place: str, message: str) -> None:
+        """Count a row that cannot be used."""
+        self.skipped[reason] += 1
+        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
+
+    def require(self, usable: Sequence[object], what: str) -> None:
+        """Refuse a file without a usable row; `what` ends "none of 3 rows ...".
+
+        Raises:
+            DataError: it has none.
+        """
+        if not self.rows_read:
+            raise DataError(f"{self.source}: the file or data set is empty; it needs at least one row")
+        if not usable:
+            raise DataError(f"none of {self.rows_read} rows {what}; first: {next(iter(self.first_skipped.values()))}")
+
+    def skipped_lines(self) -> list[str]:
+        """What was skipped, a line for each reason."""
+        return skipped_lines(dict(self.skipped.most_common()), self.first_skipped)
+
+
+def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
+    """Skipped rows, a line for each reason; the arguments as in `RowsRead`."""
+    from stepjepa.data.report import REASONS
+
+    known = {**REASONS, **_REASONS}
+    return [f"skipped {count}: {known.get(one, one)} (first: {first[one]})" for one, count in skipped.items()]
+
+
+def digest_of(values: Iterable[Any]) -> str:
+    """Changes with any of the values (JSON, or written as text), or their order."""
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(json.dumps(value, default=str).encode())
+    return digest.hexdigest()[:16]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import random
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import as_completed
 from typing import Any
 
 from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from stepjepa.errors import ConfigError
-from stepjepa.generation.base import Reply, Request, mended
+from stepjepa.generation import Reply, Request, mended
+from stepjepa.generation.options import GenerateOptions
 from stepjepa.utils.text import one_line
 
 FIRST_DELAY = 1.0  # seconds before the first retry; doubled with each further one
@@ -48,12 +49,14 @@ async def _refuse_redirect(response: Any) -> None:
         raise ConfigError(f"{what}; {_RESUME}")
 
 
-class _Refused(Exception):
-    """The server does not answer this one request (too long a prompt, a content filter)."""
-
-
-class _Stopped(Exception):
-    """Nothing more is to be sent."""
+async def _end(client: _Client) -> None:
+    """Give up what is under way, and stop the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.close()
+    asyncio.get_running_loop().stop()
 
 
 class _Trouble(Exception):
@@ -65,40 +68,19 @@ class _Trouble(Exception):
 
 
 class EndpointGenerator:
-    """Asks a server.
+    """Asks a server. The key is sent as a bearer token and is in no message; without one no token of the Hub is sent either.
 
     Args:
-        base_url: what `/chat/completions` is appended to.
-        model: the name that the server knows.
-        max_new_tokens, top_p: of the sampling.
-        api_key: sent as a bearer token; in no message. Without one no token of the Hub is sent either.
-        concurrency: requests at a time.
-        timeout: seconds without a byte from the server.
-        max_retries: how often a request is sent again.
-        extra_body: further fields of the request; None takes one out.
+        options: the server's address, the name that it knows the model by, and how it is asked.
         say: takes lines about longer waits.
+
+    Attributes:
+        url: where requests go.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        max_new_tokens: int,
-        top_p: float = 1.0,
-        *,
-        api_key: str | None = None,
-        concurrency: int = 8,
-        timeout: float = 600.0,
-        max_retries: int = 6,
-        extra_body: Mapping[str, Any] | None = None,
-        say: Callable[[str], None] = lambda line: None,
-    ):
-        base = base_url.rstrip("/")
-        self.url = base if base.endswith(_PATH) else base + _PATH
-        self._key, self._concurrency, self._max_retries, self._say = api_key, concurrency, max_retries, say
-        self._timeout, self._model = timeout, model
-        self._fields = {"max_tokens": max_new_tokens, "top_p": top_p}
-        self._extra = dict(extra_body or {})
+    def __init__(self, options: GenerateOptions, say: Callable[[str], None]):
+        self.url = str(options.base_url).rstrip("/").removesuffix(_PATH) + _PATH
+        self._options, self._key, self._say = options, options.api_key(), say
         self._answers, self._reached = 0, False
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
@@ -109,130 +91,111 @@ class EndpointGenerator:
         Raises:
             ConfigError: the server cannot be asked.
         """
-        todo = iter([request for request in requests if request.row not in done])
-        found: queue.SimpleQueue[Reply | Exception | None] = queue.SimpleQueue()
         # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
         loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, args=(loop, todo, found), daemon=True).start()
-        error: Exception | None = None
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
+        client = _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout)
+        self._stop, self._slots = asyncio.Event(), asyncio.Semaphore(self._options.concurrency)
+        todo = [request for request in requests if request.row not in done]
+        replies = [asyncio.run_coroutine_threadsafe(self._ask(client, request), loop) for request in todo]
+        error: BaseException | None = None
         try:
-            while (item := found.get()) is not None:
-                if isinstance(item, Reply):
-                    yield [item]
-                else:
-                    error = error or item
+            for future in as_completed(replies):
+                error = error or future.exception()
+                if future.exception() is None and (reply := future.result()) is not None:
+                    yield [reply]
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._stop.set)
+            asyncio.run_coroutine_threadsafe(_end(client), loop)
         if error is not None:
             raise error
 
-    def _run(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        todo: Iterator[Request],
-        found: queue.SimpleQueue[Reply | Exception | None],
-    ) -> None:
-        self._stop = asyncio.Event()
+    async def _ask(self, client: _Client, request: Request) -> Reply | None:
+        """The reply, in its turn; None after an error of another request."""
+        async with self._slots:
+            try:
+                return await self._until_answered(client, request)
+            except Exception:
+                self._stop.set()
+                raise
 
-        async def worker(client: _Client) -> None:
-            for request in todo:
-                if self._stop.is_set():
-                    return
-                try:
-                    found.put(await self._ask(client, request))
-                except _Stopped:
-                    return
-                except Exception as error:
-                    found.put(error)
-                    self._stop.set()
-
-        async def work() -> None:
-            # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
-            async with _Client(base_url=self.url, api_key=self._key or "none", timeout=self._timeout) as client:
-                await asyncio.gather(*(worker(client) for _ in range(self._concurrency)))
-
-        try:
-            loop.run_until_complete(work())
-        finally:
-            loop.close()
-            found.put(None)
-
-    async def _ask(self, client: _Client, request: Request) -> Reply:
-        """Send a request until it is answered, at most `max_retries` times again."""
+    async def _until_answered(self, client: _Client, request: Request) -> Reply | None:
+        """Send a request until it is answered, at most `max_retries` times again; None where nothing more is to be sent."""
         answers, tries = self._answers, 0
-        while True:
+        while not self._stop.is_set():
             tries += 1
             try:
                 return await self._once(client, request)
-            except _Refused as refusal:
-                return Reply(request.row, "", stopped=False, refused=self._clean(str(refusal)))
-            except _Trouble as trouble:
-                if tries > self._max_retries:
-                    times = f"tried {tries} times" if tries > 1 else "tried once"
-                    if (
-                        self._answers > answers and not trouble.busy
-                    ):  # others were answered meanwhile: it is this one's fault
-                        return Reply(request.row, "", stopped=False, refused=self._clean(f"{trouble}, {times}"))
-                    raise ConfigError(f"{self.url} {self._clean(str(trouble))} ({times}); {_RESUME}") from None
-                answers = self._answers
-                await self._pause(trouble, tries)
-
-    async def _pause(self, trouble: _Trouble, tries: int) -> None:
-        wait = trouble.wait
-        if wait is None:
-            wait = min(_LONGEST_BACKOFF, FIRST_DELAY * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
-        elif wait > _LONGEST_WAIT:
-            what = f"{self.url} {self._clean(str(trouble))}"
-            raise ConfigError(f"{what}; the server asks to wait {wait:.0f} s; {_RESUME}") from None
-        elif wait > 1:
-            self._say(f"{self.url} {self._clean(str(trouble))}; waiting {wait:.0f} s as it asks")
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), wait)
-            raise _Stopped
+            except _Trouble as error:
+                trouble, what = error, self._clean(str(error))
+            if tries > self._options.max_retries:
+                times = f"tried {tries} times" if tries > 1 else "tried once"
+                if self._answers > answers and not trouble.busy:  # others were answered: it is this one's fault
+                    return Reply(request.row, "", stopped=False, refused=f"{what}, {times}")
+                raise ConfigError(f"{self.url} {what} ({times}); {_RESUME}")
+            answers, wait = self._answers, trouble.wait
+            if wait is None:
+                wait = min(_LONGEST_BACKOFF, FIRST_DELAY * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
+            elif wait > _LONGEST_WAIT:
+                raise ConfigError(f"{self.url} {what}; the server asks to wait {wait:.0f} s; {_RESUME}")
+            elif wait > 1:
+                self._say(f"{self.url} {what}; waiting {wait:.0f} s as it asks")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait)
+        return None
 
     async def _once(self, client: _Client, request: Request) -> Reply:
-        fields = {**self._fields, "temperature": request.temperature, "seed": request.seed, **self._extra}
+        options = self._options
+        limits = {"max_tokens": options.max_new_tokens, "top_p": options.top_p}
+        sampling = {"temperature": request.temperature, "seed": request.seed}
+        fields = {**limits, **sampling, **(options.extra_body or {})}
         body = {name: value for name, value in fields.items() if value is not None}
+        messages = [dict(one) for one in request.messages]
         try:
-            answer: Any = await client.chat_completion(
-                [dict(one) for one in request.messages], model=self._model, extra_body=body
-            )
+            answer: Any = await client.chat_completion(messages, model=options.model_name, extra_body=body)
             choice, usage = answer.choices[0], answer.usage
             text, thoughts = choice.message.content or "", choice.message.get("reasoning_content")
             sizes = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
-            reply = Reply(request.row, mended(text).strip(), choice.finish_reason != "length", *sizes)
+            reasoning = mended(thoughts).strip() if thoughts else None
+            reply = Reply(
+                request.row, mended(text).strip(), choice.finish_reason != "length", *sizes, reasoning=reasoning
+            )
         except ConfigError:
             raise
         except HfHubHTTPError as error:
             self._reached = True
-            raise self._meaning(error.response) from None
+            return self._refusal(request.row, error.response)
         except InferenceTimeoutError:
-            raise _Trouble(f"gave no answer in {self._timeout:g} s") from None
+            raise _Trouble(f"gave no answer in {options.timeout:g} s") from None
         except (ValueError, TypeError, LookupError, AttributeError):
             raise _Trouble("sends no chat completion") from None
         except Exception as error:  # the HTTP library's own, and which one that is depends on huggingface_hub
             why = self._clean(str(error) or type(error).__name__)
-            if not self._reached:
-                advice = "check --base_url, and that the server runs"
-                raise ConfigError(f"{self.url} cannot be reached ({why}); {advice}") from None
-            raise _Trouble(f"lost the connection ({why})") from None
+            if self._reached:
+                raise _Trouble(f"lost the connection ({why})") from None
+            advice = "check --base_url, and that the server runs"
+            raise ConfigError(f"{self.url} cannot be reached ({why}); {advice}") from None
         if choice.finish_reason == "content_filter":
-            raise _Refused("its content filter cut the response")
+            return Reply(request.row, "", stopped=False, refused="its content filter cut the response")
         self._reached, self._answers = True, self._answers + 1
-        return Reply(**{**vars(reply), "reasoning": mended(thoughts).strip()}) if thoughts else reply
+        return reply
 
-    def _meaning(self, response: Any) -> Exception:
-        """What an error status is to the run."""
+    def _refusal(self, row: int, response: Any) -> Reply:
+        """The reply that an error status is, where only this request is refused.
+
+        Raises:
+            _Trouble: it may pass.
+            ConfigError: it ends the run.
+        """
         status = response.status_code
         message, code = _message_in(response)
         what = f"answers {status}{f' ({message})' if message else ''}"
         if status in _REFUSALS:
-            return _Refused(what)
+            return Reply(row, "", stopped=False, refused=self._clean(what))
         if (status in _TRANSIENT or status >= 500) and code != "insufficient_quota":
             wait = response.headers.get("Retry-After", "")
-            return _Trouble(what, float(wait) if wait.replace(".", "", 1).isdecimal() else None, status == _BUSY)
-        return ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}")
+            raise _Trouble(what, float(wait) if wait.replace(".", "", 1).isdecimal() else None, status == _BUSY)
+        raise ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}") from None
 
     def _clean(self, text: str) -> str:
         """A text of others in one line that a terminal can show, without the key."""

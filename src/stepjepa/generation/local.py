@@ -1,4 +1,4 @@
-"""The model in memory as a generator: batches that give each prompt the continuation it would get alone.
+"""Generators on this machine: the model in memory, in batches that give each prompt what it would get alone, and vLLM.
 
 Decoder-only models must be padded on the left to generate in batches:
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ from transformers import GenerationConfig
 
 from stepjepa.data.prompts import Prompter
 from stepjepa.errors import ConfigError
-from stepjepa.generation.base import Reply, Request, mended, refuse_long, seed_of
-from stepjepa.modeling.load import is_preset, max_positions
+from stepjepa.generation import Reply, Request, mended, seed_of
+from stepjepa.generation.options import GeneratorOptions
+from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.utils.failures import saying_out_of_memory
 
 BATCH_SIZE = 16
+VLLM_BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def generate_batch(
     seed: int | None = None,
     suppressed: Sequence[int] = (),
 ) -> list[Generation]:
-    """Continue every prompt; greedy unless a temperature is given.
+    """Continue every prompt; greedy unless a temperature is given. One `Generation` per prompt, in their order.
 
     Args:
         model: any Hugging Face causal LM, PEFT models included. Its train/eval mode and generation config are
@@ -75,9 +78,6 @@ def generate_batch(
         top_p: share of the probability mass to sample from; only with a temperature.
         seed: of the sampling. The global generators are left as they were when it is given.
         suppressed: tokens that are never generated.
-
-    Returns:
-        One `Generation` per prompt, in the order of `prompts`.
 
     Raises:
         ValueError: an empty prompt or a number out of range.
@@ -104,31 +104,28 @@ def generate_batch(
         **(sampling if temperature > 0 else {"do_sample": False}),
     )
     device = model.get_input_embeddings().weight.device
+    random = nullcontext() if seed is None else torch.random.fork_rng([device] if device.type == "cuda" else [])
     results: dict[int, Generation] = {}
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    with torch.inference_mode(), eval_mode(model), _config_set_aside(model, config), _seeded(seed, device):
+    with torch.inference_mode(), eval_mode(model), _config_set_aside(model, config), random:
+        if seed is not None:
+            torch.manual_seed(seed)
         for begin in range(0, len(order), batch_size):
             chosen = order[begin : begin + batch_size]
-            ids_BT, mask_BT = _left_padded([prompts[index] for index in chosen], pad_id, device)
-            output_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=config)
-            for index, new_ids in zip(chosen, output_BT[:, ids_BT.shape[1] :].tolist(), strict=True):
+            width = len(prompts[chosen[0]])
+            ids_BT = torch.full((len(chosen), width), pad_id, dtype=torch.long)
+            mask_BT = torch.zeros_like(ids_BT)
+            for row, index in enumerate(chosen):
+                ids_BT[row, width - len(prompts[index]) :] = torch.as_tensor(prompts[index], dtype=torch.long)
+                mask_BT[row, width - len(prompts[index]) :] = 1
+            output_BT = model.generate(
+                input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), generation_config=config
+            )
+            for index, new_ids in zip(chosen, output_BT[:, width:].tolist(), strict=True):
                 end = next((position for position, token in enumerate(new_ids) if token in stop_ids), None)
                 text = tokenizer.decode(new_ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
                 results[index] = Generation(new_ids[:end], text, stopped=end is not None)
     return [results[index] for index in range(len(prompts))]
-
-
-def _left_padded(
-    prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, both (B, T) int64, T the longest prompt's length."""
-    width = max(len(prompt) for prompt in prompts)
-    ids_BT = torch.full((len(prompts), width), pad_id, dtype=torch.long)
-    mask_BT = torch.zeros_like(ids_BT)
-    for row, prompt in enumerate(prompts):
-        ids_BT[row, width - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
-        mask_BT[row, width - len(prompt) :] = 1
-    return ids_BT.to(device), mask_BT.to(device)
 
 
 @contextmanager
@@ -159,13 +156,18 @@ def _config_set_aside(model: torch.nn.Module, config: GenerationConfig) -> Itera
             module.generation_config = own
 
 
-@contextmanager
-def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    kept = nullcontext() if seed is None else torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with kept:
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
+def _prompts(
+    prompter: Prompter, requests: Sequence[Request], longest: int | None, done: Collection[int]
+) -> tuple[dict[int, list[int]], list[Reply]]:
+    """Row -> token ids of the prompts that the model has room for, and refusals of the others that are not done yet."""
+    prompts = {request.row: prompter.ids(request.messages) for request in requests}
+    too_long = {} if longest is None else {row: len(ids) for row, ids in prompts.items() if len(ids) > longest}
+    refused = [
+        Reply(row, "", False, refused=f"the prompt has {size} tokens, and the model has room for {longest}")
+        for row, size in too_long.items()
+        if row not in done
+    ]
+    return {row: ids for row, ids in prompts.items() if row not in too_long}, refused
 
 
 class LocalGenerator:
@@ -173,13 +175,7 @@ class LocalGenerator:
 
     The batches are formed of all requests, longest prompt first, and each is sampled with a seed of its own. So the same
     requests with the same batch size give the same replies, whether or not the run was interrupted.
-
-    Args:
-        model: a causal LM, on its device.
-        prompter: makes the prompts.
-        max_new_tokens, top_p: of the sampling.
-        batch_size: requests per batch.
-        overwrite: the flag that lets the command start again.
+    `overwrite` is the flag that lets the command start again.
     """
 
     def __init__(
@@ -205,17 +201,16 @@ class LocalGenerator:
         Raises:
             ConfigError: a batch does not fit into memory.
         """
-        prompts = {request.row: self._prompter.ids(request.messages) for request in requests}
-        refused, fitting = refuse_long(requests, prompts, self._longest_prompt, done)
+        prompts, refused = _prompts(self._prompter, requests, self._longest_prompt, done)
         if refused:
             yield refused
-        order = sorted(fitting, key=lambda request: -len(prompts[request.row]))
+        order = sorted((one for one in requests if one.row in prompts), key=lambda one: -len(prompts[one.row]))
         for begin in range(0, len(order), self._batch_size):
             batch = [request for request in order[begin : begin + self._batch_size] if request.row not in done]
             if batch:
-                yield self._generate(batch, prompts)
+                yield self._generate(batch, [prompts[request.row] for request in batch])
 
-    def _generate(self, batch: list[Request], prompts: dict[int, list[int]]) -> list[Reply]:
+    def _generate(self, batch: list[Request], prompts: list[list[int]]) -> list[Reply]:
         message = (
             f"out of memory with {len(batch)} questions at once; what is done is kept; lower --batch_size (another one "
             f"starts again, see {self._overwrite}) or --max_new_tokens"
@@ -224,7 +219,7 @@ class LocalGenerator:
             generations = generate_batch(
                 self._model,
                 self._prompter.tokenizer,
-                [prompts[request.row] for request in batch],
+                prompts,
                 self._max_new_tokens,
                 self._stop_ids,
                 len(batch),
@@ -234,15 +229,77 @@ class LocalGenerator:
                 suppressed=self._suppressed,
             )
         return [
-            Reply(
-                request.row,
-                mended(generation.text),
-                generation.stopped,
-                len(prompts[request.row]),
-                len(generation.token_ids) + generation.stopped,
-            )
-            for request, generation in zip(batch, generations, strict=True)
+            Reply(request.row, mended(one.text), one.stopped, len(ids), len(one.token_ids) + one.stopped)
+            for request, ids, one in zip(batch, prompts, generations, strict=True)
         ]
+
+
+class VllmGenerator:
+    """Hands requests to vLLM, each with a seed of its own.
+
+    Raises:
+        ConfigError: vLLM is not installed, or cannot load the model.
+    """
+
+    def __init__(self, name: str, prompter: Prompter, options: GeneratorOptions):
+        try:
+            from vllm import LLM
+
+            code = options.trust_remote_code
+            engine = partial(LLM, model=name, dtype=options.dtype, trust_remote_code=code, seed=options.seed)
+            self._engine = engine(**(options.vllm_options or {}))
+        except ImportError:
+            raise ConfigError(
+                "--backend vllm: vLLM is not installed; install it with: pip install 'stepjepa[vllm]'"
+            ) from None
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"--model_name {name}: vLLM cannot load it ({why})") from None
+        config = getattr(getattr(self._engine, "llm_engine", None), "model_config", None)
+        limit = getattr(config, "max_model_len", None)
+        self._longest_prompt = None if limit is None else limit - 1
+        self._prompter, self._options = prompter, options
+        self._stop_ids = prompter.stop_ids(None)  # vLLM adds the tokens that the model itself names
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """A batch of replies at a time."""
+        from vllm import SamplingParams
+
+        options = self._options
+        prompts, refused = _prompts(self._prompter, requests, self._longest_prompt, done)
+        if refused:
+            yield refused
+        todo = [request for request in requests if request.row in prompts and request.row not in done]
+        settings = {"top_p": options.top_p, "max_tokens": options.max_new_tokens, "stop_token_ids": self._stop_ids}
+        size = options.batch_size or VLLM_BATCH_SIZE
+        for begin in range(0, len(todo), size):
+            batch = todo[begin : begin + size]
+            outputs = self._engine.generate(
+                [{"prompt_token_ids": prompts[one.row]} for one in batch],
+                [SamplingParams(temperature=one.temperature, seed=one.seed, **settings) for one in batch],
+                use_tqdm=False,
+            )
+            texts = [output.outputs[0] for output in outputs]
+            replies = []
+            for one, text in zip(batch, texts, strict=True):
+                sizes = len(prompts[one.row]), len(text.token_ids)
+                replies.append(Reply(one.row, mended(text.text), text.finish_reason != "length", *sizes))
+            yield replies
+
+
+def load_weights(name: str, tokenizer: Any, options: GeneratorOptions) -> Any:
+    """A model as the options say, not on its device yet.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    return load_model(
+        name,
+        tokenizer,
+        dtype=options.dtype,
+        attn_implementation=options.attn_implementation,
+        trust_remote_code=options.trust_remote_code,
+    )
 
 
 def move_to_device(model: Any, name: str, advice: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -178,12 +177,10 @@ class GenerateOptions(GeneratorOptions):
             )
         if Path(str(self.output_file)).suffix != ".jsonl":
             raise ConfigError(f"--output_file {self.output_file}: the name must end in .jsonl")
-        if self.backend == "openai":
-            self._check_endpoint()
-        elif self.base_url is not None:
-            raise ConfigError(f"--base_url is for --backend openai, and backend is {self.backend}")
-
-    def _check_endpoint(self) -> None:
+        if self.backend != "openai":
+            if self.base_url is not None:
+                raise ConfigError(f"--base_url is for --backend openai, and backend is {self.backend}")
+            return
         if not self.base_url:
             raise ConfigError("--backend openai needs --base_url, as in http://localhost:8000/v1")
         try:
@@ -201,16 +198,17 @@ class GenerateOptions(GeneratorOptions):
         """The key of the endpoint, from the environment.
 
         Raises:
-            ConfigError: the variable is not set, or no variable's name.
+            ConfigError: the variable is not set, or holds no key.
         """
         if self.api_key_env is None:
             return None
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
-            raise ConfigError("--api_key_env takes the NAME of an environment variable, not the key itself")
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
-            # A key without punctuation looks like a name too, so what was written is not repeated.
-            raise ConfigError("--api_key_env: no environment variable of that name is set; export it first")
+            # Somebody may have written the key itself, so it is not repeated.
+            raise ConfigError(
+                "--api_key_env takes the NAME of an environment variable, and no environment variable of that name is set; "
+                "export it first"
+            )
         if not (key.isascii() and key.isprintable()):
             raise ConfigError("--api_key_env: the variable holds characters that no key can have")
         return key

@@ -12,17 +12,20 @@ The files (see `stepjepa.generation.store`):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.errors import ConfigError
-from stepjepa.generation.base import Generator, Reply, Request, mended, seed_of
+from stepjepa.data.answers import answers_match, final_answer, last_boxed
+from stepjepa.data.sources import TEXT_COLUMNS, RowSource, row_to_messages
+from stepjepa.errors import ConfigError, RowError
+from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines
 from stepjepa.generation.options import QUESTION, GenerateOptions, deciding
-from stepjepa.generation.questions import REASONS, Problem, ProblemSet, read_problems
 from stepjepa.generation.store import Output, Paths, Record, json_line
 from stepjepa.utils.progress import Bar
+from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
 
 VERDICTS = {
@@ -31,8 +34,97 @@ VERDICTS = {
     "no_answer": "no final answer",
     "refused": "request refused",
 }
-# So many refusals and no response: the request itself is wrong, not the questions.
-_REFUSALS = 5
+_REFUSALS = 5  # so many and no response: the request itself is wrong, not the questions
+_LONGEST_BARE_ANSWER = 60
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question that can be asked.
+
+    Attributes:
+        row: its row's number, as `RowSource.place` takes it.
+        question, answer: texts of the row.
+        ground_truth: the final answer.
+    """
+
+    row: int
+    question: str
+    answer: str
+    ground_truth: str
+
+
+@dataclass
+class ProblemSet(RowsRead):
+    """The questions of a file; every row that was read is in `problems` or counted."""
+
+    problems: list[Problem] = field(default_factory=list)
+
+    def fingerprint(self) -> str:
+        """Changes with any question, ground truth, or their order."""
+        return digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
+
+
+def read_problems(options: GenerateOptions) -> ProblemSet:
+    """Read the rows of ``options.file``, up to ``max_examples`` questions.
+
+    Raises:
+        DataError: the file cannot be read, or holds nothing that can be asked.
+    """
+    rows = RowSource(options.file, options.dataset_split)
+    found = ProblemSet(rows.name)
+    usable = found.usable(rows, lambda row, _, number: _problem(number, row, options))
+    found.problems = list(islice(usable, options.max_examples))
+    found.require(found.problems, "can be asked")
+    return found
+
+
+def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    question: Any
+    named, columns = (options.question_column, options.answer_column), ", ".join(map(str, row)) or "none"
+    if named == (None, None) and row.get("messages") is not None:
+        turns = [message for message in row_to_messages(row) if message["role"] != "system"]
+        if [turn["role"] for turn in turns] != ["user", "assistant"]:
+            raise RowError("several_turns", "the chat is not one question and its answer")
+        left, question, answer = "messages", turns[0]["content"], turns[1]["content"]
+    else:
+        filled = (pair for pair in TEXT_COLUMNS if named == (None, None) and row.get(pair[0]) is not None)
+        left, right = (name or usual for name, usual in zip(named, next(filled, TEXT_COLUMNS[0]), strict=True))
+        question, answer = row.get(left), _text(row.get(right))
+        if options.answer_column is not None and right not in row:
+            raise RowError("no_ground_truth", f"no column {right!r} (columns found: {columns}); see --answer_column")
+    if not isinstance(question, str) or not question.strip():
+        raise RowError("no_question", f"no text in column {left!r} (columns found: {columns}); see --question_column")
+    column = options.ground_truth_column
+    bare = _text(row.get(column or "ground_truth")).strip() or (None if column else ground_truth(answer))
+    if not bare:
+        where = f"column {column!r}" if column else "the answer (no ####, no \\boxed{}, too long for a bare answer)"
+        raise RowError("no_ground_truth", f"no final answer in {where}; name its column with --ground_truth_column")
+    if lone_surrogate(question + answer + bare):
+        raise RowError("broken_text", "a text holds half a character (a lone surrogate); remove it")
+    return Problem(number, question, answer, bare)
+
+
+def _text(value: Any) -> str:
+    """A cell as text: numbers are written out, what is neither is no answer."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
+        return ""
+    return str(value)
+
+
+def ground_truth(answer: str) -> str | None:
+    r"""The final answer in a known solution: what follows the last ``####`` on its line, else the last ``\boxed{}``, else
+    the text itself where it is one short line. None without any of them: a number in a longer text may be any.
+    """
+    if "####" in answer:
+        return answer.rpartition("####")[2].strip().partition("\n")[0].strip() or None
+    boxed = last_boxed(answer)
+    if boxed:
+        return boxed
+    bare = answer.strip()
+    return bare if bare and "\n" not in bare and len(bare) <= _LONGEST_BARE_ANSWER else None
 
 
 @dataclass(frozen=True)
@@ -83,10 +175,7 @@ class GenerationResult:
         if summary["unsolved"]:
             why = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
             lines.append(f"  unsolved {summary['unsolved']}, by the last attempt: {', '.join(why)}")
-        for reason, count in summary["skipped"].items():
-            lines.append(
-                f"  skipped {count}: {REASONS.get(reason, reason)} (first: {summary['first_skipped'][reason]})"
-            )
+        lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
         if summary["tokens_written"]:
             lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
         if not self.already:
@@ -100,57 +189,49 @@ def generate(options: GenerateOptions) -> GenerationResult:
     What is unsolved is asked again, ``attempts`` times in all. Interrupted, the same call resumes.
 
     Raises:
-        StepJepaError: the model cannot be asked, or the files not written; what is stored by then is kept.
+        ConfigError, DataError: the model cannot be asked, or the files not written; what is stored by then is kept.
     """
     options.check()
     problems = read_problems(options)
-    output, source = open_output(options, problems)
-    if output.complete is not None:
-        return _result(output, output.complete["summary"], already=True)
-    with Bar() as bar:
-        generator, description = load_generator(options, bar.say)
-        solver = Solver(problems, options)
-        with output.opened(solver.take):
-            bar.say(f"model    {options.model_name} ({description})")
-            resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
-            bar.say(f"input    {problems.source}: {len(problems.problems)} questions{resumed}")
-            solver.ask(generator, output, bar)
-            summary, settings = solver.summary(), deciding(options)
-            record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-            output.finish(solver.files(output, options), {**record, "input": source, "summary": summary})
-    return _result(output, summary)
-
-
-def open_output(options: GenerateOptions, problems: ProblemSet) -> tuple[Output, Record]:
-    """The files that the command writes, not yet opened, and what is recorded of the input.
-
-    Raises:
-        ConfigError: files are there that may not be touched, or the input is one of them.
-    """
     path = Path(str(options.output_file))
     stem = path.name.removesuffix(".jsonl")
     unsolved, attempts = (path.with_name(f"{stem}.{kind}.jsonl") for kind in ("unsolved", "attempts"))
-    paths = Paths(
-        (path, unsolved, attempts), path.with_name(f"{path.name}.meta.json"), path.with_name(f"{stem}.partial")
-    )
+    meta, partial = path.with_name(f"{path.name}.meta.json"), path.with_name(f"{stem}.partial")
     source = {"file": problems.source, "questions": len(problems.problems), "fingerprint": problems.fingerprint()}
-    identity = {**deciding(options), "data": source["fingerprint"]}
-    inputs = [Path(str(options.file))]
-    output = Output(paths, identity, {}, options.overwrite, inputs, "--overwrite", _identity)
+    output = Output(
+        Paths((path, unsolved, attempts), meta, partial),
+        {**deciding(options), "data": source["fingerprint"]},
+        {},
+        options.overwrite,
+        [Path(str(options.file))],
+        "--overwrite",
+        _identity,
+    )
     if not options.resume and (output.begun or output.complete is not None):
         raise ConfigError(f"{path} exists, and --no_resume forbids to resume it; --overwrite replaces it")
-    return output, source
+    already = output.complete is not None
+    if output.complete is not None:
+        summary = output.complete["summary"]
+    else:
+        with Bar() as bar:
+            generator, description = load_generator(options, bar.say)
+            solver = Solver(problems, options)
+            with output.opened(solver.take):
+                bar.say(f"model    {options.model_name} ({description})")
+                resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
+                bar.say(f"input    {problems.source}: {len(problems.problems)} questions{resumed}")
+                solver.ask(generator, output, bar)
+                summary = solver.summary()
+                record = {"stepjepa": __version__, "state": "complete", "settings": deciding(options)}
+                output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
+    return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already)
 
 
 def _identity(record: Record) -> tuple[Record, Record]:
+    """Of a complete output; version 0.1 recorded fewer options, as they were by default."""
     if record["state"] != "complete":
         raise KeyError("state")
     return {**deciding(GenerateOptions()), **record["settings"], "data": record["input"]["fingerprint"]}, {}
-
-
-def _result(output: Output, summary: Record, already: bool = False) -> GenerationResult:
-    solved, unsolved, *_ = output.paths.results
-    return GenerationResult(summary, {solved: summary["solved"], unsolved: summary["unsolved"]}, already)
 
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
@@ -159,48 +240,28 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     Raises:
         ConfigError: it cannot be loaded.
     """
+    name = str(options.model_name)
     if options.backend == "openai":
         from stepjepa.generation.endpoint import EndpointGenerator
 
-        endpoint = EndpointGenerator(
-            str(options.base_url),
-            str(options.model_name),
-            options.max_new_tokens,
-            options.top_p,
-            api_key=options.api_key(),
-            concurrency=options.concurrency,
-            timeout=options.timeout,
-            max_retries=options.max_retries,
-            extra_body=options.extra_body,
-            say=say,
-        )
+        endpoint = EndpointGenerator(options, say)
         return endpoint, f"{endpoint.url}, {options.concurrency} requests at a time"
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.data.prompts import Prompter
-    from stepjepa.generation.local import BATCH_SIZE, LocalGenerator, move_to_device, refuse_preset
-    from stepjepa.generation.vllm import VllmGenerator, require_vllm
-    from stepjepa.modeling.load import load_model, load_tokenizer
+    from stepjepa.generation import local
+    from stepjepa.modeling.load import load_tokenizer
 
     disable_progress_bar()
-    if options.backend == "vllm":
-        require_vllm()
-    name = str(options.model_name)
-    refuse_preset(name)
+    local.refuse_preset(name)
     tokenizer = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain)
     if options.backend == "vllm":
-        return VllmGenerator(name, prompter, options), "vLLM"
-    model = load_model(
-        name,
-        tokenizer,
-        dtype=options.dtype,
-        attn_implementation=options.attn_implementation,
-        trust_remote_code=options.trust_remote_code,
-    )
-    size = options.batch_size or BATCH_SIZE
-    description = f"{move_to_device(model, name, 'use --backend vllm or openai')}, batches of {size}"
-    return LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size), description
+        return local.VllmGenerator(name, prompter, options), "vLLM"
+    model = local.load_weights(name, tokenizer, options)
+    size = options.batch_size or local.BATCH_SIZE
+    description = f"{local.move_to_device(model, name, 'use --backend vllm or openai')}, batches of {size}"
+    return local.LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size), description
 
 
 class Solver:
@@ -214,8 +275,7 @@ class Solver:
         self._set, self._options = problems, options
         self._problems = {problem.row: problem for problem in problems.problems}
         self.last: dict[int, Attempt] = {}
-        self._every: list[Attempt] = []  # with --keep_attempts
-        self._tokens_read = self._tokens_written = 0
+        self._every: list[Attempt] = []
 
     def take(self, line: Record) -> None:
         """Take the attempts of a stored line.
@@ -226,40 +286,40 @@ class Solver:
         for values in line["attempts"]:
             one = Attempt(**values)
             self.last[self._problems[one.row].row] = one
-            self._tokens_read += one.prompt_tokens
-            self._tokens_written += one.new_tokens
-            if self._options.keep_attempts:
-                self._every.append(one)
+            self._every.append(one)
 
     def ask(self, generator: Generator, output: Output, bar: Bar) -> None:
         """Ask until every question is solved or has had all its attempts. Each group of replies is stored as it comes.
 
         Raises:
-            StepJepaError: the model cannot be asked, or the attempts not stored.
+            ConfigError: the model cannot be asked, or refuses every request.
+            DataError: the attempts cannot be stored.
         """
         options, last = self._options, self.last
         answered = any(one.verdict != "refused" for one in last.values())
         for attempt in range(1, options.attempts + 1):
             # Those that were not solved before this attempt; some may have been asked in it, before an interruption.
-            asked = [
-                problem
-                for row, problem in self._problems.items()
-                if row not in last or last[row].verdict != "right" or last[row].attempt >= attempt
-            ]
-            done = {problem.row for problem in asked if problem.row in last and last[problem.row].attempt >= attempt}
+            done = {row for row, one in last.items() if one.attempt >= attempt}
+            asked = [row for row in self._problems if row in done or row not in last or last[row].verdict != "right"]
             if len(done) == len(asked):
                 continue
             bar.begin(f"attempt {attempt}", len(asked), len(done), "0 solved")
-            solved = 0
-            requests = [self.request(problem, attempt) for problem in asked]
-            for replies in _unless_all_refused(generator.answer(requests, done), answered):
-                attempts = [self._judge(reply, attempt) for reply in replies]
+            solved, held = 0, list[Reply]()
+            for replies in generator.answer([self.request(self._problems[row], attempt) for row in asked], done):
+                held += replies
+                answered = answered or any(reply.refused is None for reply in replies)
+                if not answered:  # refusals wait until one is answered
+                    if len(held) >= _REFUSALS:
+                        break
+                    continue
+                attempts, held = [self._judge(reply, attempt) for reply in held], []
                 line = {"attempts": [asdict(one) for one in attempts]}
                 output.append(line)
                 self.take(line)
                 solved += sum(one.verdict == "right" for one in attempts)
                 bar.step(len(attempts), f"{solved} solved")
-            answered = True
+            if held:
+                raise ConfigError(f"the model refuses every request: {held[0].refused}")
 
     def request(self, problem: Problem, attempt: int) -> Request:
         """What attempt number `attempt` at a question asks."""
@@ -300,18 +360,18 @@ class Solver:
             "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != "right")),
             "skipped": dict(problems.skipped),
             "first_skipped": problems.first_skipped,
-            "tokens_read": self._tokens_read,
-            "tokens_written": self._tokens_written,
+            "tokens_read": sum(one.prompt_tokens for one in self._every),
+            "tokens_written": sum(one.new_tokens for one in self._every),
         }
 
-    def files(self, output: Output, options: GenerateOptions) -> Mapping[Path, Iterable[bytes]]:
+    def files(self, paths: Paths) -> Mapping[Path, Iterable[bytes]]:
         """The results, in the order of the input."""
-        solved, unsolved, attempts = output.paths.results
+        solved, unsolved, attempts = paths.results
         right = {row for row, one in self.last.items() if one.verdict == "right"}
         files: dict[Path, Iterable[bytes]] = {solved: (self._row(row) for row in self._problems if row in right)}
         if len(right) < len(self._problems):
             files[unsolved] = (self._row(row) for row in self._problems if row not in right)
-        if options.keep_attempts:
+        if self._options.keep_attempts:
             files[attempts] = (json_line(asdict(one)) for one in self._every)
         return files
 
@@ -333,22 +393,3 @@ class Solver:
         }
         extra = {"refused": one.refused, "reasoning": one.reasoning}
         return json_line({**values, **{name: value for name, value in extra.items() if value is not None}})
-
-
-def _unless_all_refused(groups: Iterator[list[Reply]], answered: bool) -> Iterator[list[Reply]]:
-    """Hold refused replies back until one is answered.
-
-    Raises:
-        ConfigError: none is.
-    """
-    held: list[Reply] = []
-    for group in groups:
-        answered = answered or any(reply.refused is None for reply in group)
-        held += group
-        if answered:
-            yield held
-            held = []
-        elif len(held) >= _REFUSALS:
-            break
-    if held:
-        raise ConfigError(f"the model refuses every request: {held[0].refused}")

@@ -28,6 +28,7 @@ except ImportError:  # Windows: two runs on one output are then the user's to av
 
 Record = dict[str, Any]
 _SHOWN = 40  # characters of a setting in messages
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
 
 
 class Paths(NamedTuple):
@@ -90,22 +91,14 @@ def open_locked(path: Path) -> BinaryIO:
     return file
 
 
-def identity_and_scoring(record: Record) -> tuple[Record, Record]:
-    """What a record says that its results depend on: on which answers depend, and what else."""
-    return record["identity"], record["scoring"]
-
-
 class Output:
     """Keeps batches of answers in files.
 
     Args:
-        paths: the files.
-        identity: what the answers depend on, plain JSON values.
-        scoring: what else the results depend on.
-        overwrite: replace what is there.
+        identity, scoring: what the answers, and what else the results depend on; plain JSON values.
+        overwrite: replace what is there; `flag` is the option's name.
         inputs: files that are read and must not be written.
-        flag: the option that `overwrite` is.
-        reader: identity and scoring of a record, as `identity_and_scoring`; a KeyError or TypeError for another file.
+        reader: identity and scoring of a record; a KeyError or TypeError for another file.
 
     Attributes:
         complete: the record of work that was completed before, None otherwise.
@@ -124,9 +117,9 @@ class Output:
         overwrite: bool = False,
         inputs: Iterable[Path] = (),
         flag: str = "--overwrite_output_dir",
-        reader: Callable[[Record], tuple[Record, Record]] = identity_and_scoring,
+        reader: Callable[[Record], tuple[Record, Record]] = lambda record: (record["identity"], record["scoring"]),
     ):
-        self.paths, self._overwrite, self._flag = paths, overwrite, flag
+        self.paths, self._overwrite = paths, overwrite
         self.identity, self.scoring = json.loads(json.dumps([identity, scoring]))
         self.complete: Record | None = None
         self._file: BinaryIO | None = None
@@ -134,32 +127,28 @@ class Output:
             for path in (*paths.results, paths.record, paths.partial):
                 if source.exists() and path.exists() and path.samefile(source):
                     raise ConfigError(f"{path}: the command would write over its input; name another output")
-        self.begun = self._look(reader)
-
-    def _look(self, reader: Callable[[Record], tuple[Record, Record]]) -> bool:
-        """See what is there; whether a part of the same work is."""
-        paths, advice = self.paths, f"choose another output, or {self._flag} to replace it"
-        parts: tuple[Record, Record] | None = None
+        record: Record | None = None
         if paths.record.exists():
             try:
                 record = read_json(paths.record)
-                parts = reader(record)
-            except (OSError, ValueError, KeyError, TypeError):
+                known, known_scoring = reader(record)
+            except _BROKEN:
                 raise ConfigError(f"{paths.record} exists and is no record of this; choose another output") from None
         header = self._header()
-        same = header == self.identity
-        if self._overwrite:
-            return same
-        if parts is not None:
-            _refuse_other(paths.record, parts[1], self.scoring, advice)
-            _refuse_other(paths.record, parts[0], self.identity, advice)
+        self.begun = header == self.identity
+        if overwrite:
+            return
+        advice = f"choose another output, or {flag} to replace it"
+        if record is not None:
+            _refuse_other(paths.record, known_scoring, self.scoring, advice)
+            _refuse_other(paths.record, known, self.identity, advice)
             self.complete = record
-        elif header is not None:
+            return
+        if header is not None:
             _refuse_other(paths.partial, header, self.identity, advice)
         for path in paths.results:
-            if self.complete is None and not same and path.exists():
+            if not self.begun and path.exists():
                 raise ConfigError(f"{path} exists and is not from unfinished work; {advice}")
-        return same
 
     def _header(self) -> Record | None:
         """The identity in the first line of the partial file; None where there is no complete one, or it may go."""
@@ -170,7 +159,7 @@ class Output:
             return dict(parse_json(line)["identity"]) if line.endswith(b"\n") else None
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except _BROKEN:
             if self._overwrite:
                 return None
             raise DataError(f"{path}: cannot be read as unfinished work; remove it, or choose another output") from None
@@ -190,38 +179,35 @@ class Output:
         self._file = open_locked(partial)
         try:
             if self.begun:
-                self._resume(take)
+                self._resume(self._file, take)
             yield
         finally:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-                if made and not self.begun:
-                    partial.unlink(missing_ok=True)
-                if made_folder and not self.begun:
-                    with contextlib.suppress(OSError):
-                        partial.parent.rmdir()
+            self._file.close()
+            if made and not self.begun:
+                partial.unlink(missing_ok=True)
+            if made_folder and not self.begun:
+                with contextlib.suppress(OSError):
+                    partial.parent.rmdir()
 
-    def _resume(self, take: Callable[[Record], None]) -> None:
+    def _resume(self, file: BinaryIO, take: Callable[[Record], None]) -> None:
         """Read what is done; an incomplete last line is dropped."""
-        assert self._file is not None
-        self._file.seek(0)
+        file.seek(0)
         complete = 0
-        with open(self._file.fileno(), "rb", closefd=False) as lines:
+        with open(file.fileno(), "rb", closefd=False) as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n") or not line.strip(b"\0\n"):  # space that a crash has left unwritten
                     break
                 try:
                     if number > 1:
                         take(parse_json(line))
-                except (ValueError, KeyError, TypeError, AttributeError):
+                except _BROKEN:
                     raise DataError(
                         f"{self.paths.partial} line {number}: broken, so the work cannot be resumed; remove the file to "
                         "start again"
                     ) from None
                 complete += len(line)
         with saying_where(self.paths.partial):
-            self._file.truncate(complete)
+            file.truncate(complete)
 
     def append(self, line: Record) -> None:
         """Store a batch, all or nothing.
@@ -230,29 +216,28 @@ class Output:
             DataError: it could not be written.
         """
         assert self._file is not None
-        if not self.begun:  # in an order that never leaves old results next to new answers
-            with saying_where(self.paths.partial):
+        with saying_where(self.paths.partial):
+            if not self.begun:  # in an order that never leaves old results next to new answers
                 self._file.truncate(0)
                 for path in (self.paths.record, *self.paths.results) if self._overwrite else ():
                     path.unlink(missing_ok=True)
-            self._write({"stepjepa": __version__, "identity": self.identity})
-            self.begun = True
-        self._write(line)
+                self._write(self._file, {"stepjepa": __version__, "identity": self.identity})
+                self.begun = True
+            self._write(self._file, line)
 
-    def _write(self, line: Record) -> None:
+    @staticmethod
+    def _write(file: BinaryIO, line: Record) -> None:
         """Append a line and wait until the disk has it; what fits in part is taken out again."""
-        assert self._file is not None
-        size = self._file.seek(0, os.SEEK_END)
-        with saying_where(self.paths.partial):
-            try:
-                view = memoryview(json_line(line))
-                while view:
-                    view = view[self._file.write(view) :]
-                os.fsync(self._file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._file.truncate(size)
-                raise
+        size = file.seek(0, os.SEEK_END)
+        try:
+            view = memoryview(json_line(line))
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise
 
     def finish(self, results: Mapping[Path, Iterable[bytes]], record: Record) -> None:
         """Write the results, then the record, and remove the partial file.
@@ -264,8 +249,7 @@ class Output:
             replace(path, parts)
         replace(self.paths.record, [json_bytes(record, indent=2), b"\n"])
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            self._file.close()  # Windows removes no open file
         self.paths.partial.unlink(missing_ok=True)
 
 
@@ -276,10 +260,7 @@ def _refuse_other(path: Path, other: Record, mine: Record, advice: str) -> None:
         if name in ("model", "data"):
             what = "another model" if name == "model" else "other questions"
             raise ConfigError(f"{path} was made with {what}, or they have changed since; {advice}")
-        theirs, ours = (_brief(one.get(name)) for one in (other, mine))
+        values = [one.get(name) for one in (other, mine)]
+        texts = ["none" if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+        theirs, ours = (text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..." for text in texts)
         raise ConfigError(f"{path} was made with {name} {theirs}, not {ours}; use the same options, {advice}")
-
-
-def _brief(value: Any) -> str:
-    text = "none" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -80,5 +80,5 @@ def test_it_goes_on_after_one_that_was_ended(metric):
 
 
 def test_options_are_checked():
-    with pytest.raises(ConfigError, match="time_limit must be above 0, got 0"):
+    with pytest.raises(ConfigError, match="time_limit is 0; it must be above 0"):
         make_metric("math", time_limit=0)

@@ -12,15 +12,6 @@ PACKAGES = {"math": "math_verify", "rouge": "rouge_score", "bleu": "sacrebleu"}
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_metric_is_made(name):
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
-    with make_metric(name) as metric:
-        assert isinstance(metric, Metric)
-        assert metric.name == name and metric.kind in ("accuracy", "score")
-
-
-@pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize(
     "text", ["", "\x00", "\ud800", "((((", "'; DROP TABLE t", "\\boxed{" * 1000, "\u0661" * 3000, "\\" * 999]
 )
@@ -31,6 +22,7 @@ def test_no_text_makes_a_metric_fail(name, text, tmp_path):
     row = {"answer": "SELECT 1", "db_path": str(tmp_path / "empty.sqlite")}
     with make_metric(name) as metric:
         verdict = metric.score(text, row)
+    assert isinstance(metric, Metric) and metric.name == name and metric.kind in ("accuracy", "score")
     assert isinstance(verdict, Verdict) and verdict.score == 0
 
 
@@ -42,7 +34,7 @@ def test_no_text_makes_a_metric_fail(name, text, tmp_path):
         ("answer_nll", {}, "needs the model"),
         ("gsm8k", {"refernce_column": "a"}, "has no option 'refernce_column'; did you mean 'reference_column'"),
         ("sql_execution", {"_worker": None}, "has no option '_worker'"),
-        ("sql_execution", {"time_limit": -1}, "time_limit must be above 0, got -1"),
+        ("sql_execution", {"time_limit": -1}, "time_limit is -1; it must be above 0"),
         ("no_such_module_at_all:f", {}, "no module no_such_module_at_all"),
         ("json:no_such_function", {}, "json has no function no_such_function"),
         ("json:", {}, "is no module:function"),

@@ -7,8 +7,7 @@ import pytest
 
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.metrics.sql import query_of
-from stepjepa.evaluation.metrics.sql_worker import is_ordered
+from stepjepa.evaluation.metrics.sql import is_ordered, query_of
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@
 Each is a pure function of the generated text and the row; none evaluates either as Python.
 """
 
-from stepjepa.evaluation.metrics.base import Metric, Verdict
-from stepjepa.evaluation.metrics.registry import METRICS, MODEL_METRICS, make_metric
+from stepjepa.evaluation.metrics.registry import METRICS, MODEL_METRICS, NLL, Metric, Verdict, make_metric, make_metrics
 
-__all__ = ["METRICS", "MODEL_METRICS", "Metric", "Verdict", "make_metric"]
+__all__ = ["METRICS", "MODEL_METRICS", "NLL", "Metric", "Verdict", "make_metric", "make_metrics"]

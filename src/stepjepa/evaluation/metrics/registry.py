@@ -1,41 +1,211 @@
-"""The metrics by name."""
+"""What all metrics share, the metrics by name, and functions of the user's own."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import importlib.util
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics.base import Metric
+from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.config.values import nearest
+from stepjepa.errors import ConfigError, DataError
 
+OPTIONS = "metric"  # the group of a metric's options
 NLL = "answer_nll"
+# How a note begins where the metric could not decide, and where the answer is no expression or query at all.
+UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the query fails")
 
 
 class MetricEntry(NamedTuple):
-    """Where a metric lives: ``module:class`` in this package, and a short description."""
+    """Where a metric is: ``module:class`` in this package, and a short description."""
 
     target: str
     help: str
 
 
 METRICS = {
-    "gsm8k": MetricEntry("final:FinalAnswer", "final answer, as a number: \\boxed{}, ####, last number"),
-    "math": MetricEntry("maths:MathAnswer", "final answer, as mathematics (math-verify)"),
-    "exact": MetricEntry("text:Exact", "the text is the reference"),
-    "prefix": MetricEntry("text:Prefix", "the text begins with the reference (published startswith)"),
+    "gsm8k": MetricEntry("answers:FinalAnswer", "final answer, as a number: \\boxed{}, ####, last number"),
+    "math": MetricEntry("answers:MathAnswer", "final answer, as mathematics (math-verify)"),
+    "exact": MetricEntry("texts:Exact", "the text is the reference"),
+    "prefix": MetricEntry("texts:Prefix", "the text begins with the reference (published startswith)"),
     "regex_equivalence": MetricEntry(
-        "regex_equivalence.metric:RegexEquivalence", "the regular expressions match the same lines"
+        "regex_equivalence:RegexEquivalence", "the regular expressions match the same lines"
     ),
     "sql_execution": MetricEntry("sql:SqlExecution", "the queries return the same rows (SQLite)"),
-    "multiple_choice": MetricEntry("choice:MultipleChoice", "the letter of the option"),
-    "rouge": MetricEntry("text:Rouge", "ROUGE F measure (rouge-score)"),
-    "bleu": MetricEntry("text:Bleu", "BLEU (sacrebleu)"),
+    "multiple_choice": MetricEntry("answers:MultipleChoice", "the letter of the option"),
+    "rouge": MetricEntry("texts:Rouge", "ROUGE F measure (rouge-score)"),
+    "bleu": MetricEntry("texts:Bleu", "BLEU (sacrebleu)"),
 }
 # Read off the model's own probabilities, so not from a generated text.
 MODEL_METRICS = {NLL: "negative log-likelihood of the reference answer, per token"}
+
+
+class Verdict(NamedTuple):
+    """What a metric finds in one generated text.
+
+    Attributes:
+        score: 0 to 1; of an accuracy 0 or 1.
+        gold: the reference answer as it was read from the row, None where there is none.
+        answer: the answer as it was read from the generated text, None where there is none.
+        note: why the score is not 1, or what could not be decided; empty where there is nothing to add.
+    """
+
+    score: float
+    gold: str | None
+    answer: str | None
+    note: str = ""
+
+
+@dataclass(kw_only=True)
+class Metric(ABC):
+    """Scores generated texts against the answers of their rows.
+
+    A metric may hold a process or a cache: close it, or use it in a ``with``.
+
+    Attributes:
+        name: as `make_metric` takes it.
+        kind: an accuracy is 0 or 1 for each row, a score anything between.
+        is_custom: whether it is a function of the user's.
+        columns: where the reference is looked for, in this order; messages is the last answer of the chat.
+    """
+
+    reference_column: str | None = option(None, "Column with the reference, instead of those in `columns`.", OPTIONS)
+
+    name: ClassVar[str] = ""
+    kind: ClassVar[Literal["accuracy", "score"]] = "accuracy"
+    is_custom: ClassVar[bool] = False
+    columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "answer", "ground_truth")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abstractmethod
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """Score one text.
+
+        Args:
+            generated: what the model wrote, without the prompt and special tokens. Any text at all: it cannot raise.
+            row: the row of the data file that was asked.
+
+        Raises:
+            DataError: the row holds no reference.
+        """
+
+    def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
+        """The score of all texts together, 0 to 1, where the metric defines one that is not the mean of the rows'."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 (most metrics start nothing)
+        """End what the metric has started."""
+
+    def __enter__(self) -> Metric:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reference(self, row: Mapping[str, Any]) -> str:
+        """The text of the first of the reference's columns that holds one; numbers are written out.
+
+        Raises:
+            DataError: none does.
+        """
+        columns = (self.reference_column,) if self.reference_column else self.columns
+        for column in columns:
+            value = row.get(column)
+            if column == "messages" and isinstance(value, (list, tuple)):
+                turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
+                value = turns[-1].get("content") if turns else None
+            if isinstance(value, str) and value.strip():
+                return value
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+                return str(value)
+        known = ", ".join(map(str, row)) or "none"
+        raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {known})")
+
+
+@dataclass(kw_only=True)
+class CustomMetric(Metric):
+    """Calls ``f(generated: str, reference: str, row: dict) -> bool | float``.
+
+    Attributes:
+        target: ``module:function``, or ``path/to/file.py:function``. A module is looked for where Python looks, then in the
+            current folder.
+    """
+
+    target: str
+
+    kind: ClassVar[Literal["accuracy", "score"]] = "score"
+    is_custom: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.name = self.target  # type: ignore[misc]
+        source, _, name = self.target.rpartition(":")
+        if not source or not name.isidentifier():
+            raise ConfigError(f"metric {self.target!r} is no module:function")
+        function = getattr(_module(source), name, None)
+        if not callable(function):
+            raise ConfigError(f"metric {self.target}: {source} has no function {name}")
+        self._function: Callable[[str, str, dict[str, Any]], Any] = function
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """What the function returns: True and False are 1 and 0.
+
+        Raises:
+            DataError: the function failed, or returned no number from 0 to 1.
+        """
+        try:
+            gold = self.reference(row).strip()
+        except DataError:  # the function may look elsewhere, unless the column was named
+            if self.reference_column is not None:
+                raise
+            gold = ""
+        try:
+            returned = self._function(generated, gold, dict(row))
+        except Exception as error:
+            raise DataError(f"metric {self.target}: {type(error).__name__}: {error}") from error
+        try:
+            value = float(returned)
+        except (TypeError, ValueError):
+            value = math.nan
+        if isinstance(returned, str) or not 0 <= value <= 1:
+            raise DataError(
+                f"metric {self.target} must return a bool or a number from 0 to 1, it returned {returned!r}"
+            )
+        return Verdict(value, gold, generated.strip())
+
+
+def _module(source: str) -> Any:
+    """The module of this name, or in this file."""
+    path, folder = Path(source), str(Path.cwd())
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise ConfigError(f"metric: no file {path}")
+    added = folder not in sys.path
+    sys.path += [folder] * added
+    try:
+        if not is_file:
+            return importlib.import_module(source)
+        spec = importlib.util.spec_from_file_location(f"stepjepa_metric_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if not is_file and missing and f"{source}.".startswith(f"{missing}."):
+            raise ConfigError(f"metric: no module {source} in Python's path or the current folder") from None
+        raise ConfigError(f"metric: importing {source} failed: {type(error).__name__}: {error}") from error
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
 
 
 def make_metric(name: str, **options: Any) -> Metric:
@@ -49,12 +219,12 @@ def make_metric(name: str, **options: Any) -> Metric:
     Raises:
         ConfigError: no such metric or option, a value that cannot be used, a package that is not installed.
     """
-    kind, fixed = _kind(name)
+    kind = _class_of(name)
     known = _options(kind)
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"the metric {name} has no option {option!r}; {_nearest(option, known)}")
-    return kind(**options, **fixed)
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"the metric {name} has no option {key!r}; {_nearest(key, known)}")
+    return kind(**options, **({"target": name} if kind is CustomMetric else {}))
 
 
 def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:
@@ -67,37 +237,33 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
         ConfigError: no such metric, an option that none of them has, a package that is not installed.
     """
     options = options or {}
-    takes = {name: _options(_kind(name)[0]) for name in dict.fromkeys(names) if name not in MODEL_METRICS}
+    takes = {name: _options(_class_of(name)) for name in dict.fromkeys(names) if name not in MODEL_METRICS}
     known = sorted({one for taken in takes.values() for one in taken})
-    for option in options:
-        if option not in known:
-            hint = f"; {_nearest(option, known)}" if known else ""
-            raise ConfigError(f"metric_options: none of the metrics has an option {option!r}{hint}")
+    for key in options:
+        if key not in known:
+            hint = f"; {_nearest(key, known)}" if known else ""
+            raise ConfigError(f"metric_options: none of the metrics has an option {key!r}{hint}")
     return [
         make_metric(name, **{key: value for key, value in options.items() if key in taken})
         for name, taken in takes.items()
     ]
 
 
-def _kind(name: str) -> tuple[type[Metric], dict[str, str]]:
-    """A metric's class and the arguments that its name gives it."""
+def _class_of(name: str) -> type[Metric]:
     if name in METRICS:
         module, _, kind = METRICS[name].target.partition(":")
-        return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), kind), {}
+        return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), kind)
     if name in MODEL_METRICS:
         raise ConfigError(f"the metric {name} needs the model, not generated text; the evaluation computes it itself")
     if ":" not in name:
         raise ConfigError(f"unknown metric {name!r}; {_nearest(name, [*METRICS, *MODEL_METRICS])}, or module:function")
-    from stepjepa.evaluation.metrics.custom import CustomMetric
-
-    return CustomMetric, {"target": name}
+    return CustomMetric
 
 
 def _options(kind: type[Metric]) -> list[str]:
-    return [one.name for one in dataclasses.fields(kind) if one.init and one.name != "target"]
+    return [name for name in options_of(kind) if name != "target"]
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     longer = [one for one in known if name and one.startswith(name.lower())]
-    close = longer[0] if longer else difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
-    return f"did you mean {close!r}? Known: {', '.join(known)}"
+    return f"did you mean {(longer[0] if longer else nearest(name, known))!r}? Known: {', '.join(known)}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sqlite3
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stepjepa.config.option import option
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics.base import Metric, Verdict, check_positive
+from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -17,6 +21,16 @@ _IN_PROMPT = re.compile(r"\bdb_id:\s*\[([^\]\n]+)\]")
 _LONGEST = 20_000  # characters of a query
 _MEMORY = 2 * 2**30
 _GRACE = 2.0  # seconds for opening, comparing and closing
+
+_TOLERANCE = 1e-6
+_STEPS = 10_000  # of SQLite's machine between two looks at the clock
+_LARGEST_VALUE = 10_000_000  # bytes of a text or blob
+_READING, _FUNCTION = {20, 21, 33}, 31  # SQLITE_READ, SQLITE_SELECT, SQLITE_RECURSIVE; SQLITE_FUNCTION
+# Functions that reach beyond the query, or build values of any size in one step.
+_FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "randomblob", "zeroblob"}
+_TOKENS = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*|\S""", re.DOTALL
+)
 
 
 @dataclass(kw_only=True)
@@ -29,27 +43,20 @@ class SqlExecution(Metric):
     The database is the file in the row's `db_path`, or the one of its `db_id` in `db_folder` (`db_id/db_id.sqlite`, as
     Spider lays them out, or `db_id.sqlite`); a `db_id:[name]` in the user's message serves as well. It is opened for
     reading only, in a process of its own; nothing but SELECT is permitted.
-
-    Attributes:
-        db_folder: where the databases are.
-        time_limit: seconds for each of the two queries.
-        max_rows: rows that a query may return.
     """
 
-    db_folder: str | None = None
-    time_limit: float = 10.0
-    max_rows: int = 100_000
-    _worker: Worker = field(init=False, repr=False, compare=False)
+    db_folder: str | None = option(None, "Where the databases are.", OPTIONS)
+    time_limit: float = option(10.0, "Seconds for each of the two queries.", OPTIONS, above=0)
+    max_rows: int = option(100_000, "Rows that a query may return.", OPTIONS, at_least=1)
 
     name: ClassVar[str] = "sql_execution"
     columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "query", "sql", "answer", "ground_truth")
 
     def __post_init__(self) -> None:
-        check_positive("time_limit", self.time_limit)
-        check_positive("max_rows", self.max_rows)
+        super().__post_init__()
         if self.db_folder is not None and not Path(self.db_folder).is_dir():
             raise ConfigError(f"db_folder: no folder {self.db_folder}")
-        self._worker = Worker("stepjepa.evaluation.metrics.sql_worker:compare", _MEMORY)
+        self._worker = Worker(f"{__name__}:compare", _MEMORY)
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where both queries return the same rows.
@@ -63,15 +70,10 @@ class SqlExecution(Metric):
             return Verdict(0.0, gold, None, "no query found")
         if max(len(gold), len(answer)) > _LONGEST:
             return Verdict(0.0, gold, answer, f"longer than {_LONGEST} characters")
+        queries = {"database": str(database), "gold": gold, "answer": answer}
+        limits = {"seconds": self.time_limit, "max_rows": self.max_rows}
         try:
-            note = self._worker.call(
-                2 * self.time_limit + _GRACE,
-                database=str(database),
-                gold=gold,
-                answer=answer,
-                seconds=self.time_limit,
-                max_rows=self.max_rows,
-            )
+            note = self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
         except WorkerTimeout:
             note = "unknown: the queries took too long"
         except WorkerError as error:
@@ -86,19 +88,18 @@ class SqlExecution(Metric):
         """The file of a row's database."""
         folder = Path(self.db_folder) if self.db_folder is not None else None
         if isinstance(row.get("db_path"), str) and row["db_path"]:
-            places = [(folder or Path()) / row["db_path"]]
+            files = [(folder or Path()) / row["db_path"]]
         else:
             name = _database_name(row)
             if folder is None:
                 raise ConfigError(f"the metric sql_execution needs db_folder, the folder of the database {name!r}")
             if name in (".", "..") or "/" in name or "\\" in name:
                 raise DataError(f"db_id {name!r} is no name of a database")
-            places = [
-                folder / stem for stem in (f"{name}/{name}.sqlite", f"{name}.sqlite", f"{name}/{name}.db", f"{name}.db")
-            ]
-        found = next((place for place in places if place.is_file()), None)
+            stems = (f"{name}/{name}.sqlite", f"{name}.sqlite", f"{name}/{name}.db", f"{name}.db")
+            files = [folder / stem for stem in stems]
+        found = next((file for file in files if file.is_file()), None)
         if found is None:
-            raise DataError(f"no database {places[0]}")
+            raise DataError(f"no database {files[0]}")
         return found.absolute()
 
 
@@ -118,15 +119,122 @@ def _database_name(row: Mapping[str, Any]) -> str:
 
 def query_of(text: str) -> str:
     """The query in a text: its last fenced block, else all of it; the first statement, without the semicolon."""
-    from sqlite3 import complete_statement
-
     if text.count("```") > 1:
         blocks = _FENCE.findall(text)
         text = blocks[-1] if blocks else text
     text = text.strip()
     if len(text) <= _LONGEST:
         for end in (place for place, sign in enumerate(text) if sign == ";"):
-            if complete_statement(text[: end + 1]):
+            if sqlite3.complete_statement(text[: end + 1]):
                 text = text[:end]
                 break
     return text.strip()
+
+
+class _Limit(Exception):
+    """A query broke a limit."""
+
+
+def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int) -> str:
+    """Why the results of two queries differ; empty where they do not. Runs in a process of its own.
+
+    Args:
+        database: the file; it is never written to.
+        gold, answer: one statement each.
+        seconds: for each query.
+        max_rows: that each may return.
+    """
+    uri = f"{Path(database).as_uri()}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        if hasattr(connection, "setlimit"):  # Python 3.11
+            connection.setlimit(0, _LARGEST_VALUE)  # SQLITE_LIMIT_LENGTH
+            connection.setlimit(7, 0)  # SQLITE_LIMIT_ATTACHED
+            connection.setlimit(8, 1000)  # SQLITE_LIMIT_LIKE_PATTERN_LENGTH
+        connection.set_authorizer(_authorize)
+        results = []
+        for query, whose in ((gold, "unknown: the reference"), (answer, "the query")):
+            try:
+                results.append(_rows(connection, query, seconds, max_rows))
+            except (sqlite3.Error, sqlite3.Warning, _Limit, ValueError, OverflowError) as error:
+                return f"{whose} fails: {error}"
+        return _why_different(results[0], results[1], is_ordered(gold))
+    finally:
+        connection.close()
+
+
+def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+    if action in _READING or (action == _FUNCTION and (name or "").lower() not in _FORBIDDEN):
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: int) -> list[tuple[Any, ...]]:
+    deadline = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+    cursor = connection.cursor()
+    try:
+        cursor.execute(query)
+        if cursor.description is None:
+            raise _Limit("it returns no rows")
+        rows = cursor.fetchmany(max_rows + 1)
+    except sqlite3.OperationalError as error:
+        if "interrupted" in str(error):
+            raise _Limit(f"not done after {seconds:g} s") from None
+        raise
+    finally:
+        cursor.close()
+    if len(rows) > max_rows:
+        raise _Limit(f"more than {max_rows} rows")
+    return rows
+
+
+def is_ordered(query: str) -> bool:
+    """Whether a query has an ORDER BY outside of all brackets, strings and comments."""
+    depth, before = 0, ""
+    for token in _TOKENS.findall(query):
+        if token in "()":
+            depth += 1 if token == "(" else -1
+        elif token.startswith(("--", "/*")):
+            continue
+        elif depth == 0 and before == "order" and token.lower() == "by":
+            return True
+        before = token.lower() if depth == 0 else ""
+    return False
+
+
+def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:
+    widths = [len(rows[0]) if rows else 0 for rows in (gold, answer)]
+    if gold and answer and widths[0] != widths[1]:
+        return f"{widths[1]} columns instead of {widths[0]}"
+    if len(gold) != len(answer):
+        return f"{len(answer)} rows instead of {len(gold)}"
+    if not ordered:
+        gold, answer = sorted(gold, key=_key), sorted(answer, key=_key)
+    if all(all(map(_same, one, other)) for one, other in zip(gold, answer, strict=True)):
+        return ""
+    return "other rows, or another order" if ordered else "other rows"
+
+
+def _key(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sorts rows that are equal but for rounding next to each other: by what is no number first."""
+    kinds = tuple((0, "") if cell is None else (1, "") if _is_number(cell) else (2, _text(cell)) for cell in row)
+    return kinds, tuple(float(f"{cell:.9g}") for cell in row if _is_number(cell))
+
+
+def _text(cell: Any) -> str:
+    return f"b{cell.hex()}" if isinstance(cell, bytes) else f"t{cell}"
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, (int, float))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if _is_number(one) and _is_number(other):
+        if isinstance(one, int) and isinstance(other, int):
+            return one == other
+        return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-9)
+    return type(one) is type(other) and one == other

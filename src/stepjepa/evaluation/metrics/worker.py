@@ -15,14 +15,10 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
-
-__all__ = ["Worker", "WorkerError", "WorkerTimeout"]
 
 _START_SECONDS = 120.0
 _MEMORY = 4 * 2**30  # bytes of address space
-_SERVE = "from stepjepa.evaluation.metrics.worker import serve; serve({target!r}, {memory})"
 
 
 class WorkerError(Exception):
@@ -39,13 +35,13 @@ class Worker:
     Args:
         target: ``package.module:function``; arguments and result must be JSON.
         memory: bytes of address space that the process may have, where the system keeps to that (Linux does).
+        imports: a module that the process loads when it starts, so that no call's time limit includes it.
     """
 
-    def __init__(self, target: str, memory: int = _MEMORY):
-        self._code = _SERVE.format(target=target, memory=memory)
+    def __init__(self, target: str, memory: int = _MEMORY, imports: str | None = None):
+        self._code = f"from {__name__} import serve; serve({target!r}, {memory}, {imports!r})"
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
-        self._end: Callable[[], object] = lambda: None
 
     def call(self, seconds: float, /, **arguments: Any) -> Any:
         """The function's result.
@@ -55,17 +51,14 @@ class Worker:
             WorkerError: it raised an error, ran out of memory, or its process could not start or died.
         """
         with self._lock:
-            process = self._started()
+            reply = None
             try:
-                reply = _exchange(process, json.dumps({"seconds": seconds, "arguments": arguments}), seconds)
-            except BaseException:  # too late, or an interrupt: a reply under way belongs to no later call
-                self._stop()
-                raise
-            if reply is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=1)  # it has closed its output: its own exit code is about to come
-                self._stop()
-                raise WorkerError(f"its process ended with code {process.returncode}")
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                reply = self._exchange({"seconds": seconds, "arguments": arguments}, seconds)
+            finally:
+                if reply is None:  # too late, or an interrupt: a reply under way belongs to no later call
+                    self._stop()
         if "error" in reply:
             raise WorkerError(reply["error"])
         return reply["value"]
@@ -75,13 +68,11 @@ class Worker:
         with self._lock:
             self._stop()
 
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
+    def _start(self) -> None:
         self._stop()
         # The same packages as here, wherever they were found; not the current folder, which nobody asked for.
         path = os.pathsep.join(part for part in sys.path if part)
-        process = self._process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-c", self._code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -90,54 +81,47 @@ class Worker:
             encoding="utf-8",
             env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         )
-        self._end = weakref.finalize(self, _end, process)
-        ready: dict[str, Any] | None = None
+        self._end = weakref.finalize(self, _end, self._process)
         try:
-            ready = _exchange(process, None, _START_SECONDS)
-        except WorkerTimeout:
-            pass
-        finally:
-            if ready is None or "error" in ready:
-                self._stop()
-        if ready is None or "error" in ready:
-            raise WorkerError(f"its process did not start: {(ready or {}).get('error', 'no reply')}")
-        return process
+            trouble = self._exchange(None, _START_SECONDS).get("error")
+        except WorkerError as error:
+            trouble = str(error)
+        if trouble:
+            raise WorkerError(f"its process did not start: {trouble}")
 
     def _stop(self) -> None:
-        self._end()
-        self._process = None
+        if self._process is not None:
+            self._end()
+            self._process = None
 
+    def _exchange(self, call: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
+        """Send a call, if there is one, and read a reply."""
+        process, late = self._process, threading.Event()
+        assert process is not None and process.stdin is not None and process.stdout is not None
 
-def _exchange(process: subprocess.Popen[str], line: str | None, seconds: float) -> dict[str, Any] | None:
-    """Send a line and read one; None where the process is gone.
+        def stop() -> None:
+            late.set()
+            process.kill()
 
-    Raises:
-        WorkerTimeout: it did not answer in time, and was ended.
-    """
-    assert process.stdin is not None and process.stdout is not None
-    late = threading.Event()
-
-    def stop() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        if line is not None:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        reply = process.stdout.readline()
-    except OSError:
-        reply = ""
-    finally:
-        timer.cancel()
-    if reply.endswith("\n"):
-        return json.loads(reply)
-    if late.is_set():
-        raise WorkerTimeout(f"no result after {seconds:g} s")
-    return None
+        timer = threading.Timer(seconds, stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            if call is not None:
+                process.stdin.write(json.dumps(call) + "\n")
+                process.stdin.flush()
+            reply = process.stdout.readline()
+        except OSError:
+            reply = ""
+        finally:
+            timer.cancel()
+        if reply.endswith("\n"):
+            return json.loads(reply)
+        if late.is_set():
+            raise WorkerTimeout(f"no result after {seconds:g} s")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)  # it has closed its output: its own exit code is about to come
+        raise WorkerError(f"its process ended with code {process.returncode}")
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -149,33 +133,36 @@ def _end(process: subprocess.Popen[str]) -> None:
                 stream.close()
 
 
-def serve(target: str, memory: int) -> None:
+def serve(target: str, memory: int, imports: str | None) -> None:
     """The other process: answer calls until standard input ends."""
     import signal
 
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing that a library prints may pass for a reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    # Should the parent be gone by the time, nobody else would end an endless call.
+    alarm = getattr(signal, "alarm", lambda seconds: None)
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    def reply(name: str, value: Any) -> None:
+        print(json.dumps({name: value}), file=replies, flush=True)
+
     try:
         module, _, name = target.partition(":")
         function = getattr(importlib.import_module(module), name)
-        reply: dict[str, Any] = {"ready": True}
+        importlib.import_module(imports or module)
+        reply("ready", True)
     except Exception as error:
-        reply = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(reply), file=replies, flush=True)
+        reply("error", f"{type(error).__name__}: {error}")
+        return
     for line in sys.stdin:
         call = json.loads(line)
-        # Should the parent be gone by the time, nobody else would end an endless call.
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, call["seconds"] + 5)
+        alarm(int(call["seconds"]) + 6)
         try:
-            answer = json.dumps({"value": function(**call["arguments"])})
+            reply("value", function(**call["arguments"]))
         except Exception as error:
-            answer = json.dumps({"error": f"{type(error).__name__}: {error}"})
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        print(answer, file=replies, flush=True)
+            reply("error", f"{type(error).__name__}: {error}")
+        alarm(0)

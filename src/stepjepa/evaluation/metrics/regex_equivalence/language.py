@@ -19,12 +19,14 @@ The alphabet is printable ASCII and whatever else the two patterns write out.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from stepjepa.evaluation.metrics.regex_equivalence.alphabet import BEGIN, Alphabet, TooMuchWork
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
+    LAST,
+    WORD,
     Boundary,
     Chars,
     Complement,
@@ -33,8 +35,13 @@ from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
     Joined,
     Part,
     Pattern,
+    Ranges,
+    merged,
 )
 
+PRINTABLE = (32, 126)
+BEGIN, IN_WORD, OTHER = 0, 1, 2  # kinds of the character before a position; the first where there is none
+_MOST_WORK = 300_000  # characters times sets of an alphabet
 _PAIR, _DERIVATIVE = 8, 6  # steps; one takes about a microsecond
 _ALWAYS = 0b111_111_111
 _BOUNDARY_NULLS = {
@@ -43,6 +50,54 @@ _BOUNDARY_NULLS = {
     "begin": 0b000_000_111,
     "end": 0b001_001_001,
 }
+
+
+class TooMuchWork(Exception):
+    """The comparison needs more steps than it may make."""
+
+
+class Alphabet:
+    """Printable ASCII and whatever else the patterns write out; one letter for all characters that no pattern tells apart.
+
+    Attributes:
+        size: letters.
+        kinds: `IN_WORD` or `OTHER`, of each letter.
+        examples: a character of each letter.
+    """
+
+    def __init__(self, patterns: Iterable[Pattern]):
+        patterns = list(patterns)
+        universe = merged([PRINTABLE, *(one for pattern in patterns for one in pattern.named)])
+        sets = list(dict.fromkeys([WORD, *(ranges for pattern in patterns for ranges in pattern.sets)]))
+        cuts = {bound for ranges in (*sets, universe) for low, high in ranges for bound in (low, high + 1)}
+        points = [point for point in sorted(cuts) if _holds(universe, point)]
+        if len(points) * len(sets) > _MOST_WORK:
+            raise TooMuchWork
+        found: dict[int, int] = {}  # the sets that hold a letter, as bits -> a readable character of it
+        for point in points:
+            signature = sum(_holds(ranges, point) << bit for bit, ranges in enumerate(sets))
+            found[signature] = min(found.get(signature, point), point, key=_readability)
+        self.size = len(found)
+        self.kinds = [IN_WORD if signature & 1 else OTHER for signature in found]
+        self.examples = [chr(point) for point in found.values()]
+        self._masks = {
+            ranges: sum((signature >> bit & 1) << letter for letter, signature in enumerate(found))
+            for bit, ranges in enumerate(sets)
+        }
+
+    def mask(self, ranges: Ranges) -> int:
+        """The letters of a set of characters, as bits."""
+        return self._masks[ranges]
+
+
+def _readability(point: int) -> int:
+    """Letters and digits first, then the other printable characters."""
+    return 0 if chr(point).isalnum() else 1 if 32 < point < 127 else 2
+
+
+def _holds(ranges: Ranges, point: int) -> bool:
+    place = bisect_right(ranges, (point, LAST))
+    return place > 0 and point <= ranges[place - 1][1]
 
 
 class Difference(NamedTuple):
@@ -92,7 +147,7 @@ def _search(space: Expressions, first: Expression, second: Expression) -> Differ
         one, other, previous, way = queue.popleft()
         if one is other:
             continue
-        # What does not look at the character before is the same state behind any.
+        # What does not look at the character before is the same state after any.
         a = leader((one.number, previous if one.looks_back else -1))
         b = leader((other.number, previous if other.looks_back else -1))
         if a == b:
@@ -161,7 +216,7 @@ class Expressions:
         return self._repeat(self.of(part.part), part.low, part.high)
 
     def derivative(self, one: Expression, previous: int, letter: int) -> Expression:
-        """What must follow a letter so that the whole matches, at a place behind a character of the kind `previous`."""
+        """What must follow a letter so that all of it matches, after a character of the kind `previous`."""
         if not one.looks_back:
             previous = BEGIN
         key = one.number, previous, letter
@@ -264,7 +319,7 @@ class Expressions:
     def _absorb(self, found: dict[int, Expression]) -> None:
         """Leave out of a union what another of its parts matches anyway; without this, counted repeats of `.*` explode.
 
-        `x.*s` lies in `.*s`, and `xr{5,}` in `xr{4,}`.
+        `x.*s` is within `.*s`, and `xr{5,}` in `xr{4,}`.
         """
         tails = {one.data[1:] for one in found.values() if one.kind == "join" and one.data and one.data[0] is self.all}
         fewest: dict[Any, Expression] = {}

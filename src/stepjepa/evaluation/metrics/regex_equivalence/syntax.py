@@ -12,6 +12,7 @@ bind `|`, `&`, joining, repetition, `~`: `~a*` is `(~a)*`, `\bA&B\b` is `(\bA)&(
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Union
 
@@ -31,7 +32,7 @@ class Chars:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A place between characters: of a word, inside or outside of one, at the begin or the end of the text."""
+    """A position between characters: of a word, inside or outside of one, at the begin or the end of the text."""
 
     kind: Literal["word", "no word", "begin", "end"]
 
@@ -81,12 +82,14 @@ class Pattern:
     """A parsed pattern.
 
     Attributes:
-        part: the whole of it.
+        part: all of it.
         named: characters that are written out in it, alone or as a range.
+        sets: those of its `Chars`.
     """
 
     part: Part
     named: Ranges
+    sets: tuple[Ranges, ...]
 
 
 def merged(ranges: list[tuple[int, int]]) -> Ranges:
@@ -108,6 +111,7 @@ def others(ranges: Ranges) -> Ranges:
 
 
 Dialect = Literal["nl_rx", "python"]
+WordBoundary = Literal["zero_width", "letter"]
 
 LONGEST_PATTERN = 2_000  # characters
 DEEPEST = 80  # groups inside each other
@@ -129,13 +133,11 @@ class NotSupportedError(PatternError):
     """A pattern that may be one, but is too long, too deep, or more than a regular language."""
 
 
-def parse(
-    text: str, dialect: Dialect = "nl_rx", word_boundary: Literal["zero_width", "letter"] = "zero_width"
-) -> Pattern:
+def parse(text: str, dialect: Dialect = "nl_rx", word_boundary: WordBoundary = "zero_width") -> Pattern:
     r"""Read a pattern.
 
     Args:
-        text: the pattern, which must match a whole text.
+        text: the pattern, which must match all of a text.
         dialect: see above.
         word_boundary: what `\b` is: the place where a word begins or ends, or the letter b, as `dk.brics` reads it.
 
@@ -149,45 +151,49 @@ def parse(
 
 
 class _Reader:
-    """Recursive descent; `place` is the next character to read."""
+    """Recursive descent; `position` is that of the next character."""
 
     def __init__(self, text: str, operators: bool, b_is_a_letter: bool):
-        self.text, self.place, self.depth = text, 0, 0
+        self.text, self.position, self.depth = text, 0, 0
         self.operators, self.b_is_a_letter = operators, b_is_a_letter
         self.named: list[tuple[int, int]] = []
+        self.sets: list[Ranges] = []
 
     def read(self) -> Pattern:
         part = self.union()
-        if self.place < len(self.text):
-            raise PatternError(f"unmatched ) at {self.place}")
-        return Pattern(part, merged(self.named))
+        if self.position < len(self.text):
+            raise PatternError(f"unmatched ) at {self.position}")
+        return Pattern(part, merged(self.named), tuple(self.sets))
 
-    def next_is(self, signs: str) -> bool:
-        return self.place < len(self.text) and self.text[self.place] in signs
+    def next_is(self, characters: str) -> bool:
+        return self.position < len(self.text) and self.text[self.position] in characters
 
     def take(self) -> str:
-        if self.place == len(self.text):
+        if self.position == len(self.text):
             raise PatternError("ends in the middle")
-        self.place += 1
-        return self.text[self.place - 1]
+        self.position += 1
+        return self.text[self.position - 1]
+
+    def chars(self, ranges: Ranges) -> Chars:
+        self.sets.append(ranges)
+        return Chars(ranges)
 
     def union(self) -> Part:
-        parts = [self.intersection()]
-        while self.next_is("|"):
-            self.place += 1
-            parts.append(self.intersection())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return self.listed("|", self.intersection, Either)
 
     def intersection(self) -> Part:
-        parts = [self.joined()]
-        while self.operators and self.next_is("&"):
-            self.place += 1
-            parts.append(self.joined())
-        return parts[0] if len(parts) == 1 else Intersection(tuple(parts))
+        return self.listed("&" if self.operators else "", self.joined, Intersection)
+
+    def listed(self, sign: str, read: Callable[[], Part], kind: type[Either | Intersection]) -> Part:
+        parts = [read()]
+        while self.next_is(sign):
+            self.position += 1
+            parts.append(read())
+        return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
     def joined(self) -> Part:
         parts: list[Part] = []
-        while self.place < len(self.text) and not self.next_is("|)&" if self.operators else "|)"):
+        while self.position < len(self.text) and not self.next_is("|)&" if self.operators else "|)"):
             parts.append(self.repeated())
         return parts[0] if len(parts) == 1 else Joined(tuple(parts))
 
@@ -197,10 +203,10 @@ class _Reader:
         while (bounds := self.bounds()) is not None:
             counts += 1
             if counts > 1 and not self.operators:
-                raise PatternError(f"multiple repeat at {self.place}")
+                raise PatternError(f"multiple repeat at {self.position}")
             part = Repeat(part, *bounds)
             if not self.operators and self.next_is("?"):
-                self.place += 1  # lazy: the same texts
+                self.position += 1  # lazy: the same texts
             elif not self.operators and self.next_is("+"):
                 raise NotSupportedError("possessive repeats are not supported")
             if counts > DEEPEST:
@@ -211,12 +217,10 @@ class _Reader:
         """The repetition that follows, if one does."""
         if self.next_is("*+?"):
             return {"*": (0, None), "+": (1, None), "?": (0, 1)}[self.take()]
-        braces = _BRACES.match(self.text, self.place)
+        braces = _BRACES.match(self.text, self.position)
         if braces is None or not (braces[1] or braces[3]):
             return None
-        self.place = braces.end()
-        if max(len(braces[1]), len(braces[3] or "")) > 7:
-            raise NotSupportedError(f"more than {MOST_REPEATS} repeats")
+        self.position = braces.end()
         low = int(braces[1] or 0)
         high = low if braces[2] is None else int(braces[3]) if braces[3] else None
         if max(low, high or 0) > MOST_REPEATS:
@@ -226,43 +230,43 @@ class _Reader:
         return low, high
 
     def complement(self) -> Part:
-        signs = 0
+        negations = 0
         while self.operators and self.next_is("~"):
-            self.place += 1
-            signs += 1
+            self.position += 1
+            negations += 1
         part = self.atom()
-        return Complement(part) if signs % 2 else part
+        return Complement(part) if negations % 2 else part
 
     def atom(self) -> Part:
-        if self.next_is("*+?") or (self.place == len(self.text) or self.next_is("|)&" if self.operators else "|)")):
-            raise PatternError(f"nothing to repeat or to negate at {self.place}")
+        if self.next_is("*+?") or (self.position == len(self.text) or self.next_is("|)&" if self.operators else "|)")):
+            raise PatternError(f"nothing to repeat or to negate at {self.position}")
         sign = self.take()
         if sign == "(":
             return self.group()
         if sign == "[":
-            return Chars(self.bracket())
+            return self.chars(self.bracket())
         if sign == "\\":
             return self.escaped()
         if sign == ".":
-            return Chars(EVERY)
+            return self.chars(EVERY)
         if sign in "^$":
             return Boundary("begin" if sign == "^" else "end")
-        return Chars(self.name(ord(sign)))
+        return self.chars(self.name(ord(sign)))
 
     def group(self) -> Part:
         if self.next_is("?"):
-            kind = _GROUP.match(self.text, self.place)
+            kind = _GROUP.match(self.text, self.position)
             if kind is None:
-                sign = self.text[self.place + 1 : self.place + 2]
+                sign = self.text[self.position + 1 : self.position + 2]
                 raise NotSupportedError(f"(?{sign} is not supported: no lookaround, no flags")
-            self.place = kind.end()
+            self.position = kind.end()
         self.depth += 1
         if self.depth > DEEPEST:
             raise NotSupportedError(f"more than {DEEPEST} groups inside each other")
         part = self.union()
         if not self.next_is(")"):
             raise PatternError("a ( is not closed")
-        self.place += 1
+        self.position += 1
         self.depth -= 1
         return part
 
@@ -272,20 +276,20 @@ class _Reader:
         return (one,)
 
     def escaped(self) -> Part:
-        sign = self.text[self.place : self.place + 1]
+        sign = self.text[self.position : self.position + 1]
         if sign == "b" and self.b_is_a_letter:
-            self.place += 1
-            return Chars(self.name(ord("b")))
+            self.position += 1
+            return self.chars(self.name(ord("b")))
         if sign in _BOUNDARIES and sign:
-            self.place += 1
+            self.position += 1
             return Boundary(_BOUNDARIES[sign])  # type: ignore[arg-type]
-        return Chars(self.escape())
+        return self.chars(self.escape())
 
     def escape(self) -> Ranges:
-        r"""The characters that a `\` stands for, inside brackets or outside."""
-        code = _CODE.match(self.text, self.place)
+        r"""The characters that a `\` means, inside brackets or outside."""
+        code = _CODE.match(self.text, self.position)
         if code is not None:
-            self.place = code.end()
+            self.position = code.end()
             value = int(code[1] or code[2] or code[3], 16)
             if value > LAST:
                 raise PatternError(f"\\{code[0]} is no character")
@@ -303,22 +307,22 @@ class _Reader:
         return self.name(ord(sign))
 
     def bracket(self) -> Ranges:
-        """What stands between [ and ]."""
+        """The characters between [ and ]."""
         negated = self.next_is("^")
-        self.place += negated
+        self.position += negated
         found: list[tuple[int, int]] = []
         first = True
         while first or not self.next_is("]"):
             first = False
             low = self.member()
-            if self.next_is("-") and self.text[self.place + 1 : self.place + 2] not in ("]", ""):
-                self.place += 1
+            if self.next_is("-") and self.text[self.position + 1 : self.position + 2] not in ("]", ""):
+                self.position += 1
                 high = self.member()
                 if not (len(low) == len(high) == 1 and low[0][0] == low[0][1] <= high[0][0] == high[0][1]):
-                    raise PatternError(f"a range in brackets goes backwards or has no ends, at {self.place}")
+                    raise PatternError(f"a range in brackets goes backwards or has no ends, at {self.position}")
                 low = self.name(low[0][0], high[0][0])
             found += low
-        self.place += 1
+        self.position += 1
         ranges = merged(found)
         return others(ranges) if negated else ranges
 
@@ -327,6 +331,6 @@ class _Reader:
         if sign != "\\":
             return self.name(ord(sign))
         if self.next_is("b"):
-            self.place += 1
+            self.position += 1
             return self.name(ord("b") if self.b_is_a_letter else 8)
         return self.escape()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
+from stepjepa.config.option import option
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics.base import Metric, Verdict, check_one_of
-
-_VARIANTS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
 
 
 @dataclass(kw_only=True)
@@ -21,8 +21,7 @@ class Exact(Metric):
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the texts are equal."""
         gold, answer = self.reference(row).strip(), generated.strip()
-        same = answer == gold
-        return Verdict(float(same), gold, answer, "" if same else "another text")
+        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another text")
 
 
 @dataclass(kw_only=True)
@@ -45,22 +44,17 @@ class Prefix(Metric):
 
 @dataclass(kw_only=True)
 class Rouge(Metric):
-    """F measure of ROUGE, by the package rouge-score.
+    """F measure of ROUGE, by the package rouge-score: of words (rouge1), pairs of words (rouge2), the longest common
+    subsequence (rougeL), or that by lines (rougeLsum)."""
 
-    Attributes:
-        variant: rouge1, rouge2 (words, pairs of words), rougeL (longest common subsequence), rougeLsum (that by lines).
-        stem: whether English words are compared by their stems.
-    """
-
-    variant: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeL"
-    stem: bool = False
-    _scorer: Any = field(init=False, repr=False, compare=False)
+    variant: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = option("rougeL", "What is counted.", OPTIONS)
+    stem: bool = option(False, "Compare English words by their stems.", OPTIONS)
 
     name: ClassVar[str] = "rouge"
     kind: ClassVar[Literal["accuracy", "score"]] = "score"
 
     def __post_init__(self) -> None:
-        check_one_of("variant", self.variant, _VARIANTS)
+        super().__post_init__()
         try:
             from rouge_score.rouge_scorer import RougeScorer
         except ImportError:
@@ -78,29 +72,25 @@ class Bleu(Metric):
     """BLEU by the package sacrebleu, 0 to 1.
 
     A row's score is sentence BLEU with smoothing and effective order; papers report `corpus_score`, which is not its mean.
-
-    Attributes:
-        tokenize: sacrebleu's tokenizer: 13a (its default), intl, zh, ja-mecab, char, none and others.
-        lowercase: whether letter case is ignored.
     """
 
-    tokenize: str = "13a"
-    lowercase: bool = False
-    _sentence: Any = field(init=False, repr=False, compare=False)
-    _corpus: Any = field(init=False, repr=False, compare=False)
+    tokenize: str = option("13a", "Sacrebleu's tokenizer: 13a, intl, zh, ja-mecab, char, none and others.", OPTIONS)
+    lowercase: bool = option(False, "Ignore letter case.", OPTIONS)
 
     name: ClassVar[str] = "bleu"
     kind: ClassVar[Literal["accuracy", "score"]] = "score"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             from sacrebleu.metrics import BLEU
         except ImportError:
             raise ConfigError("the metric bleu needs the package sacrebleu: pip install 'stepjepa[eval]'") from None
-        check_one_of("tokenize", self.tokenize, sorted(BLEU.TOKENIZERS))
+        if self.tokenize not in BLEU.TOKENIZERS:
+            raise ConfigError(f"tokenize is {self.tokenize!r}; known: {', '.join(sorted(BLEU.TOKENIZERS))}")
+        bleu: Any = partial(BLEU, tokenize=self.tokenize, lowercase=self.lowercase)
         try:
-            self._sentence = BLEU(tokenize=self.tokenize, lowercase=self.lowercase, effective_order=True)
-            self._corpus = BLEU(tokenize=self.tokenize, lowercase=self.lowercase)
+            self._sentence, self._corpus = bleu(effective_order=True), bleu()
         except (ImportError, RuntimeError) as error:  # a tokenizer that needs a package of its own
             raise ConfigError(f"tokenize {self.tokenize!r}: {error}") from None
 

@@ -1,0 +1,247 @@
+r"""`gsm8k`, `math` and `multiple_choice` find the answer in a text, and compare that alone.
+
+math-verify reads LaTeX with a grammar and compares with SymPy. It runs in a process of its own, because SymPy can compute
+for ever (`9^{9^{9^9}}`), and reads LaTeX only: its reader of plain expressions is left out, as that hands text to `eval`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from stepjepa.config.option import option
+from stepjepa.data.answers import answers_match, final_answer, last_boxed
+from stepjepa.data.numbers import fold, number_of, plain_text
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
+
+_TAIL = 2_000  # characters at the end of a text without a box in which formulas are looked for
+_LONGEST = 2_000  # characters of an answer for math-verify
+
+
+@dataclass(kw_only=True)
+class FinalAnswer(Metric):
+    r"""Compares final answers by the rules of `stepjepa.data.answers`.
+
+    The generated text's answer is its last `\boxed{}`, else what follows `####`, else the number after "the answer is",
+    else its last number. The row's is its column `ground_truth`, else the final answer of `answer` or of the chat's last
+    message; a short line without marks is one already.
+    """
+
+    name: ClassVar[str] = "gsm8k"
+    columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "completion", "messages")
+    longest_bare: ClassVar[int] = 80  # characters of a line that is an answer as it is
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the final answers match."""
+        gold, answer = self.known(row), final_answer(generated)
+        if gold is None:
+            return Verdict(0.0, None, answer, "the reference has no final answer")
+        if answer is None:
+            return Verdict(0.0, gold, None, "no answer found")
+        right = answers_match(answer, gold)
+        return Verdict(float(right), gold, answer, "" if right else "another answer")
+
+    def known(self, row: Mapping[str, Any]) -> str | None:
+        """The final answer of the reference.
+
+        Raises:
+            DataError: the row holds none.
+        """
+        bare = self.reference(row).strip()
+        if "####" in bare or "boxed" in bare or "\n" in bare or len(bare) > self.longest_bare:
+            return final_answer(bare)
+        return bare
+
+
+@dataclass(kw_only=True)
+class MathAnswer(FinalAnswer):
+    r"""Compares final answers as mathematics: `\frac{1}{\sqrt{2}}` is `\frac{\sqrt{2}}{2}`, `(x+1)^2` is `x^2+2x+1`.
+
+    The generated text's answer is its last `\boxed{}`, else its last formula between dollar signs or in `\( \)`, else its
+    final answer as `gsm8k` finds it. The row's is in its column `ground_truth`, `answer` or `solution`, boxed or bare.
+    Answers that are the same text or number by our own rules are right without asking math-verify.
+    """
+
+    time_limit: float = option(5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0)
+
+    name: ClassVar[str] = "math"
+    columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "solution", "completion", "messages")
+    longest_bare: ClassVar[int] = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if importlib.util.find_spec("math_verify") is None:
+            raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
+        self._worker = Worker(f"{__name__}:same_value", imports="math_verify")
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the answers are equal."""
+        gold, answer = self.known(row), final_answer(generated)
+        source = last_boxed(generated)
+        if source is None and any(mark in generated for mark in ("$", "\\(", "\\[")):
+            source = generated[-_TAIL:]
+        elif answer is not None:
+            source = _boxed(answer)
+        if gold is None:
+            return Verdict(0.0, None, answer, "the reference has no final answer")
+        if source is None:
+            return Verdict(0.0, gold, None, "no answer found")
+        if answer is not None and _plainly_same(gold, answer):
+            return Verdict(1.0, gold, answer)
+        if max(len(gold), len(source)) > _LONGEST:
+            return Verdict(0.0, gold, answer, f"longer than {_LONGEST} characters")
+        try:
+            same, read = self._worker.call(self.time_limit, gold=_boxed(gold), answer=source)
+        except WorkerTimeout:
+            return Verdict(0.0, gold, answer, f"not decided within {self.time_limit:g} s")
+        except WorkerError as error:
+            return Verdict(0.0, gold, answer, f"not decided: {error}")
+        return Verdict(float(same), gold, read or answer, "" if same else "another answer")
+
+    def close(self) -> None:
+        """End math-verify's process."""
+        self._worker.close()
+
+
+def _boxed(answer: str) -> str:
+    return f"\\boxed{{{answer.strip().strip('$')}}}"
+
+
+def _plainly_same(gold: str, answer: str) -> bool:
+    """Whether two answers are the same characters, or the same number written without letters (`5m` may be a product)."""
+    one, other = plain_text(gold), plain_text(answer)
+    if one == other:
+        return one != ""
+    if any(map(str.isalpha, one + other)) or "%" in one + other:
+        return False
+    number = number_of(gold)
+    return number is not None and number == number_of(answer)
+
+
+def same_value(gold: str, answer: str) -> tuple[bool, str]:
+    """Whether math-verify finds two LaTeX texts equal, and what it reads in the second. For `MathAnswer`'s process."""
+    import logging
+
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    logging.disable(logging.CRITICAL)  # it warns that its own time limit is off
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    read = [parse(text, config, parsing_timeout=None) for text in (gold, answer)]
+    return bool(verify(*read, timeout_seconds=None)), next((one for one in read[1] if isinstance(one, str)), "")
+
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LABEL = (
+    r"[(\[{*_\s\"'`$]{0,6}(?:\\text\{\s*)?(?:option|choice|letter)?\s{0,2}[(\[*\"'`]{0,4}"
+    r"([A-Za-z])(?![A-Za-z0-9'\u2019])"
+)
+_SAYS = re.compile(
+    rf"\b(?:answer|choice|option)\b[^.\n]{{0,40}}?(?:\b(?:is|are|be)\b|[:=])\s{{0,3}}{_LABEL}", re.IGNORECASE
+)
+_SAYS_TEXT = re.compile(r"\banswer\b[^.:\n]{0,40}?(?:\bis\b:?|:)[ \t]*([^\n]{1,300})", re.IGNORECASE)
+_WORD = re.compile(r"\s+[a-z]")
+_FIRST = re.compile(r"\s*[(\[*\"'`]{0,4}([A-Za-z])(?:[)\].:*\"'`,]|\s*$|\s*\n)")
+_LONE = re.compile(r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(A)(?=[).:*\]]|\s*$))", re.MULTILINE)
+_NUMBERED = re.compile(r"(?:option |choice )?\(?(\d{1,2})\)?[.:)]?", re.IGNORECASE)
+
+
+@dataclass(kw_only=True)
+class MultipleChoice(Metric):
+    r"""Compares the chosen option.
+
+    The reference is a letter (`B`, `(B)`), the text of an option, or its number counted from 0 where the row has `choices`;
+    a reference that is a longer text is read like a generated one. Options are the row's `choices`, `options` or `endings`:
+    a list of texts, or an object with `text` and `label` (ARC).
+
+    The generated text's choice is the letter in its last `\boxed{}`, else after the last "answer is", else the letter with
+    which it begins (`B.`, `(B)`), else the option whose text it is, else the last letter that is alone.
+    """
+
+    name: ClassVar[str] = "multiple_choice"
+    columns: ClassVar[tuple[str, ...]] = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the same option is chosen."""
+        options, reference = _options(row), self.reference(row)
+        bare = plain_text(reference)
+        if bare.upper() not in options and bare.isdecimal() and options:
+            gold = list(options)[int(bare)] if len(bare) < 3 and int(bare) < len(options) else None
+        else:
+            gold = bare.upper() if bare.upper() in options else _chosen(reference, options)
+        answer = _chosen(generated, options)
+        if gold is None:
+            return Verdict(0.0, None, answer, "the reference names no option")
+        if answer is None:
+            return Verdict(0.0, gold, None, "no option named")
+        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another option")
+
+
+def _options(row: Mapping[str, Any]) -> dict[str, str]:
+    """Label -> text of the row's options; empty where it lists none.
+
+    Raises:
+        DataError: labels and texts do not go together.
+    """
+    listed = next((row[name] for name in ("choices", "options", "endings") if row.get(name)), None)
+    if listed is None:
+        return {}
+    labels: Any = None
+    if isinstance(listed, Mapping):
+        if "text" not in listed:  # {"A": "red", "B": "blue"}
+            return {str(label).strip().upper(): str(text) for label, text in listed.items()}
+        labels, listed = listed.get("label"), listed["text"]
+    if not isinstance(listed, (list, tuple)) or (labels is not None and len(labels) != len(listed)):
+        raise DataError(
+            "the options of a row must be a list of texts, or an object with `text` and `label` of one length"
+        )
+    if labels is None and len(listed) > len(_LETTERS):
+        raise DataError(f"more than {len(_LETTERS)} options without labels")
+    names = _LETTERS if labels is None else [str(label).strip().upper() for label in labels]
+    return dict(zip(names, map(str, listed), strict=False))
+
+
+def _chosen(text: str, options: Mapping[str, str]) -> str | None:
+    """The label that a text chooses; one that the row does not list counts as a choice, a wrong one."""
+    text = fold(text).strip()
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return _label(boxed, options) or _by_text(boxed, options)
+    found = [match[1] for match in _SAYS.finditer(text) if not (match[1] == "a" and _WORD.match(text, match.end()))]
+    if found:
+        return found[-1].upper()
+    said = [label for match in _SAYS_TEXT.finditer(text) if (label := _by_text(match[1], options)) is not None]
+    if said:
+        return said[-1]
+    first = _FIRST.match(text)
+    if first is not None and (not options or first[1].upper() in options):
+        return first[1].upper()
+    chosen = _by_text(text, options) or _label(text, options)
+    if chosen is not None:
+        return chosen
+    alone = [one or two or three for one, two, three in _LONE.findall(text)]
+    alone = [label for label in alone if label.upper() in (options or _LETTERS[:10])]
+    return alone[-1].upper() if alone else None
+
+
+def _label(text: str, options: Mapping[str, str]) -> str | None:
+    """The label that a short text is, alone or before the option's text."""
+    bare = plain_text(text)
+    if bare.upper() in options:
+        return bare.upper()
+    match = re.match(r"(?:option |choice )?\(?([A-Za-z])\)?(?:[.:)\s]|$)", bare, re.IGNORECASE)
+    if match is not None and (len(bare) == len(match[0].strip()) or bare[len(match[1])] in ".:)" or bare[0] == "("):
+        return match[1].upper()
+    number = _NUMBERED.fullmatch(bare)
+    return number[1] if number is not None and number[1] in options else None
+
+
+def _by_text(text: str, options: Mapping[str, str]) -> str | None:
+    """The one option whose text this is."""
+    wanted, *texts = (" ".join(plain_text(one).casefold().split()) for one in (text, *options.values()))
+    same = [label for label, option in zip(options, texts, strict=True) if option == wanted]
+    return same[0] if len(same) == 1 else None
