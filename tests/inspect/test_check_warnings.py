@@ -3,8 +3,7 @@
 import pytest
 
 from stepjepa.data.signs import cuts_inside
-from stepjepa.data.sources import PairColumns
-from stepjepa.inspect.check.warnings import DataWarning, text_warnings, warning_lines
+from stepjepa.inspect.check import DataWarning, text_warnings, warning_lines
 from support.checks import check_format
 
 STEPS = "First we add two.\n\nThen we stop here."
@@ -162,9 +161,8 @@ def test_questions_of_the_evaluation_file():
         "1 of 2 rows (50.0 %) of list ask what a row of the training file asks (first: list row 0 and list row 2)"
     )
     assert found(train, eval_file=held_out[1:]) == {}
-    columns = PairColumns("q", "a")
     named = [{"q": "one", "a": "x"}]
-    assert "eval_in_train" in found(named, eval_file=[{"q": "One", "a": "y"}], columns=columns)
+    assert "eval_in_train" in found(named, eval_file=[{"q": "One", "a": "y"}], source_column="q", target_column="a")
     texts = [{"text": "One and two."}]
     assert "eval_in_train" in found(texts, eval_file=[{"text": "one and two."}])
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Span
-from stepjepa.inspect.style import KINDS
+from stepjepa.inspect.record import KINDS
 from stepjepa.inspect.terminal import draw, make_console
 from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.models import Views, paired
-from support.records import row_record
+from support.records import row_record, tube_record
 from support.tube import tube_options
 
 
@@ -101,17 +101,14 @@ def test_shared_segments_say_whom_they_serve():
     assert any("a «end of source 1, 2; source 1, 2»│b «end of source 3; source 3»│c│d" in line for line in lines)
 
 
-@pytest.fixture
-def tube_example():
-    def make(mode, spans=(), **options):
-        pairs = pairs_of_spans(Span(2, 5), Span(7, 9), spans, tube_options(mode=mode, **options))
-        return Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=tuple(pairs))
-
-    return make
+def shown_tube(mode, spans=()):
+    pairs = pairs_of_spans(Span(2, 5), Span(7, 9), spans, tube_options(mode=mode))
+    example = Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=tuple(pairs))
+    return drawn(tube_record([example], "qabcdefghij".__getitem__, mode), 140)
 
 
-def test_drawn_spans(tube_example):
-    lines = shown(tube_example("span", [(2, 4)]), 0)
+def test_drawn_spans():
+    lines = shown_tube("span", [(2, 4)])
     assert lines[:6] == [
         "10 tokens: 10 on the trunk (3 labelled); 1 span",
         "",
@@ -130,22 +127,22 @@ def test_drawn_spans(tube_example):
     ]
     assert "trunk: prompt      0         0  q│a│b│c «s 1»│d│e│f" in lines
     assert "trunk: answer      7         7  g «t 1»│h│i" in lines
-    three = shown(tube_example("three_index", [(0, 2, 4)]), 0, tube_mode="three_index")
+    three = shown_tube("three_index", [(0, 2, 4)])
     assert '  pair 1  s = 1 "a", r = 3 "c", t = 7 "g"' in three
     assert "          compared: r to t (source) with s to r (target)" in three
 
 
-def test_vectors_that_are_not_drawn(tube_example):
-    lines = shown(tube_example("mean"), 0, tube_mode="mean")
+def test_vectors_that_are_not_drawn():
+    lines = shown_tube("mean")
     assert lines[0].endswith("; 1 pair of vectors")
     assert '  pair 1  user    mean of h over 2-4 ("b" .. "d")' in lines
-    lines = shown(tube_example("curvature"), 0, tube_mode="curvature")
+    lines = shown_tube("curvature")
     assert lines[0].endswith("; 3 pairs of vectors")
     assert '  pair 3  before  h[7] - h[6]: 7 ("g")' in lines
     assert "          compared: before (source) with after (target), weight 0.333" in lines
     many = pairs_of_spans(Span(2, 30), Span(32, 60), (), tube_options(mode="curvature"))
     example = Example(np.arange(60, dtype=np.int32), (Span(32, 60),), pairs=tuple(many))
-    row = row_record([example], 0, str, vocabulary=60, tube_mode="curvature")
+    row = tube_record([example], str, "curvature")
     assert "  and 48 more" in drawn(row, 140)
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment
 from stepjepa.data.types import Span as Tokens
-from stepjepa.inspect.record import Readout
-from stepjepa.inspect.style import KINDS
+from stepjepa.inspect.record import KINDS, Readout
 from support.models import Views, paired
 from support.records import row_record
 

@@ -14,8 +14,7 @@ from stepjepa.data.texts import texts_of
 from stepjepa.forest.masks import dense_mask
 from stepjepa.inspect.html import LIMIT, FormRows, Variant, page_data, page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
-from stepjepa.inspect.record import Form
-from stepjepa.inspect.style import KINDS, lanes
+from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import Draw, DrawnExamples
@@ -23,7 +22,7 @@ from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import ModelSetup, make_collator
 from support.pages import read_page, records, seen_matrix, stepped_example
-from support.records import row_record
+from support.records import form_of, row_record
 from support.rows import step_rows
 
 FIELDS = {
@@ -122,7 +121,7 @@ def assert_row_records(rows, batch):
         terms = [
             (number * width + place, round(factor, 5))
             for number, row in enumerate(rows)
-            for drawn in row["tube"]
+            for drawn in row["vectors"]
             for place, factor in drawn["target"]["terms"]
         ]
         given = zip(batch.targets.positions.tolist(), batch.targets.coefficients.tolist(), strict=True)
@@ -144,7 +143,7 @@ def assert_rows_of_two_passes(rows, batch):
     for start, stop in zip(edges[:-1], edges[1:], strict=True):
         expected[start:stop, start:stop] = np.tri(stop - start)
     np.testing.assert_array_equal(seen_matrix(row), expected)
-    assert len(row["pairs"]) + len(row["tube"]) == batch.pairs
+    assert len(row["pairs"]) + len(row["vectors"]) == batch.pairs
 
 
 def test_several_predictors_are_variants(file, tmp_path):
@@ -251,19 +250,19 @@ def test_size_of_a_long_row():
 
 def test_lanes():
     example = stepped_example(9, 2)  # pairs end at 4 and 6; the targets are 5-6 and 7-8
-    placed = lanes(records(example, str)["packed"])
+    placed = records(example, str)["packed"].lanes
     assert placed.names == ("trunk", "branches", "targets")
     assert placed.columns.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 7, 8, 9, 10]
     assert placed.of_section == (0, 0, 1, 2, 1, 2) and placed.width == 11
-    placed = lanes(records(example, str)["two_pass"])
+    placed = records(example, str)["two_pass"].lanes
     assert placed.names == ("trunk", "sources", "sources", "targets")  # sources overlap, targets do not
-    both = lanes(row_record([example, example], 2, str, vocabulary=97))
+    both = row_record([example, example], 2, str, vocabulary=97).lanes
     assert both.columns.tolist() == [*range(9), 5, 6, 7, 8, 7, 8, 9, 10, *range(15, 24), 20, 21, 22, 23, 22, 23, 24, 25]
 
 
 def test_padding_is_one_lane_s_end():
     longer, shorter = stepped_example(12, 2, 1), stepped_example(6, 1, 1)
-    rows = row_records([longer, longer, shorter], Form(1), str, vocabulary=97, max_row_length=30)
+    rows = row_records([longer, longer, shorter], form_of(1, 97, max_row_length=30), str)
     assert len(rows) > 1
     padded = next(row for row in rows if "padding" in row.kinds)
     data = row_data(padded, {})

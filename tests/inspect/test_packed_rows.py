@@ -6,12 +6,10 @@ import pytest
 from rich.cells import cell_len
 
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.inspect.layout import row_records
-from stepjepa.inspect.padding import packing_line
-from stepjepa.inspect.record import Form
+from stepjepa.inspect.layout import packing_line, row_records
 from stepjepa.inspect.terminal import draw, make_console
 from support.models import Views, paired
-from support.records import row_record
+from support.records import form_of, row_record
 
 
 # Trunks of 6, 6 and 3 tokens; with K = 2 the first two have 2 predictors and 2 target tokens.
@@ -27,7 +25,7 @@ BATCH = [FIRST, FIRST, PLAIN]
 @pytest.mark.parametrize("longest", [None, 10, 13])
 @pytest.mark.parametrize("form", ["packed", "inline"])
 def test_rows_are_the_collator_s(form, longest):
-    rows = row_records(BATCH, Form(2, forward=form), str, vocabulary=6, pad_token_id=5, max_row_length=longest)
+    rows = row_records(BATCH, form_of(2, 6, forward=form, pad_token_id=5, max_row_length=longest), str)
     batch = ForestCollator((6, 7), 5, 1, max_row_length=longest, inline=form == "inline")(BATCH)
     packed = batch.rows
     assert len(rows) == len(packed.input_ids)
@@ -43,21 +41,21 @@ def test_rows_are_the_collator_s(form, longest):
 
 def test_how_many_positions_it_takes():
     # Forests of 10, 10 and 3 tokens. Apart: 3 chats of up to 6, and 4 views of up to 5 tokens (a b c and two predictors).
-    line = packing_line(BATCH, Form(2), vocabulary=6, max_row_length=13)
+    line = packing_line(BATCH, form_of(2, 6, max_row_length=13))
     assert line == (
         "packing: 3 examples in 2 rows, 26 positions, 3 of them padding (11.5 %); every chat and view in a row of its own "
         "(two passes) takes 38, 1.5 times as many"
     )
-    line = packing_line([FIRST], Form(2), vocabulary=6)
+    line = packing_line([FIRST], form_of(2, 6))
     assert (
         line.startswith("packing: 1 example in 1 row, 10 positions, no padding; every chat and view")
         and "takes 16" in line
     )
-    line = packing_line(BATCH, Form(2, forward="two_pass"), vocabulary=6)
+    line = packing_line(BATCH, form_of(2, 6, forward="two_pass"))
     assert line.startswith("two passes: 3 examples in 7 rows, 38 positions, 9 of them padding (23.7 %)")
     assert line.endswith("packed into forests they take 23")
-    assert packing_line([PLAIN], Form(), vocabulary=6) == "packing: 1 example in 1 row, 3 positions, no padding"
-    line = packing_line([FIRST, FIRST], Form(2), vocabulary=6, separate_targets=True)
+    assert packing_line([PLAIN], form_of(0)) == "packing: 1 example in 1 row, 3 positions, no padding"
+    line = packing_line([FIRST, FIRST], form_of(2, 6, separate_targets=True))
     assert "(targets in rows of their own, without gradient)" in line
 
 
@@ -68,7 +66,7 @@ def lines_of(draw_into, width):
 
 
 def test_padding_is_counted_not_spelled_out():
-    record = next(r for r in row_records(BATCH, Form(2), str, vocabulary=6, max_row_length=13) if "padding" in r.kinds)
+    record = next(r for r in row_records(BATCH, form_of(2, 6, max_row_length=13), str) if "padding" in r.kinds)
     lines = lines_of(lambda console: draw([("", record)], console, "rows", packing=["packing: so"]), 90)
     assert "13 positions: " in lines[0] and "3 of padding" in " ".join(lines[:2]) and "packing: so" in lines[:3]
     (line,) = (line for line in lines if line.startswith("padding "))

@@ -5,7 +5,8 @@ import pytest
 
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.types import Pair, Read
-from stepjepa.inspect.record import Readout, Span
+from stepjepa.inspect.layout import Span
+from stepjepa.inspect.record import Readout
 from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.presets import train_tokenizer
 from support.models import Views, paired

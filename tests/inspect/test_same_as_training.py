@@ -106,8 +106,8 @@ def assert_same_readouts(record, batch):
     labels = np.flatnonzero(record.labelled)
     assert (batch.label_positions + 1).tolist() == labels.tolist()
     assert batch.label_ids.tolist() == record.ids[labels].tolist()
-    if record.tube:
-        assert not record.pairs and batch.pairs == len(record.tube)
+    if record.vectors:
+        assert not record.pairs and batch.pairs == len(record.vectors)
         return
     assert batch.sources.positions.tolist() == [pair.source.index for pair in record.pairs]
     assert batch.targets.positions.tolist() == [pair.target.index for pair in record.pairs]
@@ -117,15 +117,15 @@ def assert_same_readouts(record, batch):
 def test_packed(files, options):
     record, batch, example = both(files["chats"], CHAT, CHAT - 1, **options)
     assert_same_row(record, batch)
-    assert len(record.pairs) + len(record.tube) == len(example.pairs)
+    assert len(record.pairs) + len(record.vectors) == len(example.pairs)
     dropped = options.get("jepa_ratio", 1) < 1
-    assert bool(record.pairs or record.tube) == (options["objective"] != "regular" and not dropped)
-    if record.tube:
-        drawn = [(term.index, term.coefficient) for pair in record.tube for term in pair.target.terms]
+    assert bool(record.pairs or record.vectors) == (options["objective"] != "regular" and not dropped)
+    if record.vectors:
+        drawn = [(term.index, term.coefficient) for pair in record.vectors for term in pair.target.terms]
         positions, coefficients = batch.targets.positions, batch.targets.coefficients
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
         weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
-        assert weights == [np.float32(pair.weight) for pair in record.tube]
+        assert weights == [np.float32(pair.weight) for pair in record.vectors]
 
 
 @pytest.mark.parametrize("options", INLINE, ids=str)
@@ -155,7 +155,7 @@ def test_two_pass(files, options):
         np.testing.assert_array_equal(record.visible[own, own], np.tri(own.stop - own.start))
         edges.append(own.stop)
     assert edges[-1] == len(record) and record.visible.sum() == sum(n * (n + 1) // 2 for n in np.diff(edges))
-    assert len(record.pairs) + len(record.tube) == len(example.pairs) == batch.pairs
+    assert len(record.pairs) + len(record.vectors) == len(example.pairs) == batch.pairs
     if batch.views is None:
         assert not record.pairs
         return
@@ -181,8 +181,8 @@ def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
     record, batch, example = both(files["chats"], row, row - (row > 1), **options)
     assert_same_row(record, batch)
-    if record.tube:
-        positions = [term.index for pair in record.tube for term in pair.source.terms]
+    if record.vectors:
+        positions = [term.index for pair in record.vectors for term in pair.source.terms]
         assert sorted(positions) == sorted(batch.sources.positions.tolist())
 
 

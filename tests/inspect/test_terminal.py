@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from stepjepa.inspect.style import ASCII, UNICODE, token_label
+from stepjepa.inspect.record import ASCII, UNICODE, token_label
 from stepjepa.inspect.terminal import draw, make_console, mask_lines, shown_positions, token_lines
 from support.models import Views, paired
 from support.records import row_record

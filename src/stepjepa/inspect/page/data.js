@@ -147,12 +147,12 @@ function readouts(raw) {
   };
   for (const pair of raw.pairs) {
     const number = [pair.example, pair.number];
-    if (!pair.apart) say(pair.sourceEnd, "end of source", number, "");
+    if (!pair.standalone) say(pair.sourceEnd, "end of source", number, "");
     say(pair.source, "source", number, "source");
     say(pair.target, "target", number, "target");
   }
-  for (const drawn of raw.tube) {
-    for (const [name, token] of drawn.ends) say(token, name, [drawn.example, drawn.number], "");
+  for (const sampled of raw.vectors) {
+    for (const [name, token] of sampled.ends) say(token, name, [sampled.example, sampled.number], "");
   }
   return new Map(
     [...found].map(([token, said]) => [
