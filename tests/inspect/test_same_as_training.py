@@ -7,6 +7,7 @@ import pytest
 
 from stepjepa.data.texts import texts_of
 from stepjepa.forest.masks import dense_mask
+from stepjepa.inspect.record import FIELDS
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of
@@ -66,22 +67,30 @@ def files(tmp_path_factory):
     return {name: str(folder / f"{name}.jsonl") for name in ("chats", "texts")}
 
 
+def trained(file, options, tokenizer, indices):
+    """Training's examples of the kept rows `indices`, and their batch."""
+    method = JEPAOptions(**options)
+    method.check()
+    store, _ = encode(file, tokenizer, method)
+    objective = objective_of(method)
+    drawn = DrawnExamples(store, objective, SEED, method.jepa_ratio)
+    size, count = len(tokenizer), 1 if method.same_predictor else method.predictors or 0
+    ids = list(range(size, size + count)) if method.uses_pairs else []
+    form = "packed" if method.forward == "auto" else method.forward
+    collator = make_collator(ModelSetup(size, ids, form, objective), method, tokenizer.pad_token_id, "sdpa", "cpu")
+    examples = [drawn[Draw(0, index)] for index in indices]
+    return method, collator(examples), examples
+
+
 def both(file, row, index, **options):
     """The record, training's batch of the same row, and training's example; `index` is the row's among the kept ones."""
-    shown, trained = JEPAOptions(**options), JEPAOptions(**options)
+    shown = JEPAOptions(**options)
     shown.check()
-    trained.check()
     tokenizer = load_tokenizer("tiny", texts_of([file]))
     (record,) = show_rows(file, row, tokenizer, shown, SEED).records()
-    store, _ = encode(file, tokenizer, trained)
-    assert shown == trained  # the splitter is settled alike
-    objective = objective_of(trained)
-    example = DrawnExamples(store, objective, SEED, trained.jepa_ratio)[Draw(0, index)]
-    size, count = len(tokenizer), 1 if trained.same_predictor else trained.predictors or 0
-    ids = list(range(size, size + count)) if trained.uses_pairs else []
-    form = "packed" if trained.forward == "auto" else trained.forward
-    collator = make_collator(ModelSetup(size, ids, form, objective), trained, tokenizer.pad_token_id, "sdpa", "cpu")
-    return record, collator([example]), example
+    method, batch, (example,) = trained(file, options, tokenizer, [index])
+    assert shown == method  # the splitter is settled alike
+    return record, batch, example
 
 
 def assert_same_row(record, batch):
@@ -184,6 +193,29 @@ def test_draws_of_every_row(files, row, options):
     if record.vectors:
         positions = [term.index for pair in record.vectors for term in pair.source.terms]
         assert sorted(positions) == sorted(batch.sources.positions.tolist())
+
+
+@pytest.mark.parametrize("options", [EVERYWHERE[1], EVERYWHERE[10], EVERYWHERE[17], INLINE[2]], ids=str)
+def test_several_examples_are_packed_as_in_training(files, options):
+    options = {**options, "forward": "inline" if options in INLINE else "packed", "max_row_length": 120}
+    method, tokenizer = JEPAOptions(**options), load_tokenizer("tiny", texts_of([files["chats"]]))
+    method.check()
+    records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records()
+    _, batch, _ = trained(files["chats"], options, tokenizer, [1, 2, 3, 4])
+    rows, width = batch.rows, len(records[0])
+    assert len(records) == len(rows.input_ids) > 1
+    for number, record in enumerate(records):
+        for name, own in FIELDS.items():
+            given = getattr(rows, name)
+            assert getattr(record, own).tolist() == ([0] * width if given is None else given[number].tolist()), name
+        np.testing.assert_array_equal(dense_mask(rows)[number, 0].numpy(), record.visible)
+    flat = [(n * width + i) for n, record in enumerate(records) for i in np.flatnonzero(record.labelled)]
+    assert flat == sorted((batch.label_positions + 1).tolist())
+    terms = [
+        n * width + t.index for n, record in enumerate(records) for pair in record.vectors for t in pair.target.terms
+    ]
+    read = [n * width + pair.target.index for n, record in enumerate(records) for pair in record.pairs]
+    assert sorted(terms + read) == sorted(batch.targets.positions.tolist())
 
 
 @pytest.mark.parametrize("predictors", [0, 1, 2])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepjepa.data.extras import library
-from stepjepa.inspect.html import write_bytes
+from stepjepa.inspect.html import write_page
 from stepjepa.inspect.record import KINDS, RowRecord, letter_colour, runs, token_label
 from stepjepa.utils.text import escaped
 
@@ -100,7 +100,7 @@ def save_png(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> No
     """
     memory = io.BytesIO()
     figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
-    write_bytes(path, memory.getvalue())
+    write_page(memory.getvalue(), path)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

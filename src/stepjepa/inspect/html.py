@@ -213,25 +213,16 @@ def script_json(data: Any) -> str:
     return text
 
 
-def write_page(page: str, path: str | os.PathLike[str]) -> None:
-    """Write a page with an atomic write.
+def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
+    """Write a page or a picture with an atomic write, its folder too.
 
     Raises:
         ConfigError: it could not be written; an earlier file is unchanged.
     """
-    write_bytes(path, page.encode("ascii"))
-
-
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file with an atomic write, its folder too.
-
-    Raises:
-        ConfigError: as `write_page`.
-    """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [content])
+        write_whole(path, [page.encode("ascii") if isinstance(page, str) else page])
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
 

@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from string import Formatter
 from typing import Any, NamedTuple
 
 from stepjepa.data.report import REASONS
@@ -160,83 +161,65 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
 
 
 class _Rule(NamedTuple):
-    """When to warn, and of what.
+    """When to warn, and of what. Fields of the statistics are named as in a format string.
 
     Attributes:
-        counts: of the statistics -> how many, and of how many.
-        text, advice: what was found and what it means, formatted with ``share`` (how many of how many), ``count``,
-            ``total``, ``first`` (the first place) and `facts`.
+        counts: how many, and of how many: two fields.
+        text, advice: what was found and what it means: formats of the statistics ``f``, ``share`` (how many of how many),
+            ``count``, ``total``, ``first`` and `facts`.
         above: a share that is no reason to warn.
         what: is counted.
-        first: name of the sign (`data.signs`) whose first place is given.
+        first: the first place, as a field.
+        when: another condition.
         facts: of the statistics -> other facts.
     """
 
-    counts: Callable[[Any], tuple[int, int]]
+    counts: str
     text: str
     advice: str
     above: float = 0.0
     what: str = "row"
     first: str = ""
-    facts: Callable[[Any], Mapping[str, Any]] = lambda found: {}
+    when: Callable[[Any], bool] = bool
+    facts: Callable[[Any], Mapping[str, Any]] = lambda f: {}
 
 
-def _short(found: TextStatistics, place: str) -> str:
-    """``line 7`` of ``data.jsonl line 7``, printable."""
-    return printable(place.removeprefix(f"{found.source} "))
-
-
-def _one_step(found: TextStatistics) -> dict[str, str]:
-    remedy, better = "for step_jepa, separate the steps", found.better_splitter
-    if better is not None:
-        remedy = f"{found.use_better}, which finds two or more in {found.other_splitters[better]:,}"
-    return {"chosen": found.chosen, "remedy": remedy}
+def _one_step(f: TextStatistics) -> dict[str, str]:
+    better = f.better_splitter
+    if better is None:
+        return {"remedy": "for step_jepa, separate the steps"}
+    return {"remedy": f"{f.use_better}, which finds two or more in {f.other_splitters[better]:,}"}
 
 
 def _own(reason: str) -> _Rule:
-    """Steps that rows hold and that cannot be taken, for one reason."""
+    """Steps that rows hold and that cannot be taken."""
     return _Rule(
-        lambda found: (found.steps.unread[reason], found.steps.rows),
+        f"steps.unread[{reason}] / steps.rows",
         f"{{share}} hold steps that cannot be taken: {REASONS[reason]} (first: {{first}})",
-        "their answers are split by --step_splitter {splitter} instead: the texts of the list must follow each other in the "
-        "answer as they are; or name another --steps_column",
-        facts=lambda found: {
-            "splitter": found.steps.splitter, "first": _short(found, found.steps.first_unread[reason])
-        },
-    )  # fmt: skip
+        "their answers are split by --step_splitter {f.steps.splitter} instead: the texts of the list must follow each "
+        "other in the answer as they are; or name another --steps_column",
+        first=f"steps.first_unread[{reason}]",
+    )
 
 
-def _cut(sign: str, where: str) -> _Rule:
-    """A separator inside what no step is cut in."""
+def _inside(sign: str, where: str) -> _Rule:
+    """A separator inside of what no step is cut in."""
     return _Rule(
-        lambda found: (getattr(found.signs, sign), found.chats),
+        f"signs.{sign} / chats",
         f"in {{share}} {{separator}} is inside {where} (first: {{first}})",
         "no step is cut there, so there is nothing to do; a plain split{published} would cut there, and count more steps",
-        first=sign,
-        facts=lambda found: {
-            "separator": escaped(found.plain_separator),
-            "published": ", as in the published code," * (found.plain_separator == "\n\n"),
+        first=f"signs.first[{sign}]",
+        facts=lambda f: {
+            "separator": escaped(f.plain_separator),
+            "published": ", as in the published code," * (f.plain_separator == "\n\n"),
         },
     )
 
 
-def _repeats(name: str) -> Callable[[TextStatistics], tuple[int, int]]:
-    return lambda found: (found.repeats.rows * (found.plain_text == (name == "duplicate_texts")), found.rows_usable)
-
-
-def _first_repeat(found: TextStatistics) -> dict[str, Any]:
-    copies = found.repeats.same_answer == found.repeats.rows
-    return {
-        "first": " and ".join(_short(found, place) for place in found.repeats.first or ()),
-        "same": found.repeats.same_answer,
-        "remedy": "remove them" if copies else "several answers to a question may be meant, copies hardly are",
-    }
-
-
 _STEPS = {  # what matters to objectives with steps alone
     "one_step": _Rule(
-        lambda found: (found.chats - found.rows_with_steps, found.chats),
-        "{share} have one step with {chosen}",
+        "rows_with_one_step / chats",
+        "{share} have one step with {f.chosen}",
         "they make no pair for step_jepa and train as plain language modelling; {remedy}; llm_jepa needs no steps",
         above=0.5,
         facts=_one_step,
@@ -244,104 +227,107 @@ _STEPS = {  # what matters to objectives with steps alone
     "own_no_steps": _own("no_steps"),
     "own_steps_not_found": _own("steps_not_found"),
     "other_total_steps": _Rule(
-        lambda found: (found.steps.other_totals, found.steps.rows),
+        "steps.other_totals / steps.rows",
         "in {share} the number of steps is not what total_steps says (first: {first})",
         "training pairs the steps that are found: choose another --step_splitter, or give the rows their steps in a column "
         "(stepjepa prepare writes them)",
-        facts=lambda found: {"first": _short(found, found.steps.first_other_total)},
+        first="steps.first_other_total",
     ),
     "one_word_steps": _Rule(
-        lambda found: (found.signs.one_word_steps, found.signs.steps),
+        "signs.one_word_steps / signs.steps",
         "{share} are one word (first: {first})",
         "so short a view says little: choose another --step_splitter, or let stepjepa prepare --min_step_length 20 join "
         "short steps to their neighbours",
         above=0.05,
         what="step",
-        first="one_word_steps",
+        first="signs.first[one_word_steps]",
     ),
     "long_steps": _Rule(
-        lambda found: (found.signs.long_steps, found.signs.steps),
-        f"{{share}} are longer than {LONG_STEP:,} characters; the longest has {{longest:,}} ({{first}})",
+        "signs.long_steps / signs.steps",
+        f"{{share}} are longer than {LONG_STEP:,} characters; the longest has {{f.signs.longest_step:,}} ({{first}})",
         "one vector stands for a complete step, and its copy costs as many tokens: choose a finer --step_splitter, or take "
         "thinking blocks out with stepjepa prepare",
         above=0.01,
         what="step",
-        first="longest_step",
-        facts=lambda found: {"longest": found.signs.longest_step},
+        first="signs.first[longest_step]",
     ),
     "answer_line": _Rule(
-        lambda found: (found.signs.rows_with_answer_line, found.rows_with_steps),
+        "signs.rows_with_answer_line / rows_with_steps",
         "in {share} with steps the last step is the final answer alone (first: {first})",
-        "--step_pairs first predicts it in {second:,} of them, where it is the second step; --step_pairs all in each. "
-        "stepjepa prepare writes it at the end of the step before",
+        "--step_pairs first predicts it in {f.signs.answer_line_second:,} of them, where it is the second step; --step_pairs"
+        " all in each. stepjepa prepare writes it at the end of the step before",
         above=0.05,
-        first="rows_with_answer_line",
-        facts=lambda found: {"second": found.signs.answer_line_second},
+        first="signs.first[rows_with_answer_line]",
     ),
-    "cut_in_blocks": _cut("rows_cut_in_blocks", "code, display maths or a table"),
-    "cut_in_thoughts": _cut("rows_cut_in_thoughts", "a thinking block"),
+    "cut_in_blocks": _inside("rows_cut_in_blocks", "code, display maths or a table"),
+    "cut_in_thoughts": _inside("rows_cut_in_thoughts", "a thinking block"),
 }
 _CHATS = {
     "no_system_prompt": _Rule(
-        lambda found: (found.chats * (not found.signs.rows_with_system), found.chats),
+        "rows_without_system / chats",
         "no row of {total:,} has a system message",
         "right if the model will be asked without one; else give it with --system_prompt TEXT, in training and in use",
+        when=lambda f: f.rows_without_system == f.chats,
     ),
     "mixed_system_prompt": _Rule(
-        lambda found: ((found.chats - found.signs.rows_with_system) * bool(found.signs.rows_with_system), found.chats),
+        "rows_without_system / chats",
         "{share} have no system message and the others have one (first without: {first})",
         "the model learns two kinds of chats: give the one that is missing with --system_prompt TEXT, or take it out of all "
         "rows",
-        first="rows_without_system",
+        first="signs.first[rows_without_system]",
+        when=lambda f: f.rows_without_system < f.chats,
     ),
     "empty_answers": _Rule(
-        lambda found: (found.signs.rows_with_empty_answer, found.chats),
+        "signs.rows_with_empty_answer / chats",
         "{share} have an empty answer (first: {first})",
         "they teach the model to say nothing: fill them in, or remove the rows",
-        first="rows_with_empty_answer",
+        first="signs.first[rows_with_empty_answer]",
     ),
 }
 _ROWS = {
     "duplicate_texts": _Rule(
-        _repeats("duplicate_texts"),
+        "repeats.rows / rows_usable",
         "{share} repeat the text of an earlier one (first: {first})",
         "remove them: what is repeated is learnt by heart; and never split them over training and evaluation",
-        facts=_first_repeat,
+        first="repeats.first",
+        when=lambda f: f.plain_text,
     ),
     "duplicate_questions": _Rule(
-        _repeats("duplicate_questions"),
-        "{share} repeat the question of an earlier one, {same:,} of them with the same answer (first: {first})",
+        "repeats.rows / rows_usable",
+        "{share} repeat the question of an earlier one, {f.repeats.same_answer:,} of them with the same answer "
+        "(first: {first})",
         "{remedy} (stepjepa prepare --dedup keeps the first of each); and never split them over training and evaluation",
-        facts=_first_repeat,
+        first="repeats.first",
+        when=lambda f: not f.plain_text,
+        facts=lambda f: {
+            "remedy": "remove them"
+            if f.repeats.same_answer == f.repeats.rows
+            else "several answers to a question may be meant, copies hardly are"
+        },
     ),
     "eval_in_train": _Rule(
-        lambda found: (found.leak.found, found.leak.rows) if found.leak else (0, 0),
-        "{share} of {source} ask what a row of the training file asks (first: {first})",
+        "leak.found / leak.rows",
+        "{share} of {source} ask what a row of the training file asks (first: {places})",
         "an evaluation on them measures memory: remove them from one of the two files",
-        facts=lambda found: {
-            "source": printable(found.leak.source),
-            "first": " and ".join(map(printable, found.leak.first)),
-        },
-    ),  # fmt: skip
+        when=lambda f: f.leak is not None,
+        facts=lambda f: {"source": printable(f.leak.source), "places": printable(" and ".join(f.leak.first))},
+    ),
 }
 _TOKENS = {
     "no_pairs": _Rule(
-        lambda found: (
-            found.data.examples * (found.objective.makes_pairs and not found.data.pairs),
-            found.data.examples,
-        ),
-        "no example of {total:,} has a pair for {objective}",
+        "data.examples / data.examples",
+        "no example of {total:,} has a pair for {f.objective.label}",
         "stepjepa train would stop: see the reasons under Pairs",
-        facts=lambda found: {"objective": found.objective.name},
-    ),  # fmt: skip
+        when=lambda f: f.objective.makes_pairs and not f.data.pairs,
+    ),
     "truncated": _Rule(
-        lambda found: (found.truncation.chats if found.truncation else 0, found.data.rows_read),
-        "{share} are cut or skipped at max_length {cut.max_length:,}",
-        "the model does not learn how such answers end: raise --max_length to {cut.enough}, or take them out",
-        facts=lambda found: {"cut": found.truncation},
+        "truncation.chats / data.rows_read",
+        "{share} are cut or skipped at max_length {f.truncation.max_length:,}",
+        "the model does not learn how such answers end: raise --max_length to {f.truncation.enough}, or take them out",
+        when=lambda f: f.truncation is not None,
     ),
     "one_token_targets": _Rule(
-        lambda found: (found.one_token_targets, found.data.pairs),
+        "one_token_targets / data.pairs",
         "{share} have a target of a single token",
         "such a target is hardly more than that token's embedding: choose other views, or write short steps at the end of "
         "the step before (stepjepa prepare does)",
@@ -349,39 +335,43 @@ _TOKENS = {
         what="pair",
     ),
     "folded_system": _Rule(
-        lambda found: (found.data.system_folded, found.data.rows_read),
+        "data.system_folded / data.rows_read",
         "the chat template has no system role: {folded} are part of the first user message",
         "nothing to do in training; in use, put it there as well, or choose another --chat_template",
-        facts=lambda found: {"folded": counted(found.data.system_folded, "system message")},
+        facts=lambda f: {"folded": counted(f.data.system_folded, "system message")},
     ),
     "unknown_tokens": _Rule(
-        lambda found: (found.unknown_tokens or 0, found.data.tokens),
+        "unknown_tokens / data.tokens",
         "{count:,} of {total:,} tokens ({percent:.2f} %) are the tokenizer's unknown token",
         "the model cannot read or write them: take a tokenizer that knows these characters (any byte-level one does)",
         above=0.001,
+        when=lambda f: f.unknown_tokens is not None,
     ),
     "no_end_of_turn": _Rule(
-        lambda found: (found.chats * (found.end_of_turn is None), found.chats),
+        "chats / chats",
         "nothing ends an answer: the template writes no special token and the tokenizer has no EOS",
         "the model is not taught to stop: give the tokenizer an eos_token, or a --chat_template that ends turns",
+        when=lambda f: f.end_of_turn is None,
     ),
     "end_of_turn_unlabelled": _Rule(
-        lambda found: (found.chats * (found.end_of_turn is not None and not found.end_labelled), found.chats),
+        "chats / chats",
         "--labels reference leaves {end}, the end of turn, out of {examples}",
         "as the published code does; the model is not taught to stop: leave --labels out unless that is to be compared",
-        facts=lambda found: {"end": escaped(found.end_of_turn), "examples": counted(found.chats, "example")},
+        when=lambda f: f.end_of_turn is not None and not f.end_labelled,
+        facts=lambda f: {"end": escaped(f.end_of_turn), "examples": counted(f.chats, "example")},
     ),
     "end_of_turn_is_padding": _Rule(
-        lambda found: (found.chats * (found.end_labelled and "padding" in found.end_is), found.chats),
+        "chats / chats",
         "the end of turn, {end}, is also the {tokens} token, in {examples}",
         "labels go by position here, so it is trained on; code that leaves out padding by its id, as the published code "
         "does, would never teach the model to stop. For such code give the tokenizer another pad_token",
-        facts=lambda found: {
-            "end": escaped(found.end_of_turn),
-            "tokens": " and ".join(found.end_is),
-            "examples": counted(found.chats, "example"),
+        when=lambda f: f.end_labelled and "padding" in f.end_is,
+        facts=lambda f: {
+            "end": escaped(f.end_of_turn),
+            "tokens": " and ".join(f.end_is),
+            "examples": counted(f.chats, "example"),
         },
-    ),
+    ),  # fmt: skip
 }
 
 
@@ -401,14 +391,24 @@ def token_warnings(found: TokenStatistics) -> list[DataWarning]:
 
 
 def _warnings(found: Any, rules: Mapping[str, _Rule]) -> list[DataWarning]:
+    def field(name: str) -> Any:
+        return Formatter().get_field(f"f.{name}", (), {"f": found})[0]
+
     warnings = []
     for name, rule in rules.items():
-        count, total = rule.counts(found)
+        count, total = map(field, rule.counts.split(" / ")) if rule.when(found) else (0, 0)
         if count <= rule.above * total:
             continue
-        facts = {"count": count, "total": total, "share": share_of(count, total, rule.what)}
-        facts["percent"] = 100 * count / total
-        facts |= {"first": _short(found, found.signs.first[rule.first])} if rule.first else {}
-        facts |= rule.facts(found)
+        places = field(rule.first) if rule.first else ()
+        places = [places] if isinstance(places, str) else places
+        facts = {
+            "f": found,
+            "count": count,
+            "total": total,
+            "share": share_of(count, total, rule.what),
+            "percent": 100 * count / total,
+            "first": printable(" and ".join(place.removeprefix(f"{found.source} ") for place in places)),
+            **rule.facts(found),
+        }
         warnings.append(DataWarning(name, count, total, rule.text.format(**facts), rule.advice.format(**facts)))
     return warnings
