@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.record import (
-    FIELDS,
-    KINDS,
-    RowRecord,
-    Vector,
-    VectorPair,
-    ViewPair,
-    edges_of,
-    letter_colour,
-    token_label,
-)
+from stepjepa.inspect.record import FIELDS, KINDS, Readout, RowRecord, Vector, edges_of, letter_colour, token_label
 from stepjepa.utils.files import write_whole
 from stepjepa.utils.text import escaped
 
@@ -152,8 +142,8 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         "sections": [[start, stop, escaped(record.names[start])] for start, stop in record.sections],
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for block in blocks for row in block],
-        "pairs": [_view_pair(pair) for pair in record.pairs],
-        "vectors": [_vector_pair(pair) for pair in record.vectors],
+        "pairs": _plain(record.pairs),
+        "vectors": _plain(record.vectors),
         "lanes": {
             "columns": lanes.columns.tolist(),
             "of": lanes.of_section,
@@ -163,35 +153,18 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _view_pair(pair: ViewPair) -> dict[str, Any]:
-    return {
-        "example": pair.example,
-        "number": pair.number,
-        "sourceEnd": pair.source_end.index,
-        "source": pair.source.index,
-        "target": pair.target.index,
-        "sourceSegment": pair.source_segment,
-        "original": pair.original,
-        "copy": pair.copy,
-        "standalone": pair.standalone,
-    }
-
-
-def _vector_pair(pair: VectorPair) -> dict[str, Any]:
-    def vector(given: Vector | None) -> dict[str, Any] | None:
-        terms = [[term.index, round(term.coefficient, 6)] for term in given.terms] if given else []
-        return {"name": given.name, "terms": terms, "covered": given.covered} if given else None
-
-    return {
-        "example": pair.example,
-        "number": pair.number,
-        "kind": pair.kind,
-        "weight": round(pair.weight, 6),
-        "source": vector(pair.source),
-        "target": vector(pair.target),
-        "total": vector(pair.total),
-        "ends": [[name, term.index] for name, term in pair.ends],
-    }
+def _plain(value: Any) -> Any:
+    """A pair as JSON has it: its fields, tokens as their index, terms with their coefficient."""
+    if isinstance(value, Vector):
+        terms = [[term.index, round(term.coefficient, 6)] for term in value.terms]
+        return {"name": value.name, "terms": terms, "covered": value.covered}
+    if isinstance(value, Readout):
+        return value.index
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def page_html(data: Mapping[str, Any]) -> str:

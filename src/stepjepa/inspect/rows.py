@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,16 +41,8 @@ def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEP
     return make_encoder(rows, tokenizer, make_renderer(tokenizer, method), settings_for(rows, method))
 
 
-class FoundRow(NamedTuple):
-    """A row of a data set: its number from 0, its place as users know it, and the row."""
-
-    number: int
-    place: str
-    row: Any
-
-
-def rows_from(source: Any, number: int) -> Iterator[FoundRow]:
-    """Row `number`, counted from 0, and those after it.
+def rows_from(source: Any, number: int) -> Iterator[tuple[int, str, Any]]:
+    """Row `number` of a data set, counted from 0, and those after it: number, place as users know it, and the row.
 
     Raises:
         ConfigError: no such row.
@@ -59,7 +51,7 @@ def rows_from(source: Any, number: int) -> Iterator[FoundRow]:
     rows, count = RowSource(source), 0
     for label, row in rows:
         if count >= number:
-            yield FoundRow(count, rows.place(label), row)
+            yield count, rows.place(label), row
         count += 1
     if not count:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
@@ -142,22 +134,22 @@ def show_rows(
             index = len(encode_dataset(before, encoder.tokenizer, encoder.renderer, encoder.options)[0])
         except DataError:
             index = 0  # training keeps none of them
-    for found in rows_from(source, number):
+    for at, place, row in rows_from(source, number):
         if len(shown.examples) == count:
             break
-        encoded = encoder([(found.place, found.row)])
+        encoded = encoder([(place, row)])
         skipped = next(iter(encoded.report.first_skipped.values()), None)
         if skipped is not None:
-            if found.number == number:
+            if at == number:
                 raise DataError(f"{skipped}; training skips this row")
-            shown.notes.append(f"row {found.number} is passed over: {skipped}; training skips this row")
-        for place, example in enumerate(islice(encoded.store, count - len(shown.examples)), index):
-            sampled = sample(example, 0, place)
+            shown.notes.append(f"row {at} is passed over: {skipped}; training skips this row")
+        for own, example in enumerate(islice(encoded.store, count - len(shown.examples)), index):
+            sampled = sample(example, 0, own)
             shown.examples.append(sampled)
-            shown.spans.append(row_spans(found.row, sampled, encoder))
-            kept.add(found.number)
-            for note in _notes(shown, example, sampled, place, encoded.report):
-                about.setdefault(note, set()).add(found.number)
+            shown.spans.append(row_spans(row, sampled, encoder))
+            kept.add(at)
+            for note in _notes(shown, example, sampled, own, encoded.report):
+                about.setdefault(note, set()).add(at)
         index += len(encoded.store)
     if len(shown.examples) < count:
         shown.notes.append(f"{len(shown.examples)} examples are shown: there are no more after row {number}")

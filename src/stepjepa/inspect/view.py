@@ -222,7 +222,7 @@ def inspect(
         if file is not None:
             _check_output(kind, file, overwrite, f"--{kind} {file}", "--overwrite to replace it")
     source = list(data) if isinstance(data, Iterator) else data
-    found = next(rows_from(source, row))
+    _, place, _ = next(rows_from(source, row))
     name = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
     loaded: Any = tokenizer if name is None else tokenizer_of(source, name, first)
     shown = [show_rows(source, row, loaded, method, seed, rows_packed) for method in methods.values()]
@@ -235,7 +235,7 @@ def inspect(
         notes.append("--overwrite has no effect without --png or --html")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
     model = name if name is not None and _runs_model(name, run_model) else None
-    view = RowView(f"row {found.number} ({found.place})", shown, notes, model, attention_layers)
+    view = RowView(f"row {row} ({place})", shown, notes, model, attention_layers)
     for kind, file in outputs.items():
         if file is not None:
             try:

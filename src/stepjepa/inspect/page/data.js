@@ -147,7 +147,7 @@ function readouts(raw) {
   };
   for (const pair of raw.pairs) {
     const number = [pair.example, pair.number];
-    if (!pair.standalone) say(pair.sourceEnd, "end of source", number, "");
+    if (!pair.standalone) say(pair.source_end, "end of source", number, "");
     say(pair.source, "source", number, "source");
     say(pair.target, "target", number, "target");
   }

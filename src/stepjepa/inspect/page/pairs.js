@@ -37,8 +37,8 @@ function cosine(number) {
 function pairButton(pair, number) {
   const { raw } = row;
   const source = pair.standalone
-    ? [`source ${span(pair.sourceSegment)}, `]
-    : [`source: up to ${pair.sourceEnd} `, isolated(row.text(pair.sourceEnd)), ", "];
+    ? [`source ${span(pair.source_segment)}, `]
+    : [`source: up to ${pair.source_end} `, isolated(row.text(pair.source_end)), ", "];
   const positions = range("position", raw.positions[pair.copy[0]], raw.positions[pair.copy[1] - 1]);
   const where = !pair.original ? "" : pair.original[0] === pair.copy[0] ? ", isolated in its place"
     : `; on the trunk ${span(pair.original)}`;
