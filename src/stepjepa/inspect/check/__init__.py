@@ -123,8 +123,8 @@ def check(
         notes.append("--model_name NAME adds what a model will see: pairs, truncation, tokens by kind, padding")
         return CheckReport(texts, None, warnings, notes)
     if texts.plain_text and not asked:
-        objectives = {name: find_objective(name)(method) for name in OBJECTIVES}
-        name = next(name for name, one in objectives.items() if one.takes_text and one.makes_pairs)
+        known = {name: find_objective(name) for name in OBJECTIVES}
+        name = next(name for name, one in known.items() if one.takes_text and one.makes_pairs)
         method = JEPAOptions(**{**options, "objective": name})
         method.check()
     loaded = tokenizer_of(rows, str(tokenizer), method)
