@@ -197,7 +197,9 @@ def _vector_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
         lines = [", ".join(f"{name} = {_token(term, glyphs)}" for name, term in pair.ends)] if pair.ends else []
         lines += [f"{vector.name:<{column}}  {_formula(record, vector, glyphs)}" for vector in vectors if vector]
         weight = f", weight {pair.weight:.3g}" if pair.weight != 1 else ""
-        lines.append(f"compared: {pair.source.name} (source) with {pair.target.name} (target){weight}")
+        sides = zip((pair.source.name, pair.target.name), ("source", "target"), strict=True)
+        compared = " with ".join(name if name == side else f"{name} ({side})" for name, side in sides)
+        lines.append(f"compared: {compared}{weight}")
         for line in lines:
             yield Text(title + line)
             title = " " * len(title)

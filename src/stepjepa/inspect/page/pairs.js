@@ -52,8 +52,9 @@ function pairButton(pair, number) {
 
 function vectorsButton(pair, number) {
   const covered = (vector) => vector.covered.map(span).join(", ") || `${vector.terms.length} states`;
+  const called = (vector, side) => (vector.name === side ? side : `${vector.name} (${side})`);
   const line = (vector, side) =>
-    make("span", "what", swatch(side), `${vector.name} (${side}): ${covered(vector)}; ${formula(vector)}`);
+    make("span", "what", swatch(side), `${called(vector, side)}: ${covered(vector)}; ${formula(vector)}`);
   const weight = pair.weight === 1 ? "" : `, weight ${pair.weight.toPrecision(3)}`;
   return make(
     "button", "pair",
