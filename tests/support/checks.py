@@ -4,7 +4,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
-from stepjepa.inspect.check import token_warnings
+from stepjepa.inspect.check.report import token_warnings
 from stepjepa.inspect.check.texts import read_texts
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions
@@ -51,7 +51,8 @@ def words(template=TEMPLATE, **special):
 
 def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, show=1, **options):
     method = JEPAOptions(step_splitter=splitter, step_separator=separator, **options)
-    return read_texts(RowSource(source), method, show, None if eval_file is None else RowSource(eval_file))
+    rows = source if isinstance(source, RowSource) else RowSource(source)
+    return read_texts(rows, method, show, None if eval_file is None else RowSource(eval_file))
 
 
 def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, batch_size=8, **options):

@@ -32,7 +32,7 @@ from stepjepa.analysis.summary import collapse_lines, tables
 from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import find_model
-from stepjepa.inspect.check import folded
+from stepjepa.inspect.check.report import folded
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
 from stepjepa.utils.progress import Bar

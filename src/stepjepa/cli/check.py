@@ -8,7 +8,7 @@ from stepjepa.config.option import option, options_of
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.check import check, folded
+from stepjepa.inspect.check.report import check, folded
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.terminal import print_drawn, print_json
 

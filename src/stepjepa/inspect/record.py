@@ -325,5 +325,5 @@ def runs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
 
 
 def edges_of(marks: np.ndarray) -> list[int]:
-    """[start, stop) of the runs of true marks, one after the other."""
+    """[start, stop) of the runs of true marks (L,), one after the other."""
     return np.flatnonzero(np.diff(marks, prepend=False, append=False)).tolist()
