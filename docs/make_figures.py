@@ -23,10 +23,9 @@ from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.synthetic import generate_rows
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
-from stepjepa.inspect.layout import row_records
-from stepjepa.inspect.record import Form, RowRecord
+from stepjepa.inspect.layout import Form, row_records
+from stepjepa.inspect.record import KINDS, RowRecord
 from stepjepa.inspect.rows import token_text, trunk_spans
-from stepjepa.inspect.style import KINDS
 from stepjepa.modeling.presets import train_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
@@ -73,8 +72,8 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)
     spans = [trunk_spans(tokenizer(), read_chat(row, renderer, options))]
-    form, text_of = Form(2, forward=forward), token_text(tokenizer())
-    (found,) = row_records([store[0]], form, text_of, vocabulary=len(tokenizer()), spans=spans)
+    size = len(tokenizer())
+    (found,) = row_records([store[0]], Form((size, size + 1), size, forward), token_text(tokenizer()), spans)
     return found
 
 

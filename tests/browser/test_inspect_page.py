@@ -123,9 +123,9 @@ def test_the_matrix(open_page, small):
         page.keyboard.press(key)
     tip = page.inner_text("#tip")
     assert "down: 9 <|predictor_2|> (branch 1)" in tip and "across: 2 b (trunk: answer)" in tip
-    assert "sees it: on the trunk, up to token 2, behind which branch 1 hangs" in tip
+    assert "sees it: on the trunk, up to token 2, where branch 1 is attached" in tip
     page.keyboard.press("ArrowRight")
-    assert "does not see it: on the trunk, but behind token 2, where branch 1 hangs" in page.inner_text("#tip")
+    assert "does not see it: on the trunk, but after token 2, where branch 1 is attached" in page.inner_text("#tip")
     assert "does not see it" in page.inner_text("#say")
     assert marked(page)["current"] == [9]
     page.keyboard.press("+")

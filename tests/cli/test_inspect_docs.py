@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect.style import KINDS
+from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
 from support.pages import read_page
 from support.rows import step_rows

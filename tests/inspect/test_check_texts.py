@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 import pytest
 
-from stepjepa.data.sources import PairColumns
 from stepjepa.data.steps import STYLES
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.check.texts import excerpt
@@ -136,11 +135,11 @@ def test_named_columns():
     source = [{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": right} for right in (1, 5)]
     with pytest.raises(DataError, match="columns found: sentence, texts, right.*--source_column and --target_column"):
         check_format(source)
-    report = check_format(source, columns=PairColumns("sentence", "texts", "right"))
+    report = check_format(source, source_column="sentence", target_column="texts", choice_column="right")
     assert (report.rows_usable, report.samples[0].user, report.samples[0].answer) == (1, "It is red.", "a rose")
     assert report.rows_skipped == {"no_such_choice": 1}
     # A text column that is named is no plain text.
-    assert not check_format([{"text": "a", "more": "b"}], columns=PairColumns("text", "more")).plain_text
+    assert not check_format([{"text": "a", "more": "b"}], source_column="text", target_column="more").plain_text
 
 
 def test_a_second_file_must_be_usable():
@@ -236,7 +235,7 @@ def test_errors():
     with pytest.raises(DataError, match=r"none of 2 rows can be used; 1: .*unknown role.*; 1: .*no object"):
         check_format([{"messages": [{"role": "bot", "content": ""}]}, 3])
     with pytest.raises(DataError, match=r"list row 1: .*--strict_data"):
-        check_format([*rows("x"), 3], strict=True)
+        check_format([*rows("x"), 3], strict_data=True)
     with pytest.raises(ConfigError, match="known splitters"):
         check_format(rows("x"), "line")
     with pytest.raises(ConfigError, match="show is -1"):

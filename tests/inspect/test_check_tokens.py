@@ -8,10 +8,10 @@ from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
 from stepjepa.errors import DataError
 from stepjepa.inspect.check.tokens import padding_lines
-from stepjepa.inspect.padding import measure_padding, row_collator
-from stepjepa.inspect.record import Form
+from stepjepa.inspect.layout import measure_padding
 from support.checks import NO_SYSTEM, ROWS, tokens_of, warned, words
 from support.encoding import settings_of
+from support.records import form_of
 
 
 def test_counts_by_hand():
@@ -162,11 +162,11 @@ def test_the_report_is_that_of_training():
     assert {**tokens_of(ROWS).data.to_dict(), "fingerprint": ""} == {**data.to_dict(), "fingerprint": ""}
 
 
-TWO, ROW_EACH = row_collator(Form(2), 17), row_collator(Form(2, forward="two_pass"), 17)
+TWO = form_of(2, 17)
 
 
 def test_padding_by_hand():
-    padding = measure_padding(examples()[0], TWO, ROW_EACH, batch_size=2, max_length=20)
+    padding = measure_padding(examples()[0], TWO, batch_size=2, max_length=20)
     assert (padding.batch_size, padding.batches, padding.max_length) == (2, 1, 20)
     # Two chats of 13 and 8 tokens, a source of 8 and two predictors, a target of 1.
     assert padding.sequences == 4
@@ -184,11 +184,12 @@ def test_padding_by_hand():
 
 def test_padding_is_the_mean_of_full_batches():
     first, second, third = (example.plain() for example in examples()[0])  # 13, 8 and 13 tokens
-    collator = row_collator(Form(), 17, pad_to_multiple_of=1)
-    padding = measure_padding([first, second, second, third, third], collator, ROW_EACH, batch_size=2, max_length=20)
+    padding = measure_padding(
+        [first, second, second, third, third], form_of(0), batch_size=2, max_length=20, multiple=1
+    )
     assert (padding.batches, padding.longest_chats, padding.packed) == (2, 26, 21)
     assert padding.sequences == 2
-    alone = measure_padding([first, second], collator, ROW_EACH, batch_size=8, max_length=20)
+    alone = measure_padding([first, second], form_of(0), batch_size=8, max_length=20)
     assert (alone.batch_size, alone.batches, alone.longest_chats) == (2, 1, 26)
     assert "chats and views" not in "\n".join(padding_lines(alone))
     assert "texts alone" in "\n".join(padding_lines(alone, "texts"))
@@ -197,13 +198,7 @@ def test_padding_is_the_mean_of_full_batches():
 
 def test_targets_in_rows_of_their_own_count():
     together, apart = (
-        measure_padding(
-            examples()[0],
-            row_collator(Form(2), 17, pad_to_multiple_of=1, separate_targets=separate),
-            ROW_EACH,
-            batch_size=3,
-            max_length=20,
-        )
+        measure_padding(examples()[0], form_of(2, 17, separate_targets=separate), batch_size=3, multiple=1)
         for separate in (False, True)
     )
     assert apart.tokens == together.tokens == 34 + 4 + 3

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import row_figure, save_png, spread
-from stepjepa.inspect.style import KINDS, letter_colour
+from stepjepa.inspect.record import KINDS, letter_colour
 from support.colours import DEUTERANOPIA, lab, linear
 from support.models import Views, made_up_example
 from support.pages import stepped_example

@@ -11,30 +11,16 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.texts import texts_of
-from stepjepa.forest.masks import dense_mask
 from stepjepa.inspect.html import LIMIT, FormRows, Variant, page_data, page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
-from stepjepa.inspect.record import Form
-from stepjepa.inspect.style import KINDS, lanes
+from stepjepa.inspect.record import FIELDS, KINDS, token_label
+from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
-from stepjepa.objectives.base import objective_of
-from stepjepa.training.batches import Draw, DrawnExamples
-from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import ModelSetup, make_collator
 from support.pages import read_page, records, seen_matrix, stepped_example
-from support.records import row_record
+from support.records import form_of
 from support.rows import step_rows
 
-FIELDS = {
-    "input_ids": "ids",
-    "position_ids": "positions",
-    "example": "examples",
-    "segment": "segments",
-    "order": "orders",
-    "attach": "attaches",
-    "floor": "floors",
-}
 CASES = [
     ({"objective": "llm_jepa", "predictors": 2}, ("packed", "two_pass", "inline")),
     ({"objective": "llm_jepa", "views": "standalone", "predictors": 1}, ("packed", "two_pass")),
@@ -56,95 +42,35 @@ def file(tmp_path_factory):
     return str(path)
 
 
-def words_of(options):
-    return [f"--{name}={value}" for name, value in options.items()]
-
-
 def page_of(file, path, *words):
     assert main(["inspect", file, "--model_name", "tiny", "--html", str(path), *words]) == 0
     return read_page(path)
 
 
-def training_batch(file, form, count, options):
-    """The first examples of a file as training collates them, in the order of the file."""
-    method = JEPAOptions(**options, forward=form)
-    method.check()
-    tokenizer = load_tokenizer("tiny", texts_of([file]))
-    store, _ = encode(file, tokenizer, method)
-    objective = objective_of(method)
-    drawn = DrawnExamples(store, objective, 42, method.jepa_ratio)
-    ids = list(range(len(tokenizer), len(tokenizer) + (method.predictors or 0)))
-    setup = ModelSetup(len(tokenizer), ids, form, objective)
-    collator = make_collator(setup, method, tokenizer.pad_token_id, "sdpa", "cpu")
-    return collator([drawn[Draw(0, row)] for row in range(count)])
-
-
-def readouts(row, side):
-    return [pair[side] for pair in row["pairs"]]
-
-
-@pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize(("options", "forms"), CASES, ids=str)
-def test_the_page_holds_the_batch_of_training(file, tmp_path, options, forms, count):
-    page = page_of(file, tmp_path / "page.html", *words_of(options), f"--rows_packed={count}")
+def test_the_page_holds_the_records(file, tmp_path, options, forms):
+    """Those of `test_same_as_training`, in every form that the options allow."""
+    words = [f"--{name}={value}" for name, value in options.items()]
+    page = page_of(file, tmp_path / "page.html", *words, "--rows_packed=4")
     (variant,) = page["variants"]
     assert tuple(variant["forms"]) == forms and set(variant["whyNot"]) == {"packed", "two_pass", "inline"} - set(forms)
+    tokenizer = load_tokenizer("tiny", texts_of([file]))
     for form in forms:
-        batch, rows = training_batch(file, form, count, options), variant["forms"][form]["rows"]
-        if form == "two_pass":
-            assert_rows_of_two_passes(rows, batch)
-        else:
-            assert_row_records(rows, batch)
-
-
-def assert_row_records(rows, batch):
-    width = batch.rows.input_ids.shape[1]
-    assert len(rows) == len(batch.rows.input_ids)
-    mask = dense_mask(batch.rows)[:, 0].numpy()
-    for number, row in enumerate(rows):
-        for name, own in FIELDS.items():
-            given = getattr(batch.rows, name)
-            assert row[own] == ([0] * width if given is None else given[number].tolist()), name
-        np.testing.assert_array_equal(seen_matrix(row), mask[number])
-    labelled = [
-        number * width + place
-        for number, row in enumerate(rows)
-        for start, stop in zip(row["labelled"][::2], row["labelled"][1::2], strict=True)
-        for place in range(start, stop)
-    ]
-    assert labelled == sorted((batch.label_positions + 1).tolist())
-    if batch.sources.vectors is None:
-        for side, reads in (("source", batch.sources), ("target", batch.targets)):
-            flat = [number * width + place for number, row in enumerate(rows) for place in readouts(row, side)]
-            assert sorted(flat) == sorted(reads.positions.tolist())
-    else:
-        assert not any(row["pairs"] for row in rows)
-        terms = [
-            (number * width + place, round(factor, 5))
-            for number, row in enumerate(rows)
-            for drawn in row["tube"]
-            for place, factor in drawn["target"]["terms"]
-        ]
-        given = zip(batch.targets.positions.tolist(), batch.targets.coefficients.tolist(), strict=True)
-        assert sorted(terms) == sorted((place, round(factor, 5)) for place, factor in given)
-
-
-def assert_rows_of_two_passes(rows, batch):
-    """Every segment of the one row on the page is one padded row of the batch, seen causally."""
-    (row,) = rows
-    shown = []
-    for given in batch.every_rows:
-        for ids, mask, places in zip(given.input_ids, given.attention_mask, given.position_ids, strict=True):
-            shown.append((ids[mask == 1].tolist(), places[mask == 1].tolist()))
-    changes = np.diff(np.stack([row["examples"], row["segments"]])).any(0)
-    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(row["ids"])]
-    found = [(row["ids"][a:b], row["positions"][a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    assert sorted(found) == sorted(shown)
-    expected = np.zeros((edges[-1], edges[-1]), bool)
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
-        expected[start:stop, start:stop] = np.tri(stop - start)
-    np.testing.assert_array_equal(seen_matrix(row), expected)
-    assert len(row["pairs"]) + len(row["tube"]) == batch.pairs
+        method = JEPAOptions(**options, forward=form)
+        method.check()
+        records = show_rows(file, 0, tokenizer, method, 42, 4).records()
+        for row, record in zip(variant["forms"][form]["rows"], records, strict=True):
+            texts = {}
+            assert row | {"tokens": []} == json.loads(json.dumps(row_data(record, texts) | {"tokens": []}))
+            assert [page["texts"][token] for token in row["tokens"]] == [token_label(text) for text in record.texts]
+            assert all(row[name] == getattr(record, name).tolist() for name in FIELDS.values())
+            np.testing.assert_array_equal(seen_matrix(row), record.visible)
+            edges = zip(row["labelled"][::2], row["labelled"][1::2], strict=True)
+            assert [at for edge in edges for at in range(*edge)] == np.flatnonzero(record.labelled).tolist()
+            reads = [(pair.source.index, pair.target.index) for pair in record.pairs]
+            assert [(pair["source"], pair["target"]) for pair in row["pairs"]] == reads
+            terms = [[[t.index, round(t.coefficient, 6)] for t in pair.target.terms] for pair in record.vectors]
+            assert [pair["target"]["terms"] for pair in row["vectors"]] == terms
 
 
 def test_several_predictors_are_variants(file, tmp_path):
@@ -249,21 +175,9 @@ def test_size_of_a_long_row():
     assert len(rows["packed"]) > 1600 and len(page_html(page_data("", variants))) < 0.2 * LIMIT
 
 
-def test_lanes():
-    example = stepped_example(9, 2)  # pairs end at 4 and 6; the targets are 5-6 and 7-8
-    placed = lanes(records(example, str)["packed"])
-    assert placed.names == ("trunk", "branches", "targets")
-    assert placed.columns.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 7, 8, 9, 10]
-    assert placed.of_section == (0, 0, 1, 2, 1, 2) and placed.width == 11
-    placed = lanes(records(example, str)["two_pass"])
-    assert placed.names == ("trunk", "sources", "sources", "targets")  # sources overlap, targets do not
-    both = lanes(row_record([example, example], 2, str, vocabulary=97))
-    assert both.columns.tolist() == [*range(9), 5, 6, 7, 8, 7, 8, 9, 10, *range(15, 24), 20, 21, 22, 23, 22, 23, 24, 25]
-
-
 def test_padding_is_one_lane_s_end():
     longer, shorter = stepped_example(12, 2, 1), stepped_example(6, 1, 1)
-    rows = row_records([longer, longer, shorter], Form(1), str, vocabulary=97, max_row_length=30)
+    rows = row_records([longer, longer, shorter], form_of(1, 97, max_row_length=30), str)
     assert len(rows) > 1
     padded = next(row for row in rows if "padding" in row.kinds)
     data = row_data(padded, {})

@@ -11,7 +11,7 @@ from stepjepa.cli.main import main
 from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-from stepjepa.inspect.model import Map, attention_data, choose_maps, maps_note, pair_cosines
+from stepjepa.inspect.html import attention_data, choose_maps, maps_note, pair_cosines
 from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -20,7 +20,7 @@ from stepjepa.modeling.probe import Probe, attention_fits, load_probe, row_numbe
 from stepjepa.objectives.semantic_tube import draw_pairs
 from support.models import VOCABULARY, Views, add_to_vocabulary, made_up_example, tiny_model
 from support.pages import read_page, seen_matrix
-from support.records import row_record
+from support.records import row_record, tube_record
 from support.rows import step_rows
 from support.tube import tube_of, tube_options
 
@@ -60,7 +60,7 @@ def test_cosines_and_losses_are_those_of_training(name, form):
 def test_vectors_of_the_tube_are_compared():
     pairs = draw_pairs(Span(1, 6), Span(8, 16), tube_options(mode="span"), np.random.default_rng(3))
     tube = tube_of(pairs)
-    record = row_record([EXAMPLE.plain()._replace(pairs=tuple(pairs))], 0, str, vocabulary=VOCABULARY)
+    record = tube_record([EXAMPLE.plain()._replace(pairs=tuple(pairs))], str)
     states = np.random.default_rng(1).normal(size=(len(record), 5)).astype(np.float32)
     source, target = (
         sum(factor * states[at] for at, factor in zip(side.position, side.coefficient, strict=True))
@@ -76,7 +76,7 @@ def test_attention_of_visible_pairs_alone():
     attention = [layer.numpy() for layer in numbers_of(probe, record).attention]
     assert [layer.shape for layer in attention] == [(4, len(record), len(record))] * 2
     assert all(np.all(layer[:, ~record.visible] == 0) for layer in attention)
-    kept = [Map(1, 3), Map(2, None)]
+    kept = [(1, 3), (2, None)]
     data = attention_data(attention, record.visible, kept)
     assert data["maps"] == [[1, 3], [2, None]]
     bytes_of = np.frombuffer(base64.b64decode(data["weights"]), np.uint8).reshape(2, -1)
@@ -89,19 +89,19 @@ def test_attention_of_visible_pairs_alone():
 
 def test_which_maps_fit():
     size = 400 + 24  # 300 visible pairs are 400 letters
-    every = [Map(layer, head) for layer in (1, 2) for head in (None, 1, 2)]
+    every = [(layer, head) for layer in (1, 2) for head in (None, 1, 2)]
     assert choose_maps(2, 2, 300, 6 * size) == every
-    assert choose_maps(2, 2, 300, 6 * size - 1) == [Map(1, None), Map(1, 1), Map(2, None), Map(2, 1), Map(2, 2)]
-    assert choose_maps(2, 2, 300, 2 * size) == [Map(1, None), Map(2, None)]
-    assert choose_maps(2, 2, 300, size) == [Map(2, None)]
+    assert choose_maps(2, 2, 300, 6 * size - 1) == [(1, None), (1, 1), (2, None), (2, 1), (2, 2)]
+    assert choose_maps(2, 2, 300, 2 * size) == [(1, None), (2, None)]
+    assert choose_maps(2, 2, 300, size) == [(2, None)]
     assert choose_maps(2, 2, 300, size - 1) == choose_maps(2, 2, 300, -5) == []
-    assert choose_maps(9, 2, 300, 3 * size, [4]) == [Map(4, None), Map(4, 1), Map(4, 2)]
+    assert choose_maps(9, 2, 300, 3 * size, [4]) == [(4, None), (4, 1), (4, 2)]
 
 
 def test_what_is_said_of_the_maps():
     heads = "of their 6 heads by themselves, and the means over the heads"
     assert maps_note(choose_maps(3, 2, 30, 10**6), 3, 2) == f"attention: all layers, 6 {heads}"
-    some = [Map(2, None), Map(3, None), Map(3, 1)]
+    some = [(2, None), (3, None), (3, 1)]
     assert maps_note(some, 3, 2).startswith("attention: 2 of 3 layers (2, 3), 1 of their 4 heads by themselves")
     assert maps_note([], 3, 2).startswith("attention: none of 3 layers x 2 heads")
 

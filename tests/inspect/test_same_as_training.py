@@ -7,6 +7,7 @@ import pytest
 
 from stepjepa.data.texts import texts_of
 from stepjepa.forest.masks import dense_mask
+from stepjepa.inspect.record import FIELDS
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of
@@ -66,22 +67,30 @@ def files(tmp_path_factory):
     return {name: str(folder / f"{name}.jsonl") for name in ("chats", "texts")}
 
 
+def trained(file, options, tokenizer, indices):
+    """Training's examples of the kept rows `indices`, and their batch."""
+    method = JEPAOptions(**options)
+    method.check()
+    store, _ = encode(file, tokenizer, method)
+    objective = objective_of(method)
+    drawn = DrawnExamples(store, objective, SEED, method.jepa_ratio)
+    size, count = len(tokenizer), 1 if method.same_predictor else method.predictors or 0
+    ids = list(range(size, size + count)) if method.uses_pairs else []
+    form = "packed" if method.forward == "auto" else method.forward
+    collator = make_collator(ModelSetup(size, ids, form, objective), method, tokenizer.pad_token_id, "sdpa", "cpu")
+    examples = [drawn[Draw(0, index)] for index in indices]
+    return method, collator(examples), examples
+
+
 def both(file, row, index, **options):
     """The record, training's batch of the same row, and training's example; `index` is the row's among the kept ones."""
-    shown, trained = JEPAOptions(**options), JEPAOptions(**options)
+    shown = JEPAOptions(**options)
     shown.check()
-    trained.check()
     tokenizer = load_tokenizer("tiny", texts_of([file]))
     (record,) = show_rows(file, row, tokenizer, shown, SEED).records()
-    store, _ = encode(file, tokenizer, trained)
-    assert shown == trained  # the splitter is settled alike
-    objective = objective_of(trained)
-    example = DrawnExamples(store, objective, SEED, trained.jepa_ratio)[Draw(0, index)]
-    size, count = len(tokenizer), 1 if trained.same_predictor else trained.predictors or 0
-    ids = list(range(size, size + count)) if trained.uses_pairs else []
-    form = "packed" if trained.forward == "auto" else trained.forward
-    collator = make_collator(ModelSetup(size, ids, form, objective), trained, tokenizer.pad_token_id, "sdpa", "cpu")
-    return record, collator([example]), example
+    method, batch, (example,) = trained(file, options, tokenizer, [index])
+    assert shown == method  # the splitter is settled alike
+    return record, batch, example
 
 
 def assert_same_row(record, batch):
@@ -106,8 +115,8 @@ def assert_same_readouts(record, batch):
     labels = np.flatnonzero(record.labelled)
     assert (batch.label_positions + 1).tolist() == labels.tolist()
     assert batch.label_ids.tolist() == record.ids[labels].tolist()
-    if record.tube:
-        assert not record.pairs and batch.pairs == len(record.tube)
+    if record.vectors:
+        assert not record.pairs and batch.pairs == len(record.vectors)
         return
     assert batch.sources.positions.tolist() == [pair.source.index for pair in record.pairs]
     assert batch.targets.positions.tolist() == [pair.target.index for pair in record.pairs]
@@ -117,15 +126,15 @@ def assert_same_readouts(record, batch):
 def test_packed(files, options):
     record, batch, example = both(files["chats"], CHAT, CHAT - 1, **options)
     assert_same_row(record, batch)
-    assert len(record.pairs) + len(record.tube) == len(example.pairs)
+    assert len(record.pairs) + len(record.vectors) == len(example.pairs)
     dropped = options.get("jepa_ratio", 1) < 1
-    assert bool(record.pairs or record.tube) == (options["objective"] != "regular" and not dropped)
-    if record.tube:
-        drawn = [(term.index, term.coefficient) for pair in record.tube for term in pair.target.terms]
+    assert bool(record.pairs or record.vectors) == (options["objective"] != "regular" and not dropped)
+    if record.vectors:
+        drawn = [(term.index, term.coefficient) for pair in record.vectors for term in pair.target.terms]
         positions, coefficients = batch.targets.positions, batch.targets.coefficients
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
         weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
-        assert weights == [np.float32(pair.weight) for pair in record.tube]
+        assert weights == [np.float32(pair.weight) for pair in record.vectors]
 
 
 @pytest.mark.parametrize("options", INLINE, ids=str)
@@ -155,7 +164,7 @@ def test_two_pass(files, options):
         np.testing.assert_array_equal(record.visible[own, own], np.tri(own.stop - own.start))
         edges.append(own.stop)
     assert edges[-1] == len(record) and record.visible.sum() == sum(n * (n + 1) // 2 for n in np.diff(edges))
-    assert len(record.pairs) + len(record.tube) == len(example.pairs) == batch.pairs
+    assert len(record.pairs) + len(record.vectors) == len(example.pairs) == batch.pairs
     if batch.views is None:
         assert not record.pairs
         return
@@ -181,9 +190,32 @@ def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
     record, batch, example = both(files["chats"], row, row - (row > 1), **options)
     assert_same_row(record, batch)
-    if record.tube:
-        positions = [term.index for pair in record.tube for term in pair.source.terms]
+    if record.vectors:
+        positions = [term.index for pair in record.vectors for term in pair.source.terms]
         assert sorted(positions) == sorted(batch.sources.positions.tolist())
+
+
+@pytest.mark.parametrize("options", [EVERYWHERE[1], EVERYWHERE[10], EVERYWHERE[17], INLINE[2]], ids=str)
+def test_several_examples_are_packed_as_in_training(files, options):
+    options = {**options, "forward": "inline" if options in INLINE else "packed", "max_row_length": 120}
+    method, tokenizer = JEPAOptions(**options), load_tokenizer("tiny", texts_of([files["chats"]]))
+    method.check()
+    records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records()
+    _, batch, _ = trained(files["chats"], options, tokenizer, [1, 2, 3, 4])
+    rows, width = batch.rows, len(records[0])
+    assert len(records) == len(rows.input_ids) > 1
+    for number, record in enumerate(records):
+        for name, own in FIELDS.items():
+            given = getattr(rows, name)
+            assert getattr(record, own).tolist() == ([0] * width if given is None else given[number].tolist()), name
+        np.testing.assert_array_equal(dense_mask(rows)[number, 0].numpy(), record.visible)
+    flat = [(n * width + i) for n, record in enumerate(records) for i in np.flatnonzero(record.labelled)]
+    assert flat == sorted((batch.label_positions + 1).tolist())
+    terms = [
+        n * width + t.index for n, record in enumerate(records) for pair in record.vectors for t in pair.target.terms
+    ]
+    read = [n * width + pair.target.index for n, record in enumerate(records) for pair in record.pairs]
+    assert sorted(terms + read) == sorted(batch.targets.positions.tolist())
 
 
 @pytest.mark.parametrize("predictors", [0, 1, 2])

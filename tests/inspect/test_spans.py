@@ -7,8 +7,7 @@ from stepjepa.data.chat import ChatRenderer, plain_template
 from stepjepa.data.encode import ReadChat, encode_dataset, read_chat
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.types import Example
-from stepjepa.inspect.layout import trunk_names
-from stepjepa.inspect.record import Span
+from stepjepa.inspect.layout import Span, trunk_names
 from stepjepa.inspect.rows import token_text, trunk_spans
 from stepjepa.modeling.presets import train_tokenizer
 from support.encoding import settings_of, views_of

@@ -1,4 +1,4 @@
-"""The drawing of a row: what it shows, that it is the record's matrix, and that text in the data does nothing."""
+"""The drawing of a row: what it shows in every form, the record's matrix, and that text in the data does nothing."""
 
 import io
 import re
@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from stepjepa.inspect.style import ASCII, UNICODE, token_label
+from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Span
+from stepjepa.inspect.layout import row_records
+from stepjepa.inspect.record import ASCII, KINDS, UNICODE, token_label
 from stepjepa.inspect.terminal import draw, make_console, mask_lines, shown_positions, token_lines
+from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.models import Views, paired
-from support.records import row_record
+from support.records import form_of, row_record, tube_record
+from support.tube import tube_options
 
 HOSTILE = ["[bold]q[/bold]", "[/]", "\x1b[31mb\x1b[0m", " \U0001f600\u200d\u202e", "\r\n", ":smile:\t", "\x07\x9b"]
+LETTERS = "qabcdefghij"
 
 
 class Screen(io.StringIO):
@@ -26,17 +31,17 @@ class Screen(io.StringIO):
         return True
 
 
-def record(words=("q", "a", "b", "c", "d", "e"), predictors=2, length=None):
-    length = length or len(words)
-    example = paired(range(length), ((1, length),), [Views(2, 3, length - 1)], predictors)
-    return row_record([example], predictors, lambda index: words[index % len(words)], vocabulary=length)
-
-
 @pytest.fixture(autouse=True)
 def terminal_with_colours(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def record(words="qabcde", predictors=2, length=None):
+    length = length or len(words)
+    example = paired(range(length), ((1, length),), [Views(2, 3, length - 1)], predictors)
+    return row_record([example], predictors, lambda index: words[index % len(words)], vocabulary=length)
 
 
 def drawn(row, width=80, file=None, **options):
@@ -45,9 +50,19 @@ def drawn(row, width=80, file=None, **options):
     return file.getvalue()
 
 
+def shown(example, predictors=2, **options):
+    row = row_record([example], predictors, LETTERS.__getitem__, vocabulary=11, **options)
+    return [line.rstrip() for line in drawn(row, 140).splitlines()]
+
+
+def shown_tube(mode, spans=()):
+    pairs = pairs_of_spans(Span(2, 5), Span(7, 9), spans, tube_options(mode=mode))
+    example = Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=tuple(pairs))
+    return [line.rstrip() for line in drawn(tube_record([example], LETTERS.__getitem__, mode), 140).splitlines()]
+
+
 def test_a_drawing_in_full():
-    text = drawn(record(), title="row 0", notes=["a note"])
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = [line.rstrip() for line in drawn(record(), title="row 0", notes=["a note"]).splitlines()]
     assert lines == [
         "row 0: 10 tokens: 6 on the trunk (5 labelled), 2 predictors, 2 in isolated",
         "targets; 1 pair",
@@ -82,6 +97,109 @@ def test_a_drawing_in_full():
     ]
 
 
+STEPS = paired(range(6), ((1, 6),), [Views(2, 3, 5)], 2)
+SOURCE = Segment(np.array([0, 2, 5], np.int32), ISOLATED, 0, slots=2, slot=2)
+TARGET = Segment(np.array([0, 3], np.int32), ISOLATED, 0)
+STANDALONE = Example(
+    np.arange(2, dtype=np.int32), (Span(1, 2),), (SOURCE, TARGET), (Pair(Read.one(1, 2), Read.one(2, 1)),)
+)
+SHARED = [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("example", "predictors", "forward", "lines"),
+    [
+        (
+            STEPS,
+            2,
+            "inline",
+            [
+                "8 tokens: 6 on the trunk (5 labelled), 2 predictors; 1 pair",
+                "  i a target view isolated in its place",
+                "predictors         3         3  <|predictor_1|>│<|predictor_2|> «source 1»",
+                "trunk: answer      5         5  c│d «target 1»│e",
+                "LM loss on 5 tokens: 1-2, 5-7",
+                '          target 5-6 (isolated in its place), read at 6 "d"',
+                "     6 ia ▄▄▄▄▄██▄",
+            ],
+        ),
+        (
+            STANDALONE,
+            2,
+            "packed",
+            [
+                "9 tokens: 2 on the trunk (1 labelled), 2 predictors, 3 in sources of their own, 2 in isolated targets; "
+                "1 pair",
+                "source 1           2         0  q│b│<|predictor_1|> «source 1»│<|predictor_2|>│e",
+                "target 1           7         0  q│c «target 1»",
+                '  pair 1  source 2-6, read at 4 "<|predictor_1|>"',
+                '          target 7-8, read at 8 "c"',
+                "     6 vt   ▀▀▀▀▀▄",
+                "     8 t         ▀▀",
+            ],
+        ),
+        (
+            STEPS,
+            2,
+            "two_pass",
+            [
+                '  pair 1  source ends at 2 "b" (row 6-10), read at 10 "<|predictor_2|>"',
+                '          target 11-12 (on the trunk 3-4), read at 12 "d"',
+            ],
+        ),
+        (
+            paired(range(5), ((1, 5),), SHARED, 1),
+            1,
+            "packed",
+            [
+                "trunk: answer      1         1  a «end of source 1, 2»│b «end of source 3»│c│d",
+                "branch 1           5         2  <|predictor_1|> «source 1, 2»",
+                "target 2           7         4  c «target 2, 3»",
+                "branch 3           8         3  <|predictor_1|> «source 3»",
+            ],
+        ),
+        (
+            paired(range(5), ((1, 5),), SHARED),
+            0,
+            "packed",
+            ["trunk: answer      1         1  a «end of source 1, 2; source 1, 2»│b «end of source 3; source 3»│c│d"],
+        ),
+    ],
+)
+def test_lines_of_every_form(example, predictors, forward, lines):
+    found = shown(example, predictors, forward=forward)
+    assert [line for line in lines if line not in found] == []
+
+
+def test_sampled_spans():
+    lines = shown_tube("span", [(2, 4)])
+    assert lines[0] == "10 tokens: 10 on the trunk (3 labelled); 1 span" and "  x within a sampled span" in lines
+    first = lines.index("spans (h: the state of a token)")
+    assert lines[first + 1 : first + 6] == [
+        '  pair 1  s = 3 "c", t = 7 "g"',
+        '          T      h[4] - h[1] + h[8] - h[6]: 2-4 ("b" .. "d"), 7-8 ("g" .. "h")',
+        '          P      h[4] - h[3] + h[7] - h[6]: 4 ("d"), 7 ("g")',
+        '          T - P  h[3] - h[1] + h[8] - h[7]: 2-3 ("b" .. "c"), 8 ("h")',
+        "          compared: T - P (source) with P (target)",
+    ]
+    assert "trunk: prompt      0         0  q│a│b│c «s 1»│d│e│f" in lines
+    assert "trunk: answer      7         7  g «t 1»│h│i" in lines
+    three = shown_tube("three_index", [(0, 2, 4)])
+    assert '  pair 1  s = 1 "a", r = 3 "c", t = 7 "g"' in three
+    assert "          compared: r to t (source) with s to r (target)" in three
+
+
+def test_vectors_that_are_not_sampled():
+    lines = shown_tube("mean")
+    assert lines[0].endswith("; 1 pair of vectors") and '  pair 1  user    mean of h over 2-4 ("b" .. "d")' in lines
+    lines = shown_tube("curvature")
+    assert lines[0].endswith("; 3 pairs of vectors") and '  pair 3  before  h[7] - h[6]: 7 ("g")' in lines
+    assert "          compared: before (source) with after (target), weight 0.333" in lines
+    many = pairs_of_spans(Span(2, 30), Span(32, 60), (), tube_options(mode="curvature"))
+    example = Example(np.arange(60, dtype=np.int32), (Span(32, 60),), pairs=tuple(many))
+    assert "  and 48 more" in drawn(tube_record([example], str, "curvature"), 140).splitlines()
+
+
 def seen_in(lines, blocks, width):
     """The matrix that a drawing of half blocks shows."""
     matrix = []
@@ -105,8 +223,7 @@ def test_the_blocks_are_the_matrix(length, glyphs, width):
 
 def test_a_wide_row_is_shortened_and_says_so():
     row = record(length=200)
-    text = drawn(row, width=60)
-    assert f"50 of {len(row)} positions fit" in text
+    assert f"50 of {len(row)} positions fit" in drawn(row, width=60)
     assert "positions fit" not in drawn(row, width=len(row) + 10)
     shown = shown_positions(row, 50)
     assert len(shown) == 50 and shown == sorted(set(shown))
@@ -124,13 +241,12 @@ def test_token_lines_fit_the_width():
 
 
 def test_text_in_the_data_does_nothing():
-    text = drawn(record(words=HOSTILE))
+    text = drawn(record(words=HOSTILE), notes=["no pair: [red]why[/red]\x1b"])
     assert all(character == "\n" or character.isprintable() for character in text)
-    for shown in ("[bold]q[/bold]", "[/]", r"\x1b[31mb\x1b[0m", "·\U0001f600\\u200d\\u202e", "\\r↵", ":smile:⇥"):
-        assert shown in text
-    assert r"\x07\x9b" in text
+    shown = ("[bold]q[/bold]", "[/]", r"\x1b[31mb\x1b[0m", "·\U0001f600\\u200d\\u202e", "\\r↵", ":smile:⇥", r"\x07\x9b")
+    assert all(one in text for one in (*shown, r"no pair: [red]why[/red]\x1b"))
     coloured = drawn(record(words=HOSTILE), file=Screen())
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text  # nothing but rich's own colours is added
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == drawn(record(words=HOSTILE))  # only rich's own colours are added
 
 
 def test_colour_on_terminals_only(monkeypatch):
@@ -146,31 +262,59 @@ def test_an_encoding_without_half_blocks():
     draw([("", record(words=["\u65e5", " x", "\n", "c", "d", "e"]))], make_console(file, 80))
     file.flush()
     text = buffer.getvalue().decode("ascii")
-    assert "     0 .a #." in text
-    assert r"\u65e5" in text
-    assert r"\n <end of source 1>|c" in text
+    assert "     0 .a #." in text and r"\u65e5" in text and r"\n <end of source 1>|c" in text
 
 
 def test_several_examples_are_told_apart():
     example = paired(range(6), ((1, 6),), [Views(2, 3, 5)], 1)
-    row = row_record([example, example], 1, "qabcde".__getitem__, vocabulary=6)
-    text = drawn(row)
-    assert "0 trunk: prompt      0         0  q" in text
-    assert "1 trunk: prompt      9         0  q" in text
+    text = drawn(row_record([example, example], 1, LETTERS.__getitem__, vocabulary=6))
+    assert "0 trunk: prompt      0         0  q" in text and "1 trunk: prompt      9         0  q" in text
     assert "example 1, pair 1  source ends at 11" in text
+    assert "pairs: none" in drawn(row_record([example.plain()], 2, LETTERS.__getitem__, vocabulary=6))
 
 
-def test_a_row_without_pairs():
-    row = row_record([paired(range(3), ((1, 3),))], 2, "abc".__getitem__, vocabulary=3)
-    text = drawn(row, notes=["no pair: [red]why[/red]\x1b"])
-    assert "pairs: none" in text
-    assert r"no pair: [red]why[/red]\x1b" in text
+def test_padding_is_counted_not_spelled_out():
+    plain = paired(range(3), ((1, 3),))
+    rows = row_records([STEPS, STEPS, plain], form_of(2, 6, max_row_length=13), str)
+    lines = drawn(next(row for row in rows if "padding" in row.kinds), 90, title="rows", packing=["packing: so"])
+    lines = lines.splitlines()
+    assert "13 positions: " in lines[0] and "3 of padding" in " ".join(lines[:2]) and "packing: so" in lines[:3]
+    (line,) = (line for line in lines if line.startswith("padding "))
+    assert line.split() == ["padding", "10", "0", "3", "in", "all"]
+    assert "  - padding, which sees itself alone" in lines
+
+
+def side_by_side(width, counts=(1, 2)):
+    made = {k: paired(range(6), ((1, 6),), [Views(2, 3, 5)], k) for k in counts}
+    several = [(f"K = {k}", row_record([made[k]], k, LETTERS.__getitem__, vocabulary=6)) for k in counts]
+    file = io.StringIO()
+    draw(several, make_console(file, width), "title", ["a note"], ["K = 1: packing"])
+    return file.getvalue().splitlines()
+
+
+def test_rows_side_by_side():
+    lines = side_by_side(130)
+    assert lines[:3] == ["title", "K = 1: packing", "a note"]
+    assert sum(line.startswith("  p predictor token") for line in lines) == 1
+    column = next(line for line in lines if line.startswith("K = 1   ")).index("K = 2")
+    assert max(cell_len(line) for line in lines) <= 130
+    (both,) = (line for line in lines if line.startswith("branch 1"))
+    assert both[:column].split()[4:] == ["<|predictor_1|>", "\u00absource", "1\u00bb"]
+    assert both[column:].split() == ["branch", "1", "6", "3", "<|predictor_1|>"]  # the second one is on the next line
+    narrow = side_by_side(80)
+    assert sum(line == "K = 1" for line in narrow) == sum(line == "K = 2" for line in narrow) == 1
+    assert max(cell_len(line) for line in narrow) <= 80
+    assert len([line for line in narrow if line.endswith("asooapptt")]) == 1  # the first K has one predictor
+    lines = side_by_side(125, (0, 1, 2))
+    heads = [line.split() for line in lines if line.startswith("K = ") and "packing" not in line]
+    assert heads == [["K", "=", "0", "K", "=", "1"], ["K", "=", "2"]]
 
 
 def test_labels_of_tokens():
     assert token_label(" a\tb\r\n") == "·a⇥b\\r↵"
     assert token_label(" a\tb\r\n", ASCII) == " a\\tb\\r\\n"
     assert token_label("") == ""
+    assert len({kind.letter for kind in KINDS.values()}) == len(KINDS)
 
 
 def test_no_torch_is_loaded():

@@ -88,3 +88,35 @@ def test_what_cannot_be_shown(file, options, message):
 def test_rows_that_training_skips():
     with pytest.raises(DataError, match="training skips this row"):
         show_row([{"messages": []}, *step_rows(2)], "tiny")
+
+
+MINE = '''
+from stepjepa.data.types import TRUNK, Pair, Read, Term
+from stepjepa.objectives.base import Objective, PairBuilder
+
+class Mine(Objective):
+    """The mean of the question's last two states predicts the mean of the answer's."""
+
+    def pairs_of(self, chat):
+        builder = PairBuilder(chat.ids, 0)
+        for turn in chat.turns:
+            stop, length = turn.user.stop, turn.answer.stop - turn.answer.start
+            source = Read(tuple(Term(TRUNK, index, 0.5) for index in (stop - 2, stop - 1)))
+            copy = builder.copy(*turn.answer, turn.answer.start).terms[0].segment
+            target = Read(tuple(Term(copy, index, 1 / length) for index in range(length)))
+            builder.pairs.append(Pair(source, target))
+        return builder.found("empty_view")
+'''
+
+
+def test_an_objective_of_the_users_own(file, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    view = show_row(file, "tiny", objective=f"{tmp_path / 'mine.py'}:Mine", predictors=0)
+    (row,) = view.records
+    (pair,) = row.vectors
+    answer, user = row.kinds.count("target"), row.names.count("trunk: user")
+    start = row.names.index("trunk: user")
+    assert pair.source.covered == ((start + user - 2, start + user),)
+    assert pair.target.covered == ((len(row) - answer, len(row)),) and answer > 1
+    assert "mean of h over" in str(view) and "compared: source with target" in str(view)
+    assert '"vectors":[{' in view.html()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepjepa.inspect.style import luminance
+from stepjepa.inspect.record import luminance
 from stepjepa.report import charts
 from stepjepa.report.charts import (
     BOTTOM,

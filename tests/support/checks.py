@@ -4,9 +4,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
+from stepjepa.inspect.check.report import token_warnings
 from stepjepa.inspect.check.texts import read_texts
 from stepjepa.inspect.check.tokens import read_tokens
-from stepjepa.inspect.check.warnings import token_warnings
 from stepjepa.training.options import JEPAOptions
 
 MARKS = ["<pad>", "<unk>", "<s>", "<system>", "<user>", "<assistant>", "<end>"]
@@ -49,11 +49,10 @@ def words(template=TEMPLATE, **special):
     )
 
 
-def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, **options):
+def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, show=1, **options):
+    method = JEPAOptions(step_splitter=splitter, step_separator=separator, **options)
     rows = source if isinstance(source, RowSource) else RowSource(source)
-    return read_texts(
-        rows, splitter, separator, eval_rows=None if eval_file is None else RowSource(eval_file), **options
-    )
+    return read_texts(rows, method, show, None if eval_file is None else RowSource(eval_file))
 
 
 def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, batch_size=8, **options):

@@ -10,14 +10,13 @@ import io
 import os
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepjepa.data.extras import library
-from stepjepa.inspect.html import write_bytes
-from stepjepa.inspect.record import RowRecord, runs
-from stepjepa.inspect.style import KINDS, counts_of, lanes, letter_colour, token_label
+from stepjepa.inspect.html import write_page
+from stepjepa.inspect.record import KINDS, RowRecord, letter_colour, runs, token_label
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ _BAR = 0.17  # inches, height of a bar without text
 _NAMES = 0.26  # inches, the line for names below a bar
 _MOST_LETTERS = 12
 _LETTER = 0.075  # inches, the width of a letter
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # between two positions that are written
 
 
 def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure:
@@ -50,26 +50,42 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
         ConfigError: matplotlib is not installed.
     """
     title_lines = _wrapped(title, 92)
-    words = [_wrapped(f"{heading}: {counts_of(record)}".removeprefix(": "), 104) for heading, record in rows]
-    strips = [Strip(record) for _, record in rows]
-    head = 0.25 + 0.2 * len(title_lines)
+    parts = [
+        (record, Strip(record), _wrapped(f"{heading}: {record.counts}".removeprefix(": "), 104))
+        for heading, record in rows
+    ]
+    top = 0.25 + 0.2 * len(title_lines)
     kinds = [kind for kind in KINDS if any(kind in record.kinds for _, record in rows)]
     foot = 0.45 + 0.2 * -(-len(kinds) // 2)
-    height = (
-        head + sum(0.17 * len(w) + strip.height + _MASK + 1.1 for w, strip in zip(words, strips, strict=True)) + foot
-    )
+    height = top + sum(0.17 * len(lines) + strip.height + _MASK + 1.1 for _, strip, lines in parts) + foot
     figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), dpi=100, facecolor=PAPER)
+
+    def axes(left: float, top: float, width: float, tall: float) -> Axes:
+        """Axes at a place in inches, counted from the top left."""
+        made = figure.add_axes((left / WIDTH, 1 - (top + tall) / height, width / WIDTH, tall / height))
+        made.spines[:].set_visible(False)
+        made.set_xticks([])
+        made.set_yticks([])
+        return made
+
     figure.text(0.02, 1 - 0.12 / height, "\n".join(title_lines), va="top", fontsize=11, color=INK, parse_math=False)
-    top = head
-    for (_, record), lines, strip in zip(rows, words, strips, strict=True):
+    for record, strip, lines in parts:
         text = "\n".join(lines)
         figure.text(0.02, 1 - top / height, text, va="top", fontsize=_SMALL, color=FAINT, parse_math=False)
         top += 0.17 * len(lines) + 0.35
-        strip.draw(_axes(figure, height, 0.85, top, _STRIP, strip.height))
+        strip.draw(axes(0.85, top, _STRIP, strip.height))
         top += strip.height + 0.5
-        _draw_mask(_axes(figure, height, 1.4, top, _MASK, _MASK), record)
+        _draw_mask(axes(1.4, top, _MASK, _MASK), record)
         top += _MASK + 0.25
-    _legend(figure, kinds, any(record.pairs for _, record in rows), height)
+    patches = library("matplotlib.patches", "analysis")
+    handles = [patches.Patch(facecolor=KINDS[kind].light, edgecolor=FAINT, linewidth=0.5) for kind in kinds]
+    figure.legend(
+        handles, [KINDS[kind].meaning for kind in kinds], loc="lower left", bbox_to_anchor=(0.01, 0.22 / height), ncols=2,
+        fontsize=_SMALL, frameon=False, handlelength=1.2, columnspacing=2, labelcolor=INK,
+    )  # fmt: skip
+    if any(record.pairs for _, record in rows):
+        words = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
+        figure.text(0.02, 0.1 / height, words, fontsize=_SMALL, color=FAINT)
     return figure
 
 
@@ -84,28 +100,7 @@ def save_png(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> No
     """
     memory = io.BytesIO()
     figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
-    write_bytes(path, memory.getvalue())
-
-
-def _axes(figure: Figure, height: float, left: float, top: float, width: float, tall: float) -> Axes:
-    """Axes at a place in inches, counted from the top left."""
-    axes = figure.add_axes((left / WIDTH, 1 - (top + tall) / height, width / WIDTH, tall / height))
-    axes.spines[:].set_visible(False)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    return axes
-
-
-def _legend(figure: Figure, kinds: Sequence[str], pairs: bool, height: float) -> None:
-    patches = library("matplotlib.patches", "analysis")
-    handles = [patches.Patch(facecolor=KINDS[kind].light, edgecolor=FAINT, linewidth=0.5) for kind in kinds]
-    figure.legend(
-        handles, [KINDS[kind].meaning for kind in kinds], loc="lower left", bbox_to_anchor=(0.01, 0.22 / height), ncols=2,
-        fontsize=_SMALL, frameon=False, handlelength=1.2, columnspacing=2, labelcolor=INK,
-    )  # fmt: skip
-    if pairs:
-        words = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
-        figure.text(0.02, 0.1 / height, words, fontsize=_SMALL, color=FAINT)
+    write_page(memory.getvalue(), path)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -123,64 +118,54 @@ def written(text: str) -> str:
 
 
 class Strip:
-    """The row's segments by position (`style.Lanes`), what hangs where, and what is read."""
+    """The row's segments by position (`record.Lanes`), what hangs where, and what is read."""
 
     def __init__(self, record: RowRecord):
-        self.record, self.placed = record, lanes(record)
+        self.record, self.placed = record, record.lanes
         self.unit = _STRIP / self.placed.width  # inches a column
         self.texts: list[str] = []  # none where the cells are too narrow for them
         if self.placed.width * _LABEL <= _STRIP:
-            bare = [
-                text.strip("<|>") if kind == "predictor" else text
-                for text, kind in zip(record.texts, record.kinds, strict=True)
-            ]
+            bare = (t.strip("<|>") if k == "predictor" else t for t, k in zip(record.texts, record.kinds, strict=True))
             labels = [written(token_label(text)) for text in bare]
-            self.texts = [
-                text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}\u2026" for text in labels
-            ]
+            self.texts = [t if len(t) <= _MOST_LETTERS else f"{t[: _MOST_LETTERS - 1]}\u2026" for t in labels]
         self.bars = [_BAR] * len(self.placed.names)  # inches, height of each lane's bar
+        self.lane_of: list[int] = []
         for (start, stop), lane in zip(record.sections, self.placed.of_section, strict=True):
             longest = max(map(len, self.texts[start:stop]), default=0)
             self.bars[lane] = max(self.bars[lane], longest * 0.085 + 0.12 if self.texts else 0)
+            self.lane_of += [lane] * (stop - start)
         self.tops = [0.3 + sum(self.bars[:lane]) + lane * _NAMES for lane in range(len(self.bars))]
         self.height = 0.3 + sum(self.bars) + len(self.bars) * _NAMES
 
     def draw(self, axes: Axes) -> None:
         """Draw into axes that are `height` inches high."""
-        record, placed, tops, unit = self.record, self.placed, self.tops, self.unit
+        record, placed, tops = self.record, self.placed, self.tops
+        columns, middles = placed.columns.tolist(), [top + bar / 2 for top, bar in zip(tops, self.bars, strict=True)]
         axes.set_xlim(0, placed.width)
         axes.set_ylim(self.height, 0)
         axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
         taken = [-1.0] * len(tops)  # where the last label of a lane ends
-        lane_of: dict[int, int] = {}
         for (start, stop), lane in zip(record.sections, placed.of_section, strict=True):
-            lane_of |= dict.fromkeys(range(start, stop), lane)
             self._cells(axes, start, stop, lane)
             taken[lane] = self._name(axes, start, stop, lane, taken[lane])
-            attach, bottom, middle = (
-                int(record.attaches[start]),
-                tops[0] + self.bars[0],
-                tops[lane] + self.bars[lane] / 2,
-            )
+            attach = int(record.attaches[start])
             if attach >= 0:  # a branch: a line from the token that it is attached to
                 first = int(np.argmax(record.examples == record.examples[start]))
-                at = int(placed.columns[first + attach]) + 0.5
+                at, bottom, middle = columns[first + attach] + 0.5, tops[0] + self.bars[0], middles[lane]
                 axes.plot(
-                    [at, at, int(placed.columns[start])], [bottom, middle, middle],
-                    color=KINDS["predictor"].light, linewidth=1.1,
+                    [at, at, columns[start]], [bottom, middle, middle], color=KINDS["predictor"].light, linewidth=1.1
                 )  # fmt: skip
         for lane, name in enumerate(placed.names):
             if name not in placed.names[:lane]:
-                middle = tops[lane] + self.bars[lane] / 2
-                axes.text(-0.08 / unit, middle, name, fontsize=_SMALL, ha="right", va="center", color=INK)
+                x = -0.08 / self.unit
+                axes.text(x, middles[lane], name, fontsize=_SMALL, ha="right", va="center", color=INK)
         for index, read in record.readouts.items():
             for what, _ in read:
-                colour = TARGET if what == "target" else SOURCE
-                x, y = int(placed.columns[index]) + 0.5, tops[lane_of[index]] - 0.03
-                axes.plot([x], [y], marker="v", markersize=5, color=colour, clip_on=False)
+                colour, top = TARGET if what == "target" else SOURCE, tops[self.lane_of[index]] - 0.03
+                axes.plot([columns[index] + 0.5], [top], marker="v", markersize=5, color=colour, clip_on=False)
         for pair in record.pairs:
             source, target = (
-                (int(placed.columns[index]) + 0.5, tops[lane_of[index]] - 0.05)
+                (columns[index] + 0.5, tops[self.lane_of[index]] - 0.05)
                 for index in (pair.source.index, pair.target.index)
             )
             axes.annotate(
@@ -188,17 +173,15 @@ class Strip:
                 arrowprops={"arrowstyle": "-|>", "color": FAINT, "linewidth": 0.8, "connectionstyle": "arc3,rad=-0.12",
                             "shrinkA": 2, "shrinkB": 4, "mutation_scale": 8},
             )  # fmt: skip
-        step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if step * unit > 0.45)
+        step = next(step for step in _STEPS if step * self.unit > 0.45)
         for index, position in enumerate(record.positions.tolist()):
-            if lane_of[index] == 0 and record.examples[index] >= 0 and position % step == 0:
-                x = int(placed.columns[index]) + 0.5
-                axes.text(x, 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
+            if self.lane_of[index] == 0 and record.examples[index] >= 0 and position % step == 0:
+                axes.text(columns[index] + 0.5, 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
 
     def _cells(self, axes: Axes, start: int, stop: int, lane: int) -> None:
         """A box for each token, or for each run of one kind where tokens are too narrow."""
         patches, wide = library("matplotlib.patches", "analysis"), self.unit > 0.05
-        cells = runs(range(start, stop) if wide else self.record.kinds[start:stop])
-        for first, after in cells:
+        for first, after in runs(range(start, stop) if wide else self.record.kinds[start:stop]):
             index = start + first
             column, colour = int(self.placed.columns[index]), KINDS[self.record.kinds[index]].light
             axes.add_patch(
@@ -230,8 +213,7 @@ class Strip:
 
 def _draw_mask(axes: Axes, record: RowRecord) -> None:
     """The matrix in the colours of the seen tokens, a band of kinds along two sides, names and readouts next to it."""
-    colours = library("matplotlib.colors", "analysis")
-    size = len(record)
+    colours, size = library("matplotlib.colors", "analysis"), len(record)
     shown = np.unique(np.linspace(0, size - 1, min(size, _MOST_CELLS)).round().astype(int))
     of_key = np.array([colours.to_rgb(KINDS[record.kinds[index]].light) for index in shown])  # (cells, 3)
     picture = np.ones((len(shown), len(shown), 3))
@@ -251,38 +233,32 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
         axes.axhline(start, color=INK, linewidth=0.35, alpha=0.35)
         axes.axvline(start, color=INK, linewidth=0.35, alpha=0.35)
     axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
-    several, readouts = record.batch > 1, []
     names = [
-        _Label((start + stop) / 2, record.section_name(start).replace("trunk: ", "", 1), INK, stop - start)
+        ((start + stop) / 2, record.section_name(start).replace("trunk: ", "", 1), INK, stop - start)
         for start, stop in record.sections
     ]
+    readouts = []
     for index, read in sorted(record.readouts.items()):
         for what in dict.fromkeys(what for what, _ in read):
-            numbers = [f"{p.example}." * several + str(p.number) for name, p in read if name == what]
-            colour = TARGET if what == "target" else SOURCE
-            readouts.append(_Label(index + 0.5, f"{what} {', '.join(numbers)}", colour, 1))
+            numbers = [f"{p.example}." * (record.batch > 1) + str(p.number) for name, p in read if name == what]
+            readouts.append(
+                (index + 0.5, f"{what} {', '.join(numbers)}", TARGET if what == "target" else SOURCE, 1)
+            )  # fmt: skip
     _side_labels(axes, names, size, left=True)
     _side_labels(axes, readouts, size, left=False)
 
 
-class _Label(NamedTuple):
-    """A label next to the mask: where it belongs, what it says, its colour, and how many tokens it is about."""
+def _side_labels(axes: Axes, labels: list[tuple[float, str, str, int]], size: int, left: bool) -> None:
+    """Labels next to the mask that do not touch, with lines to their rows.
 
-    at: float
-    text: str
-    colour: str
-    weight: int
-
-
-def _side_labels(axes: Axes, labels: Sequence[_Label], size: int, left: bool) -> None:
-    """Labels next to the mask that do not touch, with lines to their rows; where there is no room for all, those of the
-    largest parts."""
+    Args:
+        labels: where each belongs, what it says, its colour, and how many tokens it is about: where there is no room for
+            all, those about most of them are written.
+    """
     distance = _LABEL / _MASK * size
-    room = int(_MOST_LABELS * size / distance)
-    if len(labels) > room:
-        kept = sorted(range(len(labels)), key=lambda number: -labels[number].weight)[:room]
-        labels = [labels[number] for number in sorted(kept)]
-    places = spread([label.at for label in labels], distance, 0.5 * distance, size - 0.5 * distance)
+    kept = sorted(range(len(labels)), key=lambda number: -labels[number][3])[: int(_MOST_LABELS * size / distance)]
+    labels = [labels[number] for number in sorted(kept)]
+    places = spread([label[0] for label in labels], distance, 0.5 * distance, size - 0.5 * distance)
     edge, sign = (-0.018 * size, -1) if left else (size, 1)
     for (at, text, colour, _), place in zip(labels, places, strict=True):
         axes.annotate(
@@ -298,8 +274,7 @@ def spread(places: Sequence[float], distance: float, low: float, high: float) ->
     found: list[float] = []
     for place in places:
         found.append(max(place, found[-1] + distance if found else low))
-    limit = high
     for index in range(len(found) - 1, -1, -1):
-        found[index] = min(found[index], limit)
-        limit = found[index] - distance
+        found[index] = min(found[index], high)
+        high = found[index] - distance
     return found

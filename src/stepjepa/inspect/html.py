@@ -5,7 +5,10 @@ integer fields that the rule reads, so that it can say why. Text of the data rea
 of a type that no browser runs, and from there the document as text. The page's Content-Security-Policy forbids all
 connections, and every script but its own, known by its hash.
 
-Shapes: L positions of a row.
+Of a model's attention only the weights of visible pairs are kept, row by row. A weight p in [0, 1] becomes the byte
+``round(255 sqrt(p))``: finer where weights are small, and never off by more than 0.004.
+
+Shapes: L positions of a row, H heads, D width, V visible pairs.
 """
 
 from __future__ import annotations
@@ -15,18 +18,20 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.record import FIELDS, PairRecord, RowRecord, TubeRecord, Vector
-from stepjepa.inspect.style import KINDS, counts_of, lanes, letter_colour, token_label
+from stepjepa.inspect.record import FIELDS, KINDS, Readout, RowRecord, Vector, edges_of, letter_colour, token_label
 from stepjepa.utils.files import write_whole
 from stepjepa.utils.text import escaped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FORMS = ("packed", "two_pass", "inline")
 LIMIT = 3_000_000  # bytes of a page
@@ -34,6 +39,7 @@ _BLOCK = 512  # queries whose visibility is computed at once
 _PARTS = files("stepjepa.inspect") / "page"
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
 _POLICY = "default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
+Map = tuple[int, int | None]  # a layer and a head of it, both from 1 on; no head: the mean over them
 
 
 @dataclass
@@ -44,13 +50,13 @@ class FormRows:
         records: at least one.
         packing: a line on how they are packed.
         notes: what there is to say about them.
-        model: for each record what a model gave (`model.RowNumbers`); none where no model was asked.
+        numbers: for each record what a model gave (`ModelNumbers.of_row`); none where no model was asked.
     """
 
     records: Sequence[RowRecord]
     packing: str = ""
     notes: list[str] = field(default_factory=list)
-    model: list[dict[str, Any]] = field(default_factory=list)
+    numbers: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -58,13 +64,13 @@ class Variant:
     """The forms for one number of predictors.
 
     Attributes:
-        predictors: K; None where the objective has none.
+        predictors: K.
         shown: the form that was asked for, one of `FORMS`.
         rows: form -> its rows, `shown` among them.
         why_not: form -> why it is not there.
     """
 
-    predictors: int | None
+    predictors: int
     shown: str
     rows: dict[str, FormRows] = field(default_factory=dict)
     why_not: dict[str, str] = field(default_factory=dict)
@@ -86,31 +92,30 @@ def page_data(
         model: which model gave numbers, with `model_notes`; None for no model.
     """
     texts: dict[str, int] = {}
-    given = {"name": escaped(model), "notes": list(map(escaped, model_notes))} if model is not None else None
+
+    def form_data(form: FormRows) -> dict[str, Any]:
+        numbers = form.numbers or [{}] * len(form.records)
+        return {
+            "packing": [escaped(form.packing)] if form.packing else [],
+            "notes": list(map(escaped, form.notes)),
+            "rows": [row_data(record, texts) | more for record, more in zip(form.records, numbers, strict=True)],
+        }
+
     return {
         "title": escaped(title),
         "notes": list(map(escaped, notes)),
-        "model": given,
+        "model": {"name": escaped(model), "notes": list(map(escaped, model_notes))} if model is not None else None,
         "kinds": [{"name": name, "letter": kind.letter, "words": kind.meaning} for name, kind in KINDS.items()],
         "variants": [
             {
                 "predictors": variant.predictors,
                 "shown": variant.shown,
-                "forms": {name: _form(form, texts) for name, form in variant.rows.items()},
+                "forms": {name: form_data(form) for name, form in variant.rows.items()},
                 "whyNot": {name: escaped(why) for name, why in variant.why_not.items()},
             }
             for variant in variants
         ],
         "texts": list(texts),
-    }
-
-
-def _form(form: FormRows, texts: dict[str, int]) -> dict[str, Any]:
-    given = form.model or [{}] * len(form.records)
-    return {
-        "packing": [escaped(form.packing)] if form.packing else [],
-        "notes": list(map(escaped, form.notes)),
-        "rows": [row_data(record, texts) | more for record, more in zip(form.records, given, strict=True)],
     }
 
 
@@ -123,71 +128,43 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
     Returns:
         ``tokens`` (L,) numbers into the labels; the integer fields of `RowRecord`, (L,) each; ``kinds`` (L,) numbers into
         `KINDS`; ``sections`` [start, stop, name]; ``labelled`` [start, stop) of the tokens with an LM loss, flat; ``seen``
-        for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``tube``; ``lanes`` (`style.Lanes`);
-        ``counts``; ``batch``.
+        for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``vectors``; ``lanes``; ``counts``;
+        ``batch``.
     """
-    numbers = {kind: number for number, kind in enumerate(KINDS)}
-    placed = lanes(record)
+    numbers, lanes = {kind: number for number, kind in enumerate(KINDS)}, record.lanes
+    blocks = (record.seen_by(slice(start, start + _BLOCK)) for start in range(0, len(record), _BLOCK))
     return {
-        "counts": counts_of(record),
+        "counts": record.counts,
         "batch": record.batch,
         "tokens": [texts.setdefault(token_label(text), len(texts)) for text in record.texts],
         **{name: getattr(record, name).tolist() for name in FIELDS.values()},
         "kinds": [numbers[kind] for kind in record.kinds],
         "sections": [[start, stop, escaped(record.names[start])] for start, stop in record.sections],
-        "labelled": _edges(record.labelled),
-        "seen": [
-            _edges(row)
-            for start in range(0, len(record), _BLOCK)
-            for row in record.seen_by(slice(start, start + _BLOCK))
-        ],
-        "pairs": [_pair(pair) for pair in record.pairs],
-        "tube": [_tube(pair) for pair in record.tube],
+        "labelled": edges_of(record.labelled),
+        "seen": [edges_of(row) for block in blocks for row in block],
+        "pairs": _plain(record.pairs),
+        "vectors": _plain(record.vectors),
         "lanes": {
-            "columns": placed.columns.tolist(),
-            "of": placed.of_section,
-            "names": placed.names,
-            "width": placed.width,
+            "columns": lanes.columns.tolist(),
+            "of": lanes.of_section,
+            "names": lanes.names,
+            "width": lanes.width,
         },
     }
 
 
-def _edges(marks: np.ndarray) -> list[int]:
-    """[start, stop) of the runs of true marks, one after the other."""
-    return np.flatnonzero(np.diff(marks, prepend=False, append=False)).tolist()
-
-
-def _pair(pair: PairRecord) -> dict[str, Any]:
-    return {
-        "example": pair.example,
-        "number": pair.number,
-        "sourceEnd": pair.source_end.index,
-        "source": pair.source.index,
-        "target": pair.target.index,
-        "sourceSegment": pair.source_segment,
-        "original": pair.original,
-        "copy": pair.copy,
-        "apart": pair.standalone,
-    }
-
-
-def _tube(pair: TubeRecord) -> dict[str, Any]:
-    def vector(given: Vector | None) -> dict[str, Any] | None:
-        if given is None:
-            return None
-        terms = [[term.index, round(term.coefficient, 6)] for term in given.terms]
-        return {"name": given.name, "terms": terms, "covered": given.covered}
-
-    return {
-        "example": pair.example,
-        "number": pair.number,
-        "mode": pair.mode,
-        "weight": round(pair.weight, 6),
-        "source": vector(pair.source),
-        "target": vector(pair.target),
-        "whole": vector(pair.total),
-        "ends": [[name, term.index] for name, term in pair.ends],
-    }
+def _plain(value: Any) -> Any:
+    """A pair as JSON has it: its fields, tokens as their index, terms with their coefficient."""
+    if isinstance(value, Vector):
+        terms = [[term.index, round(term.coefficient, 6)] for term in value.terms]
+        return {"name": value.name, "terms": terms, "covered": value.covered}
+    if isinstance(value, Readout):
+        return value.index
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def page_html(data: Mapping[str, Any]) -> str:
@@ -209,25 +186,16 @@ def script_json(data: Any) -> str:
     return text
 
 
-def write_page(page: str, path: str | os.PathLike[str]) -> None:
-    """Write a page with an atomic write.
+def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
+    """Write a page or a picture with an atomic write, its folder too.
 
     Raises:
         ConfigError: it could not be written; an earlier file is unchanged.
     """
-    write_bytes(path, page.encode("ascii"))
-
-
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file with an atomic write, its folder too.
-
-    Raises:
-        ConfigError: as `write_page`.
-    """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [content])
+        write_whole(path, [page.encode("ascii") if isinstance(page, str) else page])
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
 
@@ -248,9 +216,144 @@ def _part(name: str) -> str:
 
 def _colours() -> str:
     """The kinds' colours as CSS: ``--k`` for each class ``k-...``, and ``--on-k`` for letters on it."""
-    rules = []
+    predictor = KINDS["predictor"]
+    rules = [f":root {{ --k-predictor: light-dark({predictor.light}, {predictor.dark}); }}"]
     for name, kind in KINDS.items():
         on = f"light-dark({letter_colour(kind.light)}, {letter_colour(kind.dark)})"
         rules.append(f".k-{name} {{ --k: light-dark({kind.light}, {kind.dark}); --on-k: {on}; }}")
-    predictor = KINDS["predictor"]
-    return "\n".join([f":root {{ --k-predictor: light-dark({predictor.light}, {predictor.dark}); }}", *rules, ""])
+    return "\n".join([*rules, ""])
+
+
+class ModelNumbers:
+    """A model that looks at rows; loads torch.
+
+    Args:
+        name: Hub id, folder or preset.
+        tokenizer: of the model.
+        predictors: predictor tokens that rows may have.
+        seed: of random weights.
+        layers: the layers, from 1 on, whose attention is wanted; None for as many as fit.
+
+    Raises:
+        ConfigError: it cannot be loaded, takes no mask, or has no such layer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        predictors: int,
+        seed: int,
+        layers: Sequence[int] | None = None,
+    ):
+        from stepjepa.modeling.load import is_preset
+        from stepjepa.modeling.probe import load_probe
+
+        self.size, self.layers = len(tokenizer), layers
+        self.probe = load_probe(name, tokenizer, predictors, seed)
+        wrong = [layer for layer in layers or () if not 1 <= layer <= self.probe.layers]
+        if wrong:
+            raise ConfigError(f"--attention_layers {wrong[0]}: this model has layers 1 to {self.probe.layers}")
+        self.notes = []
+        if is_preset(name):
+            self.notes.append(f"{name} is a preset: its weights are random (seed {seed}), its numbers mean nothing")
+        elif predictors and not self.probe.known:
+            self.notes.append(
+                "the model has no predictor tokens (training writes them next to it, to predictors.safetensors): they get "
+                f"new random embeddings (seed {seed}), so cosines read at a predictor say little"
+            )
+
+    def of_row(self, record: RowRecord, room: int) -> tuple[dict[str, Any], str]:
+        """What the page shows of a row, and a note on it.
+
+        Args:
+            room: bytes that its attention may take.
+
+        Returns:
+            ``ids``, ``losses``, ``cosines`` and, where it fits, ``attention``; {} where the model refuses the row.
+        """
+        import torch
+
+        from stepjepa.modeling.probe import attention_fits, row_numbers
+
+        probe, row = self.probe, record.batch_row()
+        for number, index in enumerate(probe.predictor_ids):  # the model's need not follow the tokenizer's vocabulary
+            row.input_ids[row.input_ids == self.size + number] = index
+        labelled = torch.from_numpy(np.flatnonzero(record.labelled))
+        kept = choose_maps(probe.layers, probe.heads, int(record.visible.sum()), room, self.layers)
+        wanted = bool(kept) and attention_fits(probe, len(record))
+        try:
+            numbers = row_numbers(probe, row, labelled - 1, row.input_ids[0, labelled], wanted)
+        except ConfigError as error:
+            return {}, f"no numbers of the model: {error}"
+        cosines = pair_cosines(record, numbers.states.numpy())
+        given: dict[str, Any] = {"ids": row.input_ids[0].tolist()}
+        for name, values in (("losses", numbers.losses.tolist()), ("cosines", cosines)):
+            given[name] = [round(value, 4) if np.isfinite(value) else None for value in values]
+        if kept and not wanted:
+            return given, f"no attention: {len(record)} tokens are too many to hold it for every layer"
+        if wanted and len(numbers.attention) != probe.layers:
+            return given, "no attention: this model gives none"
+        if wanted:
+            given["attention"] = attention_data([layer.numpy() for layer in numbers.attention], record.visible, kept)
+        return given, maps_note(kept, probe.layers, probe.heads)
+
+
+def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
+    """Cosine of the two sides of each pair, those of views first.
+
+    Args:
+        states: (L, D) float32, the last ones of the row's tokens.
+    """
+    wide = states.astype(np.float64)
+    sides = [(wide[pair.source.index], wide[pair.target.index]) for pair in record.pairs]
+    for pair in record.vectors:
+        source, target = (
+            sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))
+            for side in (pair.source, pair.target)
+        )
+        sides.append((source, target))
+    lengths = [float(np.linalg.norm(source) * np.linalg.norm(target)) for source, target in sides]
+    return [float(s @ t) / length if length else 0.0 for (s, t), length in zip(sides, lengths, strict=True)]
+
+
+def choose_maps(layers: int, heads: int, visible: int, room: int, asked: Sequence[int] | None = None) -> list[Map]:
+    """The maps that fit, in order: means over the heads first, then single heads, each from the last layer backwards.
+
+    Args:
+        layers, heads: of the model.
+        visible: V.
+        room: bytes of base64 that may be used.
+        asked: layers, from 1 on, that are wanted alone.
+    """
+    wanted = sorted(set(asked or range(1, layers + 1)), reverse=True)
+    maps: list[Map] = [(layer, None) for layer in wanted]
+    maps += [(layer, head) for layer in wanted for head in range(1, heads + 1)]
+    written = -(-max(visible, 1) * 4 // 3) + 24  # bytes of a map in base64
+    return sorted(maps[: max(room // written, 0)], key=lambda kept: (kept[0], kept[1] or 0))
+
+
+def maps_note(kept: Sequence[Map], layers: int, heads: int) -> str:
+    """What of a model's attention is shown."""
+    if not kept:
+        return f"attention: none of {layers} layers x {heads} heads, one alone would make the page too large"
+    single, shown = sum(head is not None for _, head in kept), sorted({layer for layer, _ in kept})
+    which = "all layers" if len(shown) == layers else f"{len(shown)} of {layers} layers ({', '.join(map(str, shown))})"
+    heads *= len(shown)
+    return f"attention: {which}, {single:,} of their {heads:,} heads by themselves, and the means over the heads"
+
+
+def attention_data(attention: Sequence[np.ndarray], visible: np.ndarray, kept: Sequence[Map]) -> dict[str, Any]:
+    """The maps `kept`, at least one, for a page.
+
+    Args:
+        attention: for each layer (H, L, L) float32.
+        visible: (L, L) bool.
+
+    Returns:
+        ``maps``: [layer, head] of each; ``weights``: base64 of their V bytes each, one map after the other.
+    """
+    chosen = [attention[layer - 1].mean(0) if head is None else attention[layer - 1][head - 1] for layer, head in kept]
+    weights = np.stack([weights[visible] for weights in chosen])
+    packed = np.rint(255 * np.sqrt(np.clip(weights, 0, 1))).astype(np.uint8)
+    return {"maps": [list(found) for found in kept], "weights": base64.b64encode(packed.tobytes()).decode()}

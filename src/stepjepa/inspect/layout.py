@@ -1,124 +1,142 @@
-"""From examples to the records of the rows into which they are packed.
+"""From examples to the records of the rows into which training packs them, and what these rows cost.
 
-No other module of this package reads an `Example`, its pairs or its layout. Rows are laid out by `forest`, none here.
+Rows are laid out by `forest`; here their tokens, segments and pairs get names.
 
 Shapes: L positions of a row, T tokens of one trunk, K predictors.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Example
-from stepjepa.data.types import Span as TokenSpan
-from stepjepa.forest.layout import (
-    Forest,
-    Part,
-    build_forest,
-    build_inline,
-    label_indices,
-    read_terms,
-    segment_use,
-)
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Term
+from stepjepa.forest.layout import Forest, build_forest, build_inline, segment_use
 from stepjepa.forest.packing import plan_rows
-from stepjepa.inspect.record import (
-    FIELDS,
-    SAMPLED_TUBES,
-    Form,
-    PairRecord,
-    Readout,
-    RowRecord,
-    Span,
-    TubeRecord,
-    Vector,
-)
+from stepjepa.inspect.record import FIELDS, Readout, RowRecord, Vector, VectorPair, ViewPair, counted
+from stepjepa.objectives.base import VectorNames, objective_of
+from stepjepa.training.options import JEPAOptions
 
-# Mode of the semantic tube -> what its sources and its targets are called.
-_TUBE_SIDES = {
-    "span": ("T - P", "P"),
-    "three_index": ("r to t", "s to r"),
-    "e2e": ("user", "answer"),
-    "mean": ("user", "answer"),
-    "curvature": ("before", "after"),
-}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Collator = Callable[[Sequence[Example]], Batch]
 
 
-class _Placed(NamedTuple):
-    """An example laid out in a row: its number in the batch, where it begins, and the row's texts.
+class Span(NamedTuple):
+    """A named stretch [start, stop) of one example's trunk tokens."""
 
-    `predictor` is (L of the forest,) bool.
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a run lays its examples out.
+
+    Attributes:
+        predictor_ids: of the K predictors, in the order in which they stand.
+        vocabulary: entries of the vocabulary; the predictors' ids follow it.
+        forward: ``packed``, ``inline`` or ``two_pass``.
+        pad_token_id: fills rows.
+        max_row_length: longest row to try.
+        separate_targets: the targets go through a pass of their own.
+        vector_names: of the objective.
     """
 
-    number: int
-    example: Example
-    forest: Forest
-    start: int
-    texts: Sequence[str]
-    predictor: np.ndarray
+    predictor_ids: tuple[int, ...] = ()
+    vocabulary: int = 0
+    forward: str = "packed"
+    pad_token_id: int = 0
+    max_row_length: int | None = None
+    separate_targets: bool = False
+    vector_names: VectorNames = VectorNames()
+
+    @classmethod
+    def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> Form:
+        """That of a run with checked options; loads torch."""
+        from stepjepa.training.setup import placed_predictors
+
+        objective, size = objective_of(method), len(tokenizer)
+        different = (1 if method.same_predictor else objective.predictors) if objective.predictors else 0
+        ids = range(size, size + objective.groups * different)
+        packed = method.forward == "auto" or not objective.makes_pairs
+        return cls(
+            placed_predictors(ids, method, objective.groups) if different else (),
+            size,
+            "packed" if packed else method.forward,
+            tokenizer.pad_token_id or 0,
+            method.max_row_length,
+            objective.separate_targets,
+            objective.vector_names,
+        )
+
+    def collator(self, multiple: int = 1) -> Collator:
+        """Training's collator, with rows rounded up to a multiple; loads torch."""
+        from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+
+        if self.forward == "two_pass":
+            return TwoPassCollator(self.predictor_ids, self.pad_token_id, self.separate_targets)
+        return ForestCollator(
+            self.predictor_ids,
+            self.pad_token_id,
+            multiple,
+            max_row_length=self.max_row_length,
+            inline=self.forward == "inline",
+            separate_targets=self.separate_targets,
+        )
 
 
 def row_records(
     examples: Sequence[Example],
     form: Form,
     text_of: Callable[[int], str],
-    *,
-    vocabulary: int,
-    pad_token_id: int = 0,
-    max_row_length: int | None = None,
-    tube_mode: str = "span",
     spans: Sequence[Sequence[Span]] | None = None,
 ) -> list[RowRecord]:
-    """The rows into which `forest.collate.ForestCollator` lays a batch, padding included; loads torch.
+    """The rows into which training lays a batch, padding included; loads torch.
 
     Two passes have no packed rows: their one record holds all rows of all examples, each as a segment of its own.
 
     Args:
         examples: of one batch, at least one, as training samples them.
-        text_of: text of a token id below `vocabulary`.
-        vocabulary: entries of the vocabulary; the predictors' ids follow it.
-        pad_token_id: fills rows.
-        max_row_length: longest row to try.
-        tube_mode: mode of the examples' tubes.
+        text_of: text of a token id below the vocabulary's end.
         spans: names for each example's trunk; without them labelled tokens are called "answer", the others "prompt".
     """
     from stepjepa.forest.collate import ForestCollator
 
-    ids = form.predictor_ids(vocabulary)
-    shown = {index: f"<|predictor_{index - vocabulary + 1}|>" for index in ids}
-    build = {"packed": build_forest, "inline": build_inline, "two_pass": _two_pass_forest}[form.forward]
-    forests = [build(example, ids) for example in examples]
-    collator = ForestCollator(ids, pad_token_id, 1, max_row_length=max_row_length, inline=form.forward == "inline")
+    inline, rows_apart = form.forward == "inline", form.forward == "two_pass"
+    build = build_inline if inline else build_forest
+    laid_out = [_in_rows_of_their_own(example) if rows_apart else example for example in examples]
+    forests = [build(example, form.predictor_ids) for example in laid_out]
+    collator = ForestCollator(form.predictor_ids, form.pad_token_id, 1, inline=inline)
     planned: Sequence[Sequence[int]] = [range(len(forests))]
-    if form.forward != "two_pass":
-        planned = plan_rows([len(forest) for forest in forests], collator.attention_length, max_row_length)
-    packed, begins = collator.pack(forests, planned)
-    starts = (begins % packed.input_ids.shape[1]).tolist()
+    if not rows_apart:
+        planned = plan_rows([len(forest) for forest in forests], collator.attention_length, form.max_row_length)
+    packed, starts = collator.pack(forests, planned)
+    known = {own: getattr(packed, name) for name, own in FIELDS.items() if getattr(packed, name) is not None}
+    predictors = {index: f"<|predictor_{index - form.vocabulary + 1}|>" for index in form.predictor_ids}
     records = []
     for row, members in enumerate(planned):
-        known = {own: getattr(packed, name) for name, own in FIELDS.items()}
-        fields = {own: field[row].numpy() for own, field in known.items() if field is not None}
+        fields = {own: values[row].numpy() for own, values in known.items()}
         fields.setdefault("floors", np.zeros_like(fields["ids"]))
-        texts = tuple(shown.get(index) or text_of(index) for index in fields["ids"].tolist())
+        texts = tuple(predictors.get(index) or text_of(index) for index in fields["ids"].tolist())
+        made = [
+            _LaidOut(i, examples[i], forests[i], int(starts[i]) % len(texts), texts, form, spans[i] if spans else ())
+            for i in members
+        ]
+        padding = ["padding"] * (len(texts) - sum(len(forests[index]) for index in members))
         labelled = np.zeros(len(texts), bool)
-        names: list[str] = []
-        kinds: list[str] = []
-        pairs: list[PairRecord] = []
-        tube: list[TubeRecord] = []
-        for index in members:
-            forest = forests[index]
-            placed = _Placed(index, examples[index], forest, starts[index], texts, np.isin(forest.input_ids, ids))
-            labelled[placed.start + forest.label_positions + 1] = True
-            own_pairs, own_tube = _pairs(placed), _tube(placed, tube_mode)
-            names += _names(placed, spans[index] if spans else ())
-            kinds += _kinds(placed, labelled, own_pairs, own_tube)
-            pairs += own_pairs
-            tube += own_tube
-        padding = ["padding"] * (len(texts) - len(names))
+        for one in made:
+            labelled[one.start + one.forest.label_positions + 1] = True
+        pairs = [one.pairs() for one in made]
+        views = tuple(pair for own in pairs for pair in own if isinstance(pair, ViewPair))
+        vectors = tuple(pair for own in pairs for pair in own if isinstance(pair, VectorPair))
+        names = [name for one in made for name in one.names()]
+        kinds = [kind for one, own in zip(made, pairs, strict=True) for kind in one.kinds(labelled, own)]
         records.append(
             RowRecord(
                 texts=texts,
@@ -126,46 +144,16 @@ def row_records(
                 names=(*names, *padding),
                 kinds=(*kinds, *padding),
                 labelled=labelled,
-                pairs=tuple(pairs),
-                tube=tuple(tube),
+                pairs=views,
+                vectors=vectors,
                 batch=len(examples),
             )
         )
     return records
 
 
-def one_token_targets(example: Example) -> int:
-    """Pairs whose target view is a single token."""
-    segments = (example.segment(pair.target) for pair in example.pairs)
-    return sum(segment is not None and segment.length == 1 for segment in segments)
-
-
-def tokens_in_views(example: Example, spans: Sequence[Span], both_sides: bool) -> np.ndarray | None:
-    """(T,) bool: trunk tokens that belong to a view of a pair, as target or as the step that ends a source.
-
-    None where it cannot be said: views are encoded standalone, and only some answers have a pair.
-
-    Args:
-        spans: the answers' messages or steps.
-        both_sides: source and target together make up the text, so every token belongs to one of them.
-    """
-    length = len(example.input_ids)
-    standalone = any(example.view_on_trunk(pair.source) is None for pair in example.pairs)
-    if standalone and len(example.pairs) < len(spans):
-        return None
-    found = np.full(length, bool(example.pairs) and (standalone or both_sides))
-    ends = {example.sees(pair.source) + 1 for pair in example.pairs}
-    targets = [example.view_on_trunk(pair.target) for pair in example.pairs]
-    for target in [*targets, *(target for _, target in example.view_spans)]:
-        if target is not None:
-            found[target.start : target.stop] = True
-    for span in spans:
-        found[span.start : span.stop] |= span.stop in ends
-    return found
-
-
-def _two_pass_forest(example: Example, predictor_ids: Sequence[int]) -> Forest:
-    """The rows of the two-pass form, every row a segment of its own, so that one picture shows them all.
+def _in_rows_of_their_own(example: Example) -> Example:
+    """An example whose forest is its rows of the two-pass form: every segment isolated, what it sees copied into it.
 
         ```
         segment   0                1                          2               3          4
@@ -173,144 +161,157 @@ def _two_pass_forest(example: Example, predictor_ids: Sequence[int]) -> Forest:
                   [a b c d e f]    [a b c] <p1><p2>           ...             [d e]      ...
         ```
 
-    Causal attention inside a row is what `visibility.visible` says of isolated segments.
+    Causal attention inside a row is what the rule says of isolated segments.
     """
-    from stepjepa.forest.layout import segment_row
+    order = sorted(range(1, len(example.segments) + 1), key=lambda n: segment_use(example, n)[0] == "target")
+    place = {TRUNK: TRUNK, **{old: new for new, old in enumerate(order, 1)}}
+    seen = [0, *(segment.attach + 1 for segment in example.segments)]  # tokens of the trunk that each segment sees
 
-    numbers = range(1, len(example.segments) + 1)
-    order = sorted(numbers, key=lambda number: segment_use(example, number)[0] == "target")  # sources first
-    rows = [(np.asarray(example.trunk, np.int32), 0), *(segment_row(example, n, predictor_ids) for n in order)]
-    edges = np.cumsum([0, *(len(ids) for ids, _ in rows)]).tolist()
-    row_starts, starts = [0] * (1 + len(numbers)), [0] * (1 + len(numbers))
-    for row, number in enumerate(order, 1):
-        row_starts[number] = edges[row]
-        starts[number] = edges[row] + example.segments[number - 1].attach + 1  # of its own tokens
-    segment = np.repeat(np.arange(len(rows), dtype=np.int32) + TRUNK, np.diff(edges))
-    label_positions, label_ids = label_indices(example)
-    return _TwoPassRows(
-        example,
-        np.concatenate([ids for ids, _ in rows]),
-        np.concatenate([np.arange(first, first + len(ids), dtype=np.int32) for ids, first in rows]),
-        segment,
-        np.concatenate([np.arange(len(ids), dtype=np.int32) for ids, _ in rows]),
-        np.full(len(segment), ISOLATED, np.int32),
-        label_positions,
-        label_ids,
-        read_terms([pair.source for pair in example.pairs], starts),
-        read_terms([pair.target for pair in example.pairs], starts),
-        tuple(row_starts),
-        edges[1],
-    )
+    def moved(read: Read) -> Read:
+        return Read(tuple(Term(place[one], token + seen[one], c) for one, token, c in read.terms), read.layer)
 
-
-class _TwoPassRows(Forest):
-    """A forest whose every segment is a row of its own, what it sees of the trunk included."""
-
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The rows after the first, in order."""
-        found = []
-        for number, start in sorted(enumerate(self.starts), key=lambda item: item[1])[1:]:
-            own, (kind, pair) = self.example.segments[number - 1], segment_use(self.example, number)
-            found.append(Part("source" if kind == "branch" else kind, pair, start, start + own.attach + 1 + own.length))
-        return tuple(found)
-
-
-def _pairs(placed: _Placed) -> list[PairRecord]:
-    """The pairs of one example."""
-    example, forest, start = placed.example, placed.forest, placed.start
-    if combined(example):
-        return []
-    on_trunk = np.flatnonzero(~placed.predictor[: forest.trunk_length]) + start  # of each token of the trunk
-
-    def readout(index: int) -> Readout:
-        return Readout(index, placed.texts[index])
-
-    def on_row(view: TokenSpan) -> tuple[int, int]:
-        return int(on_trunk[view.start]), int(on_trunk[view.stop - 1]) + 1
-
-    records = []
-    # The inline form has the first pair only.
-    read = zip(example.pairs, forest.source_readouts.tolist(), forest.target_readouts.tolist(), strict=False)
-    for number, (pair, source, target) in enumerate(read, 1):
-        segment = next((p for p in forest.parts if p.kind == "source" and p.start <= source < p.stop), None)
-        end, view = example.sees(pair.source), example.segment(pair.target)
-        original = example.view_on_trunk(pair.target)
-        copy = start + target - pair.target.terms[0].token
-        records.append(
-            PairRecord(
-                example=placed.number,
-                number=number,
-                source_end=readout(start + segment.stop - 1 if end < 0 and segment else int(on_trunk[end])),
-                source=readout(start + source),
-                target=readout(start + target),
-                source_segment=(start + segment.start, start + segment.stop) if segment else None,
-                original=None if original is None else on_row(original),
-                copy=(copy, copy + (0 if view is None else view.length)),
-                standalone=end < 0,
-            )
+    segments = [
+        segment._replace(
+            ids=np.concatenate([example.trunk[:before], segment.ids]).astype(np.int32),
+            attach=ISOLATED,
+            position=0 if before else segment.position,
+            slot=segment.slot + before,
         )
-    return records
+        for segment, before in zip(example.segments, seen[1:], strict=True)
+    ]
+    pairs = (pair._replace(source=moved(pair.source), target=moved(pair.target)) for pair in example.pairs)
+    return example._replace(segments=tuple(segments[old - 1] for old in order), pairs=tuple(pairs))
 
 
-def combined(example: Example) -> bool:
-    """Whether its pairs are vectors combined from the trunk's own states, which nothing is copied for."""
-    return bool(example.pairs) and not example.segments
+class _LaidOut(NamedTuple):
+    """An example in its row: its number in the batch, its forest and where that begins, and the row's texts."""
+
+    number: int
+    example: Example
+    forest: Forest
+    start: int
+    texts: Sequence[str]
+    form: Form
+    spans: Sequence[Span]
+
+    @property
+    def inserted(self) -> np.ndarray:
+        """(L of the forest,) bool, the predictor tokens."""
+        return np.isin(self.forest.input_ids, self.form.predictor_ids)
+
+    def pairs(self) -> list[ViewPair | VectorPair]:
+        """Its pairs that are laid out (the inline form has the first one only)."""
+        forest, found = self.forest, list[ViewPair | VectorPair]()
+        on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + self.start  # of each token of the trunk
+        for number, pair in enumerate(self.example.pairs):
+            sides = [(s.position[s.pair == number] + self.start).tolist() for s in (forest.sources, forest.targets)]
+            if not sides[0]:
+                break
+            segment = self.example.segment(pair.target)
+            if not (segment and pair.source.is_state and pair.target.is_state):
+                found.append(self._vectors(number, sides))
+                continue
+            (source,), (target,) = sides
+            own = next((part for part in forest.parts if part.start <= source - self.start < part.stop), None)
+            row = (self.start + own.start, self.start + own.stop) if own and own.kind == "source" else None
+            end, original = self.example.sees(pair.source), self.example.view_on_trunk(pair.target)
+            copy = target - pair.target.terms[0].token
+            found.append(
+                ViewPair(
+                    example=self.number,
+                    number=number + 1,
+                    source_end=self._readout(row[1] - 1 if end < 0 and row else int(on_trunk[end])),
+                    source=self._readout(source),
+                    target=self._readout(target),
+                    source_segment=row,
+                    original=original and (int(on_trunk[original.start]), int(on_trunk[original.stop - 1]) + 1),
+                    copy=(copy, copy + segment.length),
+                    standalone=end < 0,
+                )
+            )
+        return found
+
+    def _readout(self, index: int, coefficient: float = 1.0) -> Readout:
+        return Readout(index, self.texts[index], coefficient)
+
+    def _vectors(self, number: int, sides: Sequence[Sequence[int]]) -> VectorPair:
+        """A pair of sums of states, whose terms have the indices `sides`."""
+        pair, names = self.example.pairs[number], self.form.vector_names
+        reads = [
+            [self._readout(index, term.coefficient) for index, term in zip(indices, read.terms, strict=True)]
+            for indices, read in zip(sides, pair[:2], strict=True)
+        ]
+        source, target = _vector(names.source, reads[0]), _vector(names.target, reads[1])
+        bounds = (target.terms[:1] + target.terms[-1:] + source.terms[-1:]) if target.terms else ()
+        return VectorPair(
+            self.number,
+            number + 1,
+            names.kind,
+            pair.weight,
+            source,
+            target,
+            _vector(names.total, [*reads[0], *reads[1]]) if names.total else None,
+            tuple(zip(names.ends, bounds, strict=False)),
+        )
+
+    def names(self) -> list[str]:
+        """A name for each token."""
+        trunk = iter(trunk_names(self.example, self.spans))
+        found = ["predictors" if one else next(trunk) for one in self.inserted[: self.forest.trunk_length]]
+        for part in self.forest.parts:
+            found += [f"{part.kind} {part.pair + 1}"] * (part.stop - part.start)
+        return found
+
+    def kinds(self, labelled: np.ndarray, pairs: Iterable[ViewPair | VectorPair]) -> list[str]:
+        """The kind of each token; `labelled` is the row's."""
+        forest, start = self.forest, self.start
+        kinds = ["answer" if label else "prompt" for label in labelled[start : start + forest.trunk_length]]
+        for part in forest.parts:
+            kinds += ["source" if part.kind == "branch" else part.kind] * (part.stop - part.start)
+        ends = []
+        for pair in pairs:
+            if isinstance(pair, ViewPair):
+                kind, stretches = "original", [pair.original] if pair.original else []
+                ends += [] if pair.standalone else [pair.source_end.index - start]
+            else:  # of two ends the target's tokens are the sampled ones, of three the source's as well
+                vectors = (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]
+                kind, stretches = "span", [stretch for vector in vectors for stretch in vector.covered]
+            for first, stop in stretches:
+                kinds[first - start : stop - start] = [kind] * (stop - first)
+        isolated = () if forest.floor is None else np.flatnonzero(forest.floor)
+        for kind, indices in (
+            ("isolated", isolated),
+            ("source_end", ends),
+            ("predictor", np.flatnonzero(self.inserted)),
+        ):
+            for index in indices:
+                kinds[index] = kind
+        return kinds
 
 
-def _tube(placed: _Placed, mode: str) -> list[TubeRecord]:
-    """The semantic tube's pairs of vectors of one example."""
-    records = list[TubeRecord]()
-    if not combined(placed.example):
-        return records
-
-    def vector(name: str, terms: Iterable[tuple[int, float]]) -> Vector:
-        total: dict[int, float] = defaultdict(float)
-        for index, coefficient in terms:
-            total[placed.start + index] += coefficient
-        kept = tuple(Readout(index, placed.texts[index], total[index]) for index in sorted(total) if total[index])
-        return Vector(name, kept, _covered(kept))
-
-    for number, pair in enumerate(placed.example.pairs, 1):
-        sides = [[(term.token, term.coefficient) for term in read.terms] for read in (pair.source, pair.target)]
-        source, target = map(vector, _TUBE_SIDES[mode], sides)
-        ends: list[tuple[str, Readout]] = []
-        if mode in SAMPLED_TUBES and target.terms:
-            ends = [("s", target.terms[0]), ("t", target.terms[-1])]
-        if mode == "three_index" and source.terms and ends:
-            ends[1:] = [("r", target.terms[-1]), ("t", source.terms[-1])]
-        total = vector("T", [*sides[0], *sides[1]]) if mode == "span" else None
-        records.append(TubeRecord(placed.number, number, mode, pair.weight, source, target, total, tuple(ends)))
-    return records
-
-
-def _covered(terms: Sequence[Readout]) -> tuple[tuple[int, int], ...]:
-    """For a mean the runs of its tokens; for displacements the tokens after each start up to its end."""
-    indices = [term.index for term in terms]
-    if all(term.coefficient > 0 for term in terms):
+def _vector(name: str, terms: Iterable[Readout]) -> Vector:
+    """A sum of states, equal ones put together; a mean covers its tokens, a displacement those after its start."""
+    total: dict[int, Readout] = {}
+    for term in terms:
+        before = total[term.index].coefficient if term.index in total else 0.0
+        total[term.index] = replace(term, coefficient=before + term.coefficient)
+    kept = tuple(total[index] for index in sorted(total) if total[index].coefficient)
+    indices, signs = [term.index for term in kept], [term.coefficient for term in kept]
+    covered: Iterable[tuple[int, int]] = ()
+    if all(sign > 0 for sign in signs):
         starts = [index for index in indices if index - 1 not in indices]
-        stops = [index + 1 for index in indices if index + 1 not in indices]
-        return tuple(zip(starts, stops, strict=True))
-    if [term.coefficient for term in terms] != [-1, 1] * (len(terms) // 2):
-        return ()
-    return tuple((low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True))
-
-
-def _names(placed: _Placed, spans: Sequence[Span]) -> list[str]:
-    trunk = iter(trunk_names(placed.example, spans))
-    inserted = placed.predictor[: placed.forest.trunk_length]
-    names = ["predictors" if predictor else next(trunk) for predictor in inserted]
-    for part in placed.forest.parts:
-        names += [f"{part.kind} {part.pair + 1}"] * (part.stop - part.start)
-    return names
+        covered = zip(starts, [index + 1 for index in indices if index + 1 not in indices], strict=True)
+    elif signs == [-1, 1] * (len(signs) // 2):
+        covered = ((low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True))
+    return Vector(name, kept, tuple(covered))
 
 
 def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
     """A name for each of the T tokens of the trunk; see `row_records`. Tokens in no span are the template's."""
-    length = len(example.input_ids)
+    length = len(example.trunk)
     names = ["trunk: template" if spans else "trunk: prompt"] * length
     answers = {span.start for span in spans if span.name.startswith(("answer", "step"))}
-    for start, stop in example.label_spans:
+    for start, stop in example.labels:
         if not spans:
             names[start:stop] = ["trunk: answer"] * (stop - start)
         elif start in answers:  # labels of an answer, which reach to the end of its turn
@@ -321,23 +322,87 @@ def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
     return names
 
 
-def _kinds(placed: _Placed, labelled: np.ndarray, pairs: Sequence[PairRecord], tube: Sequence[TubeRecord]) -> list[str]:
-    """The kinds of one example's tokens."""
-    forest, start = placed.forest, placed.start
-    kinds = ["answer" if label else "prompt" for label in labelled[start : start + forest.trunk_length]]
-    for part in forest.parts:
-        kinds += [part.kind] * (part.stop - part.start)
-    stretches = [("original", pair.original) for pair in pairs if pair.original]
-    for sampled in tube:
-        vectors = {"span": (sampled.target,), "three_index": (sampled.source, sampled.target)}.get(sampled.mode, ())
-        stretches += [("span", stretch) for vector in vectors for stretch in vector.covered]
-    for kind, (first, stop) in stretches:
-        kinds[first - start : stop - start] = [kind] * (stop - first)
-    for index in () if forest.floor is None else np.flatnonzero(forest.floor):
-        kinds[index] = "isolated"
-    for pair in pairs:
-        if not pair.standalone:
-            kinds[pair.source_end.index - start] = "source_end"
-    for index in np.flatnonzero(placed.predictor):
-        kinds[index] = "predictor"
-    return kinds
+@dataclass
+class Padding:
+    """Positions that a batch takes, padding included; means over the batches.
+
+    Attributes:
+        batch_size: examples of a batch; `batches`: number of batches.
+        max_length: in tokens.
+        sequences: rows of a batch with every chat and every view a row of its own.
+        fixed_chats, fixed_views: all rows padded to `max_length`: the chats alone; chats and views.
+        longest_chats, longest_views: the same, padded to the batch's longest chat, and longest view.
+        packed: as training lays the batch out; `packed_rows`: its rows.
+        tokens: those of them that are no padding.
+    """
+
+    batch_size: int
+    batches: int
+    max_length: int
+    sequences: float
+    fixed_chats: float
+    fixed_views: float
+    longest_chats: float
+    longest_views: float
+    packed: float
+    packed_rows: float
+    tokens: float
+
+
+def measure_padding(
+    examples: Sequence[Example], form: Form, batch_size: int, max_length: int = 1, multiple: int = 8
+) -> Padding:
+    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone.
+
+    Args:
+        examples: at least one, as training samples them.
+        multiple: rows are rounded up to it.
+    """
+    collator = form.collator(multiple)
+    rows_apart = replace(form, forward="two_pass", separate_targets=False).collator()
+    count = max(len(examples) // batch_size, 1)
+    sums = np.zeros(8)
+    for number in range(count):
+        batch = examples[number * batch_size : (number + 1) * batch_size]
+        packed, shapes = collator(batch).every_rows, [one.input_ids.shape for one in rows_apart(batch).every_rows]
+        rows, areas = sum(height for height, _ in shapes), [height * width for height, width in shapes]
+        sums += (
+            rows,
+            shapes[0][0] * max_length,
+            rows * max_length,
+            areas[0],
+            sum(areas),
+            sum(one.input_ids.numel() for one in packed),
+            sum(len(one.input_ids) for one in packed),
+            sum(int(one.filled.sum()) for one in packed),
+        )
+    return Padding(min(batch_size, len(examples)), count, max_length, *(sums / count).tolist())
+
+
+def packing_line(examples: Sequence[Example], form: Form) -> str:
+    """How many positions a batch takes as it is laid out, and as rows of their own; loads torch."""
+
+    def taken(form: Form) -> tuple[Padding, str]:
+        measured = measure_padding(examples, form, len(examples), multiple=1)
+        positions = int(measured.packed)
+        padding = positions - int(measured.tokens)
+        filled = f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
+        rows = counted(int(measured.packed_rows), "row")
+        return measured, f"{counted(len(examples), 'example')} in {rows}, {positions:,} positions, {filled}"
+
+    if form.forward == "two_pass":
+        packed = int(taken(replace(form, forward="packed"))[0].packed)
+        return (
+            f"two passes: {taken(replace(form, separate_targets=False))[1]}, the chats padded to the longest chat and the "
+            f"views to the longest view; packed into forests they take {packed:,}"
+        )
+    measured, line = taken(form)
+    line = f"{'inline' if form.forward == 'inline' else 'packing'}: {line}"
+    if form.separate_targets and measured.packed_rows > 1:
+        line += " (targets in rows of their own, without gradient)"
+    if measured.sequences > len(examples):
+        line += (
+            "; every chat and view in a row of its own (two passes) takes "
+            f"{int(measured.longest_views):,}, {measured.longest_views / measured.packed:.1f} times as many"
+        )
+    return line

@@ -1,22 +1,26 @@
 """The record of a packed row: what every token is, what is read where, and who sees whom.
 
-Terminal, figure, page and `check` read this record, which `layout` makes of examples. It holds no rule of its own:
-`forest.visibility.visible` says who sees whom.
+Terminal, figure and page are readers of this record, which `layout` makes of examples; the table of the kinds of tokens
+(`KINDS`) is theirs too. It holds no rule of its own: `forest.visibility.visible` says who sees whom.
 
-Shapes: L positions of a row, K predictors.
+Colours differ under deuteranopia too: blue against yellow, and light against dark. No colour is the only mark of anything:
+kinds have letters, segments have names. Text from the data is written only through `token_label` or `utils.text.escaped`.
+
+Shapes: L positions of a row, S sections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from stepjepa.data.types import Rows
 from stepjepa.forest.visibility import visible
+from stepjepa.utils.text import escaped
 
 # The integer fields of a row: the collator's name -> the record's.
 FIELDS = {
@@ -28,36 +32,73 @@ FIELDS = {
     "attach": "attaches",
     "floor": "floors",
 }
-SAMPLED_TUBES = ("span", "three_index")  # the modes whose spans are sampled every epoch
+GAP = 4  # columns between examples
+_LANES = {"branch": 1, "source": 1, "target": 2}  # the first word of a section's name -> its group of lanes
 
 
-class Form(NamedTuple):
-    """How views are read and computed.
+class Kind(NamedTuple):
+    """A kind of token: its letter, what it is, its style in a terminal, its colours on light and dark paper."""
 
-    Attributes:
-        predictors: K.
-        descending: the predictors' order.
-        same: one predictor, K times.
-        forward: ``packed``, ``inline`` or ``two_pass``.
-    """
-
-    predictors: int = 0
-    descending: bool = False
-    same: bool = False
-    forward: str = "packed"
-
-    def predictor_ids(self, vocabulary: int) -> tuple[int, ...]:
-        """K ids in the order of the predictors, counted from `vocabulary`."""
-        ids = [vocabulary] * self.predictors if self.same else list(range(vocabulary, vocabulary + self.predictors))
-        return tuple(ids[::-1] if self.descending else ids)
+    letter: str
+    meaning: str
+    style: str
+    light: str
+    dark: str
 
 
-class Span(NamedTuple):
-    """A named stretch [start, stop) of one example's trunk tokens."""
+KINDS = {  # in the order of the legend
+    "prompt": Kind(".", "trunk, no label", "", "#b9c0cc", "#5c6573"),
+    "answer": Kind("a", "trunk, labelled", "green", "#6cb2e6", "#2f74a8"),
+    "source_end": Kind("s", "end of a source view on the trunk", "bold yellow", "#0b4a80", "#b4dcff"),
+    "original": Kind("o", "a target view's original on the trunk", "cyan", "#f4e66a", "#efe374"),
+    "isolated": Kind("i", "a target view isolated in its place", "blue", "#dc8a12", "#d0891a"),
+    "span": Kind("x", "within a sampled span", "cyan", "#f4e66a", "#efe374"),
+    "predictor": Kind("p", "predictor token", "bold magenta", "#b5402a", "#d24a33"),
+    "source": Kind("v", "a source view in a segment of its own", "yellow", "#7a68b8", "#a796ea"),
+    "target": Kind("t", "isolated copy of a target view", "blue", "#dc8a12", "#d0891a"),
+    "padding": Kind("-", "padding, which sees itself alone", "dim", "#eceef2", "#2b323e"),
+}
 
-    name: str
-    start: int
-    stop: int
+
+class Glyphs(NamedTuple):
+    """Characters to draw with. `blocks`: nothing, upper half, lower half, both."""
+
+    space: str
+    newline: str
+    tab: str
+    bar: str
+    tag: tuple[str, str]
+    blocks: str
+
+
+UNICODE = Glyphs("\u00b7", "\u21b5", "\u21e5", "\u2502", ("\u00ab", "\u00bb"), " \u2580\u2584\u2588")
+ASCII = Glyphs(" ", "\\n", "\\t", "|", ("<", ">"), " '.#")
+
+
+def token_label(text: str, glyphs: Glyphs = UNICODE) -> str:
+    """A token's text on one line, white space visible, control and format characters as escapes."""
+    for character, glyph in ((" ", glyphs.space), ("\n", glyphs.newline), ("\t", glyphs.tab)):
+        text = text.replace(character, glyph)
+    text = escaped(text)
+    return text.encode("ascii", "backslashreplace").decode() if glyphs is ASCII else text
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb``, 0 for black to 1 for white (WCAG 2.2)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def letter_colour(ground: str) -> str:
+    """Black or white, whichever is read better on a colour ``#rrggbb``."""
+    light = luminance(ground)
+    return "#000000" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "#ffffff"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 row``, ``2,000 rows``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +111,7 @@ class Readout:
 
 
 @dataclass(frozen=True)
-class PairRecord:
+class ViewPair:
     """One pair of views; all indices count along the row.
 
     Attributes:
@@ -97,7 +138,7 @@ class PairRecord:
 
 @dataclass(frozen=True)
 class Vector:
-    """A combination of trunk states.
+    """A weighted sum of states.
 
     Attributes:
         name: such as ``T - P``.
@@ -111,26 +152,50 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class TubeRecord:
-    """One pair of vectors of the semantic tube; all indices count along the row.
+class VectorPair:
+    """One pair of sums of states, by `objectives.base.VectorNames`; all indices count along the row.
 
     Attributes:
-        example, number: as in `PairRecord`.
-        mode: see `objectives.semantic_tube`.
+        example, number: as in `ViewPair`.
+        kind: what such pairs are called.
         weight: of the pair in the loss.
         source, target: the two vectors that are compared.
-        total: T for a span, else None.
-        ends: the states that bound a sampled span: s and t, for three_index s, r and t; else none.
+        total: their sum, where that is of interest.
+        ends: the states that bound what was sampled, by name.
     """
 
     example: int
     number: int
-    mode: str
+    kind: str
     weight: float
     source: Vector
     target: Vector
     total: Vector | None
     ends: tuple[tuple[str, Readout], ...]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A row by its positions: the trunk on top, below it the branches, then what is isolated.
+
+        ```
+        trunk      [user      ][step 1   ][step 2   ][end]
+        branches                          [p1 p2]
+        targets                                  [step 2   ]
+        position   0 ..                   p+1    p+K+1 ..
+        ```
+
+    Attributes:
+        columns: (L,) int64; the position of a token within its example, moved on by the examples before it.
+        of_section: (S,) lane of each section.
+        names: of the lanes, from the top; the same name for several lanes of one group.
+        width: columns in all.
+    """
+
+    columns: np.ndarray
+    of_section: tuple[int, ...]
+    names: tuple[str, ...]
+    width: int
 
 
 @dataclass(frozen=True)
@@ -143,9 +208,9 @@ class RowRecord:
             (`examples` counts from 0 along the batch; -1 is padding).
         names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment that serves
             several pairs has the number of the first. "predictors" are those within the trunk (`inline`).
-        kinds: L of the keys of `style.KINDS`.
+        kinds: L of the keys of `KINDS`.
         labelled: (L,) bool, tokens that the LM loss predicts.
-        pairs, tube: the pairs in the order of the losses; those of the semantic tube are in `tube`.
+        pairs, vectors: the pairs in the order of the losses, those of views and those of sums of states.
         batch: examples of the batch; where there are several, this row may hold some of them.
     """
 
@@ -160,8 +225,8 @@ class RowRecord:
     names: tuple[str, ...]
     kinds: tuple[str, ...]
     labelled: np.ndarray
-    pairs: tuple[PairRecord, ...] = ()
-    tube: tuple[TubeRecord, ...] = ()
+    pairs: tuple[ViewPair, ...] = ()
+    vectors: tuple[VectorPair, ...] = ()
     batch: int = 1
 
     def __len__(self) -> int:
@@ -176,11 +241,11 @@ class RowRecord:
         """The rows `queries` of `visible`, without computing the others."""
         return visible(
             self.examples[queries, None],
-            self.examples[None],
+            self.examples,
             self.segments[queries, None],
-            self.segments[None],
+            self.segments,
             self.orders[queries, None],
-            self.orders[None],
+            self.orders,
             self.attaches[queries, None],
             self.floors[queries, None],
         )
@@ -191,22 +256,60 @@ class RowRecord:
         segments = np.where(self.examples < 0, -1, self.segments)
         return runs(list(zip(self.examples.tolist(), segments.tolist(), self.names, strict=True)))
 
-    @cached_property
-    def readouts(self) -> dict[int, list[tuple[str, PairRecord | TubeRecord]]]:
-        """Index of a token -> (what is read there, for which pair), in the order of the pairs."""
-        found: dict[int, list[tuple[str, PairRecord | TubeRecord]]] = {}
-        for pair in self.pairs:
-            found.setdefault(pair.source.index, []).append(("source", pair))
-            found.setdefault(pair.target.index, []).append(("target", pair))
-        for vectors in self.tube:
-            for name, term in vectors.ends:
-                found.setdefault(term.index, []).append((name, vectors))
-        return found
-
     def section_name(self, start: int) -> str:
         """The name of the section that begins at `start`, with its example's number where there are several."""
         number = int(self.examples[start])
         return f"{number} {self.names[start]}" if self.batch > 1 and number >= 0 else self.names[start]
+
+    @cached_property
+    def readouts(self) -> dict[int, list[tuple[str, ViewPair | VectorPair]]]:
+        """Index of a token -> (what is read there, for which pair), in the order of the pairs."""
+        found: dict[int, list[tuple[str, ViewPair | VectorPair]]] = {}
+        for pair in self.pairs:
+            found.setdefault(pair.source.index, []).append(("source", pair))
+            found.setdefault(pair.target.index, []).append(("target", pair))
+        for sampled in self.vectors:
+            for name, term in sampled.ends:
+                found.setdefault(term.index, []).append((name, sampled))
+        return found
+
+    @cached_property
+    def counts(self) -> str:
+        """How many tokens of which kind the row has, and how many pairs."""
+        trunk = sum(name.startswith("trunk: ") for name in self.names)
+        parts = [f"{trunk} on the trunk ({int(self.labelled.sum())} labelled)"]
+        predictors = self.kinds.count("predictor")
+        parts += [counted(predictors, "predictor")] if predictors else []
+        places = {"source": "in sources of their own", "target": "in isolated targets", "padding": "of padding"}
+        parts += [f"{self.kinds.count(kind)} {where}" for kind, where in places.items() if kind in self.kinds]
+        pairs = counted(len(self.pairs), "pair")
+        if self.vectors:
+            nouns = ("span",) if self.vectors[0].ends else ("pair of vectors", "pairs of vectors")
+            pairs = counted(len(self.vectors), *nouns)
+        return f"{len(self)} {'positions' if 'padding' in self.kinds else 'tokens'}: {', '.join(parts)}; {pairs}"
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """The row by positions; sections of one group share a lane as far as they do not overlap."""
+        columns, end = self.positions.copy(), 0
+        for example in dict.fromkeys(self.examples.tolist()):
+            own = self.examples == example
+            if example < 0:
+                columns[own] = np.arange(own.sum())  # padding has no positions
+            columns[own] += end
+            end = int(columns[own].max()) + 1 + GAP
+        groups: list[list[int]] = [[], [], []]  # for each lane of the group the first free column
+        found: list[tuple[int, int]] = []
+        for start, stop in self.sections:
+            group = _LANES.get(self.names[start].split(" ")[0], 0)
+            first, taken = int(columns[start]), groups[group]
+            lane = next((lane for lane, free in enumerate(taken) if group == 0 or free <= first), len(taken))
+            taken[lane:] = [int(columns[stop - 1]) + 1, *taken[lane + 1 :]]
+            found.append((group, lane))
+        branches = "sources" if any(name.startswith("source") for name in self.names) else "branches"
+        names = [name for name, held in zip(("trunk", branches, "targets"), groups, strict=True) for _ in held]
+        before = np.cumsum([0, *map(len, groups)]).tolist()
+        return Lanes(columns, tuple(before[group] + lane for group, lane in found), tuple(names), end - GAP)
 
     def batch_row(self) -> Rows:
         """The row alone, (1, L); loads torch."""
@@ -215,7 +318,12 @@ class RowRecord:
         return Rows(**{name: torch.from_numpy(getattr(self, own).copy())[None] for name, own in FIELDS.items()})
 
 
-def runs(keys: Sequence[Any]) -> list[tuple[int, int]]:
+def runs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
     """[start, stop) of the runs of equal neighbours."""
     edges = [0, *(i for i in range(1, len(keys)) if keys[i] != keys[i - 1]), len(keys)]
     return list(zip(edges[:-1], edges[1:], strict=True)) if keys else []
+
+
+def edges_of(marks: np.ndarray) -> list[int]:
+    """[start, stop) of the runs of true marks (L,), one after the other."""
+    return np.flatnonzero(np.diff(marks, prepend=False, append=False)).tolist()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.data.chat import ChatRenderer, RenderedChat
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
@@ -17,79 +16,42 @@ from stepjepa.data.streams import is_stream
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.inspect.record import SAMPLED_TUBES, Form, RowRecord, Span
-from stepjepa.training.options import JEPAOptions
+from stepjepa.inspect.layout import Form, Span, packing_line, row_records
+from stepjepa.inspect.record import RowRecord
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.draws import ExampleDraw, keeps_pairs
+from stepjepa.training.encoding import chat_tokenizer, make_renderer, pair_columns, settings_for
+from stepjepa.training.options import JEPAOptions, summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class Traits(NamedTuple):
-    """What this package asks of an objective under its options.
-
-    Attributes:
-        views: it makes pairs of views, which predictors may read.
-        vectors: it combines states of the chat itself.
-        sampled: something of an example is sampled every epoch.
-        halves: source and target together are the text.
-    """
-
-    views: bool
-    vectors: bool
-    sampled: bool
-    halves: bool
-
-
-def traits(method: JEPAOptions) -> Traits:
-    """The one place of this package that knows objectives by name."""
-    name, pairs = method.objective, method.uses_pairs
-    vectors = pairs and name == "semantic_tube"
-    one_pair = name == "step_jepa" and method.step_pairs == "random"
-    sampled = pairs and (one_pair or method.jepa_ratio < 1 or (vectors and method.tube_mode in SAMPLED_TUBES))
-    return Traits(pairs and not vectors, vectors, sampled, name == "split")
-
-
-def form_of(method: JEPAOptions) -> Form:
-    """How the views of a run are read and computed."""
-    own = method.forward in ("inline", "two_pass") and method.uses_pairs
-    return Form(
-        (method.predictors or 0) if traits(method).views else 0,
-        method.predictor_order == "descending",
-        method.same_predictor,
-        method.forward if own else "packed",
-    )
 
 
 def tokenizer_of(source: Any, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
     """The tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
     from stepjepa.data.texts import texts_of
     from stepjepa.modeling.load import load_tokenizer
-    from stepjepa.training.encoding import pair_columns
 
     return load_tokenizer(name, texts_of([source], pair_columns(method)))
 
 
-class FoundRow(NamedTuple):
-    """A row of a data set: its number from 0, its place as users know it, and the row."""
-
-    number: int
-    place: str
-    row: Any
+def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions) -> RowEncoder:
+    """Training's encoder of a data set."""
+    tokenizer = chat_tokenizer(tokenizer, method)
+    return make_encoder(rows, tokenizer, make_renderer(tokenizer, method), settings_for(rows, method))
 
 
-def rows_from(source: Any, number: int) -> Iterator[FoundRow]:
-    """Row `number`, counted from 0, and those after it.
+def rows_from(source: Any, number: int) -> Iterator[tuple[int, str, Any]]:
+    """Row `number` of a data set, counted from 0, and those after it: number, place as users know it, and the row.
 
     Raises:
         ConfigError: no such row.
         DataError: the source cannot be read.
     """
-    if number < 0:
-        raise ConfigError(f"--row {number}: rows are counted from 0")
     rows, count = RowSource(source), 0
     for label, row in rows:
         if count >= number:
-            yield FoundRow(count, rows.place(label), row)
+            yield count, rows.place(label), row
         count += 1
     if not count:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
@@ -104,44 +66,46 @@ class ShownRows:
     """The examples that are shown under the options of one run.
 
     Attributes:
-        tokenizer, method: of the run; the options are checked.
+        source, number, count: where they are from: `count` of them from row `number` on.
+        tokenizer, method, seed: of the run; the options are checked.
+        form: how they are laid out.
         examples: at least one, as training samples them.
         spans: names for the trunk of each.
         notes: what there is to say about them, each once.
     """
 
+    source: Any
+    number: int
     tokenizer: PreTrainedTokenizerBase
     method: JEPAOptions
-    examples: list[Example]
-    spans: list[tuple[Span, ...]]
-    notes: list[str]
+    seed: int
+    count: int
+    form: Form
+    examples: list[Example] = field(default_factory=list)
+    spans: list[tuple[Span, ...]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def records(self) -> list[RowRecord]:
         """The rows that the examples are packed into; loads torch."""
-        from stepjepa.inspect.layout import row_records
-
-        return row_records(
-            self.examples,
-            form_of(self.method),
-            token_text(self.tokenizer),
-            vocabulary=len(self.tokenizer),
-            pad_token_id=self.tokenizer.pad_token_id or 0,
-            max_row_length=self.method.max_row_length,
-            tube_mode=self.method.tube_mode,
-            spans=self.spans,
-        )
+        return row_records(self.examples, self.form, token_text(self.tokenizer), self.spans)
 
     def packing(self) -> str:
         """How many positions they take; loads torch."""
-        from stepjepa.inspect.padding import packing_line
+        return packing_line(self.examples, self.form)
 
-        return packing_line(
-            self.examples,
-            form_of(self.method),
-            vocabulary=len(self.tokenizer),
-            separate_targets=self.method.separate_targets,
-            max_row_length=self.method.max_row_length,
-        )
+    def in_form(self, forward: str) -> ShownRows:
+        """The same examples under another ``forward``.
+
+        Raises:
+            ConfigError: the options do not allow it.
+            DataError: training would skip the row.
+        """
+        objective = objective_of(self.method)
+        if not objective.makes_pairs:
+            raise ConfigError(f"objective {self.method.objective} makes no pair: every forward is the chat alone")
+        method = replace(self.method, forward=forward)  # type: ignore[arg-type]
+        method.check()
+        return show_rows(self.source, self.number, self.tokenizer, method, self.seed, self.count)
 
 
 def show_rows(
@@ -158,94 +122,69 @@ def show_rows(
         ConfigError: no such row, or a template that cannot be used.
         DataError: training would skip the first row, or stop at one.
     """
-    from stepjepa.objectives.base import objective_of
-    from stepjepa.training.draws import ExampleDraw
-    from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
-
-    tokenizer = chat_tokenizer(tokenizer, method)
-    renderer, rows = make_renderer(tokenizer, method), RowSource(source)
-    settings = settings_for(rows, method)
-    encoder = make_encoder(rows, tokenizer, renderer, settings)
-    sample = ExampleDraw(objective_of(method), seed, method.jepa_ratio)
-    examples: list[Example] = []
-    spans: list[tuple[Span, ...]] = []
-    general: list[str] = []
-    shown: set[int] = set()
+    encoder, objective = encoder_for(RowSource(source), tokenizer, method), objective_of(method)
+    sample = ExampleDraw(objective, seed, method.jepa_ratio)
+    shown = ShownRows(source, number, encoder.tokenizer, method, seed, count, Form.of(method, encoder.tokenizer))
+    kept: set[int] = set()
     about: dict[str, set[int]] = {}  # note -> rows
     index = 0  # of an example among all examples: what is sampled depends on it
-    if traits(method).sampled and number:
+    if number and objective.makes_pairs and (objective.sampled or method.jepa_ratio < 1):
         before = [row for _, row in islice(RowSource(source), number)]
-        index = _kept(before, tokenizer, renderer, settings)
-    for found in rows_from(source, number):
-        if len(examples) == count:
+        try:
+            index = len(encode_dataset(before, encoder.tokenizer, encoder.renderer, encoder.options)[0])
+        except DataError:
+            index = 0  # training keeps none of them
+    for at, place, row in rows_from(source, number):
+        if len(shown.examples) == count:
             break
-        encoded = encoder([(found.place, found.row)])
+        encoded = encoder([(place, row)])
         skipped = next(iter(encoded.report.first_skipped.values()), None)
         if skipped is not None:
-            error = DataError(f"{skipped}; training skips this row")
-            if found.number == number:
-                raise error
-            general.append(f"row {found.number} is passed over: {error}")
-        for part, example in enumerate(islice(encoded.store, count - len(examples))):
-            sampled = sample(example, 0, index + part)
-            examples.append(sampled)
-            spans.append(row_spans(found.row, sampled, encoder))
-            shown.add(found.number)
-            for note in _notes(source, method, seed, (example, sampled), index + part, encoded.report):
-                about.setdefault(note, set()).add(found.number)
+            if at == number:
+                raise DataError(f"{skipped}; training skips this row")
+            shown.notes.append(f"row {at} is passed over: {skipped}; training skips this row")
+        for own, example in enumerate(islice(encoded.store, count - len(shown.examples)), index):
+            sampled = sample(example, 0, own)
+            shown.examples.append(sampled)
+            shown.spans.append(row_spans(row, sampled, encoder))
+            kept.add(at)
+            for note in _notes(shown, example, sampled, own, encoded.report):
+                about.setdefault(note, set()).add(at)
         index += len(encoded.store)
-    if len(examples) < count:
-        general.append(f"{len(examples)} examples are shown: there are no more after row {number}")
+    if len(shown.examples) < count:
+        shown.notes.append(f"{len(shown.examples)} examples are shown: there are no more after row {number}")
     for note, numbers in about.items():
         which = f"row{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}: "
-        general.append(note if numbers == shown else which + note)
-    return ShownRows(tokenizer, method, examples, spans, general)
+        shown.notes.append(note if numbers == kept else which + note)
+    return shown
 
 
-def _kept(rows: list[Any], tokenizer: Any, renderer: ChatRenderer | None, settings: Any) -> int:
-    """The examples that rows become; 0 where training keeps none of them."""
-    try:
-        return len(encode_dataset(rows, tokenizer, renderer, settings)[0])
-    except DataError:
-        return 0
-
-
-def _notes(
-    source: Any,
-    method: JEPAOptions,
-    seed: int,
-    before_and_after: tuple[Example, Example],
-    index: int,
-    report: DataReport,
-) -> Iterator[str]:
+def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, report: DataReport) -> Iterator[str]:
     """What training does with an example and its picture does not show.
 
     Args:
-        before_and_after: the example as it was encoded, and as training samples it.
+        example: as it was encoded; `sampled`: as training samples it.
         index: of the example among all examples.
         report: on its row.
     """
-    from stepjepa.training.draws import keeps_pairs
-
-    example, sampled = before_and_after
-    asked, pairs = traits(method), example.view_pairs
-    epoch = f"epoch 0 with seed {seed}"
+    method, objective, pairs = shown.method, objective_of(shown.method), example.view_pairs
+    epoch = f"epoch 0 with seed {shown.seed}"
     yield from report.steps.lines()
-    if not pairs and not (asked.views or asked.vectors):
+    if not objective.makes_pairs:
         yield f"no pair: the objective {method.objective} makes none"
     elif not pairs:
         for why in report.examples_without_pairs:
             yield f"no pair: {REASONS.get(why, why)}; it trains as plain language modelling"
         if "fewer_than_two_steps" in report.examples_without_pairs:
-            yield f"(stepjepa check {source} says which step splitter finds steps)"
-    elif not keeps_pairs(seed, 0, index, method.jepa_ratio):
+            yield f"(stepjepa check {shown.source} says which step splitter finds steps)"
+    elif not keeps_pairs(shown.seed, 0, index, method.jepa_ratio):
         yield f"no pair in {epoch}: jepa_ratio {method.jepa_ratio:g} leaves this row out"
-    elif asked.vectors and not sampled.pairs:
-        yield "no pair: the contents are too short for this tube_mode; it trains as plain language modelling"
-    elif asked.vectors and method.tube_mode in SAMPLED_TUBES:
+    elif not sampled.pairs:
+        yield f"no pair: the contents are too short for {summary(method)}; it trains as plain language modelling"
+    elif shown.form.vector_names.ends:
         yield f"spans are sampled for {epoch}; the row has the chat's tokens alone"
-    elif asked.views and len(sampled.pairs) < pairs:
-        yield f"one of {pairs} pairs, sampled for {epoch}"
+    elif example.pairs and len(sampled.pairs) < pairs:
+        yield f"{'one' if len(sampled.pairs) == 1 else len(sampled.pairs)} of {pairs} pairs, sampled for {epoch}"
     if pairs:
         for why, count in report.pairs_dropped.items():
             yield f"pairs left out: {count} ({REASONS.get(why, why)})"
@@ -255,9 +194,9 @@ def _notes(
         yield f"the answer is cut at max_length {method.max_length}"
     if report.system_folded:
         yield "the template has no system role: the system message is part of the user's message"
-    if form_of(method).forward == "two_pass":
+    if shown.form.forward == "two_pass":
         yield "forward two_pass: every segment is a row of its own; the LM loss is on the chat's"
-    if method.separate_targets and sampled.pairs:
+    if objective.separate_targets and sampled.pairs:
         encoder = " by the EMA encoder" if method.target_encoder == "ema" else ""
         yield f"targets get no gradient: they are encoded{encoder} in a pass of their own, not in this row"
 
@@ -265,8 +204,8 @@ def _notes(
 def row_spans(row: Any, example: Example, encoder: RowEncoder) -> tuple[Span, ...]:
     """Names for the trunk of a row's example."""
     if encoder.streams and is_stream(row):
-        return (Span("text", 0, len(example.input_ids)),)
-    return trunk_spans(encoder.tokenizer, read_chat(row, encoder.chats, encoder.options), example.input_ids)
+        return (Span("text", 0, len(example.trunk)),)
+    return trunk_spans(encoder.tokenizer, read_chat(row, encoder.chats, encoder.options), example.trunk)
 
 
 def trunk_spans(
@@ -281,9 +220,8 @@ def trunk_spans(
         chat: rendered, with its steps; without steps the answers are named.
         trunk: (T,) the tokens that were made of the chat. There are no spans if no way to tokenise the chat leads to them.
     """
-    last = next(
-        (last for ids, last in _tokenised(tokenizer, chat.rendered) if trunk is None or _agrees(ids, trunk)), None
-    )
+    ways = _tokenised(tokenizer, chat)
+    last = next((last for ids, last in ways if trunk is None or _agrees(ids, trunk)), None)
     if last is None:
         return ()
     several, answers = len(chat.answers) > 1, 0
@@ -303,16 +241,16 @@ def trunk_spans(
     return tuple(found)
 
 
-def _tokenised(tokenizer: Any, chat: RenderedChat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _tokenised(tokenizer: Any, chat: ReadChat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Token ids and last characters in every way in which `data.encode` may tokenise a chat.
 
     Where the template ends no turn, what it writes after the last answer is left out, and no token reaches over the end
     of an answer.
     """
-    for text in (chat.text, chat.text[: chat.spans[-1].end]):
+    whole = chat.rendered.text
+    for text in (whole, whole[: chat.rendered.spans[-1].end]):
         yield encode_texts(tokenizer, [text])[0]
-        ends = [span.end for span in chat.spans if span.role == "assistant" and span.start < span.end < len(text)]
-        yield encode_cut(tokenizer, text, ends)
+        yield encode_cut(tokenizer, text, [span.end for span in chat.answers if span.start < span.end < len(text)])
 
 
 def _agrees(ids: np.ndarray, trunk: np.ndarray) -> bool:

@@ -15,34 +15,44 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from stepjepa.inspect.record import SAMPLED_TUBES, PairRecord, Readout, RowRecord, TubeRecord, Vector
-from stepjepa.inspect.style import ASCII, KINDS, UNICODE, Glyphs, counted, counts_of, token_label
+from stepjepa.inspect.record import (
+    ASCII,
+    KINDS,
+    UNICODE,
+    Glyphs,
+    Readout,
+    RowRecord,
+    Vector,
+    VectorPair,
+    ViewPair,
+    counted,
+    edges_of,
+    token_label,
+)
 from stepjepa.utils.text import escaped
 
 _FAINT = "dim"
 _NARROWEST = 20  # columns for tokens, and for the mask, at least
 _NARROWEST_ROW = 60  # columns for a row next to another
 _GAP = 3  # columns between rows side by side
-_MOST_TUBES = 6  # pairs of vectors that are written out
+_MOST_VECTORS = 6  # pairs of vectors that are written out
 _MOST_TERMS = 6  # states of a vector that are
 
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that writes colour to terminals only, and none where NO_COLOR is set."""
-    console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    plain: dict[str, Any] = {"file": file, "width": width, "highlight": False, "markup": False, "emoji": False}
+    console = Console(**plain)
     if console.is_terminal and not os.environ.get("NO_COLOR"):
         return console
-    terminal = None if console.is_terminal else False
-    return Console(
-        file=file, width=width, highlight=False, markup=False, emoji=False, force_terminal=terminal, color_system=None
-    )
+    return Console(**plain, force_terminal=None if console.is_terminal else False, color_system=None)
 
 
 def draw(
@@ -63,25 +73,27 @@ def draw(
     """
     glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     alone = len(rows) == 1
-    titles = [title, *([counts_of(rows[0][1])] if alone else [])]
-    for text, style in [(": ".join(filter(None, titles)), "bold"), *((line, "") for line in packing)]:
+    first = ": ".join(filter(None, [title, rows[0][1].counts if alone else ""]))
+    styled = [(first, "bold"), *((line, "") for line in packing), *((note, "yellow") for note in notes)]
+    for text, style in styled:
         console.print(Text(escaped(text), style=style))
-    for note in notes:
-        console.print(Text(escaped(note), style="yellow"))
     console.print()
     for kind, (letter, meaning, style, *_) in KINDS.items():
         if any(kind in record.kinds for _, record in rows):
             console.print(Text(f"  {letter} {meaning}", style=style))
     columns = max(min(len(rows), (console.width + _GAP) // (_NARROWEST_ROW + _GAP)), 1)
     width = (console.width + _GAP) // columns - _GAP
-    for first in range(0, len(rows), columns):
+    for start in range(0, len(rows), columns):
         console.print()
         blocks = []
-        for heading, record in rows[first : first + columns]:
-            head = [] if alone else [Text(escaped(heading), style="bold"), Text(counts_of(record)), Text()]
-            block = [*head, *_row_lines(record, width, glyphs)]
-            # Drawn lines are filled to the width already; only a token that is wider than that goes beyond it.
-            blocks.append([part for line in block for part in _fitted(line, console, width)])
+        for heading, record in rows[start : start + columns]:
+            head = [] if alone else [Text(escaped(heading), style="bold"), Text(record.counts), Text()]
+            block: list[Text] = []
+            for line in (*head, *_row_lines(record, width, glyphs)):
+                # Drawn lines are filled to the width already; only a token that is wider than that goes beyond it.
+                fits = line.no_wrap or cell_len(line.plain) <= width
+                block += [line] if fits else line.wrap(console, width)
+            blocks.append(block)
         for cells in zip_longest(*blocks, fillvalue=Text()):
             line = Text()
             for number, cell in enumerate(cells):
@@ -91,157 +103,140 @@ def draw(
             console.print(line, soft_wrap=True)
 
 
-def _fitted(line: Text, console: Console, width: int) -> Sequence[Text]:
-    return [line] if line.no_wrap or cell_len(line.plain) <= width else list(line.wrap(console, width))
-
-
 def _row_lines(record: RowRecord, width: int, glyphs: Glyphs) -> Iterator[Text]:
     yield from token_lines(record, width, glyphs)
     yield Text()
-    edges = np.flatnonzero(np.diff(record.labelled, prepend=False, append=False)).reshape(-1, 2).tolist()
-    where = ", ".join(_range(first, stop) for first, stop in edges)
+    edges = edges_of(record.labelled)
+    where = ", ".join(map(_range, zip(edges[::2], edges[1::2], strict=True)))
     yield Text(f"LM loss on {counted(int(record.labelled.sum()), 'token')}{': ' if where else ''}{where}")
     yield Text()
-    yield from _tube_lines(record, glyphs) if record.tube else _pair_lines(record, glyphs)
+    if record.pairs or not record.vectors:
+        yield from _view_lines(record, glyphs)
+    if record.vectors:
+        yield from _vector_lines(record, glyphs)
     yield Text()
     yield from mask_lines(record, width, glyphs)
 
 
 def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
-    """The tokens, section by section, with the row index and the position of each line's first token."""
+    """The tokens, section by section, with the row index and the position of each line's first token.
+
+    A line has at most `width` cells; a token that is wider has a line of its own.
+    """
     names = [escaped(record.section_name(start)) for start, _ in record.sections]
     column = max(map(len, [*names, "segment"]))
-    yield Text(f"{'segment':<{column}}  index  position  tokens", style=_FAINT)
     room = max(width - column - 19, _NARROWEST)
     tags = _tags(record, glyphs)
+    yield Text(f"{'segment':<{column}}  index  position  tokens", style=_FAINT)
     for (start, stop), name in zip(record.sections, names, strict=True):
         if record.kinds[start] == "padding":
             yield Text(f"{name:<{column}}  {start:>5}  {0:>8}  {stop - start} in all", style=_FAINT)
             continue
-        for first, cells in _filled(record, range(start, stop), room, tags, glyphs):
-            line = Text(no_wrap=True).append(f"{name:<{column}}  ", style=KINDS[record.kinds[start]].style)
-            line.append(f"{first:>5}  {record.positions[first]:>8}  ", style=_FAINT)
-            line.append_text(cells)
-            yield line
-            name = ""
+        line, used = Text(), room + 1
+        for index in range(start, stop):
+            label, tag = token_label(record.texts[index], glyphs), tags.get(index, "")
+            needs = cell_len(label) + 1 + (cell_len(tag) + 1 if tag else 0)
+            if used and used + needs > room:
+                if index > start:
+                    yield line
+                line, used = Text(no_wrap=True), 0
+                line.append(f"{'' if index > start else name:<{column}}  ", style=KINDS[record.kinds[start]].style)
+                line.append(f"{index:>5}  {record.positions[index]:>8}  ", style=_FAINT)
+            if used:
+                line.append(glyphs.bar, style=_FAINT)
+            style = KINDS[record.kinds[index]].style
+            line.append(label, style=f"{style} underline" if index in record.readouts else style)
+            if tag:
+                line.append(f" {tag}", style="italic")
+            used += needs
+        yield line
 
 
 def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
     """What is said after a token: where a source view or a sampled span ends, and what is read there."""
     said: dict[int, dict[str, list[str]]] = {}
-    for pair in record.pairs:
-        if not pair.standalone:
-            said.setdefault(pair.source_end.index, {}).setdefault("end of source", []).append(str(pair.number))
-    for index, read in record.readouts.items():
-        for what, own in read:
-            said.setdefault(index, {}).setdefault(what, []).append(str(own.number))
+    ends = [(pair.source_end.index, "end of source", pair) for pair in record.pairs if not pair.standalone]
+    for index, what, pair in (*ends, *((i, what, pair) for i, read in record.readouts.items() for what, pair in read)):
+        said.setdefault(index, {}).setdefault(what, []).append(str(pair.number))
     left, right = glyphs.tag
     return {
-        index: left + "; ".join(f"{what} {', '.join(numbers)}" for what, numbers in words.items()) + right
-        for index, words in said.items()
+        index: left + "; ".join(f"{what} {', '.join(numbers)}" for what, numbers in found.items()) + right
+        for index, found in said.items()
     }
 
 
-def _filled(
-    record: RowRecord, tokens: range, room: int, tags: dict[int, str], glyphs: Glyphs
-) -> Iterator[tuple[int, Text]]:
-    """(index of the first token, line) for lines of at most `room` cells; a longer token has a line of its own."""
-    first, line, used = tokens.start, Text(), 0
-    for index in tokens:
-        label, tag = token_label(record.texts[index], glyphs), tags.get(index, "")
-        needs = cell_len(label) + 1 + (cell_len(tag) + 1 if tag else 0)
-        if used and used + needs > room:
-            yield first, line
-            first, line, used = index, Text(), 0
-        if used:
-            line.append(glyphs.bar, style=_FAINT)
-        style = KINDS[record.kinds[index]].style
-        line.append(label, style=f"{style} underline" if index in record.readouts else style)
-        if tag:
-            line.append(f" {tag}", style="italic")
-        used += needs
-    yield first, line
-
-
-def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
+def _view_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
     """Two lines a pair: its source and its target."""
     yield Text("pairs" if record.pairs else "pairs: none", style=_FAINT)
     for pair in record.pairs:
         title = _title(record, pair)
         line = Text(title)
         if pair.standalone and pair.source_segment:
-            line.append(f"source {_range(*pair.source_segment)}", style=KINDS["source"].style)
+            line.append(f"source {_range(pair.source_segment)}", style=KINDS["source"].style)
         else:
-            line.append(f"source ends at {_shown(pair.source_end, glyphs)}", style=KINDS["source_end"].style)
+            line.append(f"source ends at {_token(pair.source_end, glyphs)}", style=KINDS["source_end"].style)
             if pair.source_segment:
-                line.append(f" (row {_range(*pair.source_segment)})", style=KINDS["source"].style)
-        line.append(", read at ")
-        line.append(_shown(pair.source, glyphs), style=KINDS[record.kinds[pair.source.index]].style)
-        yield line
+                line.append(f" (row {_range(pair.source_segment)})", style=KINDS["source"].style)
+        style = KINDS[record.kinds[pair.source.index]].style
+        yield line.append(", read at ").append(_token(pair.source, glyphs), style=style)
         style = KINDS[record.kinds[pair.target.index]].style
-        line = Text(" " * len(title)).append(f"target {_range(*pair.copy)}", style=style)
+        line = Text(" " * len(title)).append(f"target {_range(pair.copy)}", style=style)
         if pair.original == pair.copy:
             line.append(" (isolated in its place)")
         elif pair.original:
-            line.append(f" (on the trunk {_range(*pair.original)})", style=KINDS["original"].style)
-        line.append(", read at ")
-        line.append(_shown(pair.target, glyphs), style=style)
-        yield line
+            line.append(f" (on the trunk {_range(pair.original)})", style=KINDS["original"].style)
+        yield line.append(", read at ").append(_token(pair.target, glyphs), style=style)
 
 
-def _tube_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
-    mode = record.tube[0].mode
-    yield Text(f"{'spans' if mode in SAMPLED_TUBES else 'vectors'} (h: the state of a token)", style=_FAINT)
-    for pair in record.tube[:_MOST_TUBES]:
+def _vector_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
+    yield Text(f"{'spans' if record.vectors[0].ends else 'vectors'} (h: the state of a token)", style=_FAINT)
+    for pair in record.vectors[:_MOST_VECTORS]:
         title = _title(record, pair)
-        vectors = [vector for vector in (pair.total, pair.target, pair.source) if vector]
-        if mode != "span":
-            vectors.reverse()
-        column = max(len(vector.name) for vector in vectors)
-        lines = [", ".join(f"{name} = {_shown(term, glyphs)}" for name, term in pair.ends)] if pair.ends else []
-        lines += [f"{vector.name:<{column}}  {_vector(record, vector, glyphs)}" for vector in vectors]
+        vectors = [pair.total, pair.target, pair.source] if pair.total else [pair.source, pair.target]
+        column = max(len(vector.name) for vector in vectors if vector)
+        lines = [", ".join(f"{name} = {_token(term, glyphs)}" for name, term in pair.ends)] if pair.ends else []
+        lines += [f"{vector.name:<{column}}  {_formula(record, vector, glyphs)}" for vector in vectors if vector]
         weight = f", weight {pair.weight:.3g}" if pair.weight != 1 else ""
-        lines.append(f"compared: {pair.source.name} (source) with {pair.target.name} (target){weight}")
+        sides = zip((pair.source.name, pair.target.name), ("source", "target"), strict=True)
+        compared = " with ".join(name if name == side else f"{name} ({side})" for name, side in sides)
+        lines.append(f"compared: {compared}{weight}")
         for line in lines:
             yield Text(title + line)
             title = " " * len(title)
-    if len(record.tube) > _MOST_TUBES:
-        yield Text(f"  and {len(record.tube) - _MOST_TUBES} more")
+    if len(record.vectors) > _MOST_VECTORS:
+        yield Text(f"  and {len(record.vectors) - _MOST_VECTORS} more")
 
 
-def _vector(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
+def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
     if not vector.terms:
         return "zero"
+    texts = [token_label(text, glyphs) for text in record.texts]
     where = ", ".join(
-        f'{_range(first, stop)} ("{token_label(record.texts[first], glyphs)}"'
-        + (f' .. "{token_label(record.texts[stop - 1], glyphs)}")' if stop - first > 1 else ")")
+        f'{_range((first, stop))} ("{texts[first]}"' + (f' .. "{texts[stop - 1]}")' if stop - first > 1 else ")")
         for first, stop in vector.covered
     )
     if all(term.coefficient > 0 for term in vector.terms):
         return f"mean of h over {where}"
     if len(vector.terms) > _MOST_TERMS:
         return where
+    formula = ""
     # From left to right as they are subtracted: an end, then its start.
-    ordered = sorted(enumerate(vector.terms), key=lambda item: (item[0] // 2, -item[0]))
-    formula = " ".join(
-        f"{'-' if term.coefficient < 0 else '+'} {_factor(term.coefficient)}h[{term.index}]" for _, term in ordered
-    )
-    return f"{formula.removeprefix('+ ')}: {where}"
+    for _, term in sorted(enumerate(vector.terms), key=lambda item: (item[0] // 2, -item[0])):
+        factor = "" if abs(term.coefficient) == 1 else f"{abs(term.coefficient):.3g} "
+        formula += f" {'-' if term.coefficient < 0 else '+'} {factor}h[{term.index}]"
+    return f"{formula.removeprefix(' + ')}: {where}"
 
 
-def _factor(coefficient: float) -> str:
-    return "" if abs(coefficient) == 1 else f"{abs(coefficient):.3g} "
-
-
-def _title(record: RowRecord, pair: PairRecord | TubeRecord) -> str:
+def _title(record: RowRecord, pair: ViewPair | VectorPair) -> str:
     return f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
 
 
-def _shown(token: Readout, glyphs: Glyphs) -> str:
+def _token(token: Readout, glyphs: Glyphs) -> str:
     return f'{token.index} "{token_label(token.text, glyphs)}"'
 
 
-def _range(start: int, stop: int) -> str:
+def _range(edges: tuple[int, int]) -> str:
+    start, stop = edges
     return f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
 
 
@@ -256,9 +251,7 @@ def mask_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Itera
     for kind in kinds:
         strip.append(kind.letter, style=kind.style)
     yield strip
-    seen = record.visible[np.ix_(shown, shown)]
-    if len(shown) % 2:
-        seen = np.vstack([seen, np.zeros_like(seen[:1])])
+    seen = np.pad(record.visible[np.ix_(shown, shown)], ((0, len(shown) % 2), (0, 0)))
     for upper in range(0, len(shown), 2):
         line = Text(no_wrap=True).append(f"{shown[upper]:>6} ", style=_FAINT)
         for kind in kinds[upper : upper + 2]:
@@ -277,8 +270,7 @@ def shown_positions(record: RowRecord, room: int) -> list[int]:
         return list(everything)
     needed = {*record.readouts, *(pair.source_end.index for pair in record.pairs)}
     needed |= {index for index, kind in enumerate(record.kinds) if kind == "predictor"}
-    for start, stop in record.sections:
-        needed |= {start, stop - 1}
+    needed |= {edge for start, stop in record.sections for edge in (start, stop - 1)}
     kept, rest = sorted(needed), [index for index in everything if index not in needed]
     if len(kept) >= room:
         return _thinned(kept, room)
@@ -286,5 +278,4 @@ def shown_positions(record: RowRecord, room: int) -> list[int]:
 
 
 def _thinned(indices: Sequence[int], count: int) -> list[int]:
-    picks = np.linspace(0, len(indices) - 1, count).round().astype(int)
-    return [indices[pick] for pick in picks]
+    return [indices[pick] for pick in np.linspace(0, len(indices) - 1, count).round().astype(int)]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import options_of
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.inspect.html import FORMS, LIMIT, FormRows, Variant, page_data, page_html, write_page
-from stepjepa.inspect.model import ModelNumbers, wants_model
+from stepjepa.inspect.html import FORMS, LIMIT, FormRows, ModelNumbers, Variant, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
-from stepjepa.inspect.rows import ShownRows, form_of, rows_from, show_rows, tokenizer_of, traits
+from stepjepa.inspect.rows import ShownRows, rows_from, show_rows, tokenizer_of
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, summary, without_effect
 from stepjepa.utils.text import printable
 
@@ -31,15 +30,6 @@ _LOSS = len("12.3456,")
 _SUFFIXES = {"png": (".png",), "html": (".html", ".htm")}
 
 
-class _Asked(NamedTuple):
-    """What `inspect` was asked for, next to the method's options."""
-
-    row: int
-    rows_packed: int
-    seed: int
-    attention_layers: list[int] | None
-
-
 class RowView:
     """What `inspect` returns: ``print`` it, or let a notebook display it.
 
@@ -50,19 +40,13 @@ class RowView:
     """
 
     def __init__(
-        self,
-        source: Any,
-        place: str,
-        shown: list[ShownRows],
-        notes: list[str],
-        asked: _Asked,
-        model: str | None,
+        self, place: str, shown: list[ShownRows], notes: list[str], model: str | None, layers: list[int] | None
     ):
-        self._source, self._place, self._shown, self._asked, self._model = source, place, shown, asked, model
+        self._shown, self._model, self._layers = shown, model, layers
         self.notes, self.written = notes, list[str]()
-        methods = summary(shown[0].method)
+        first = shown[0].method
         counts = ", ".join(str(one.method.predictors) for one in shown)
-        self.title = f"{place}, {methods.replace(f'K = {shown[0].method.predictors}', f'K = {counts}')}"
+        self.title = f"{place}, {summary(first).replace(f'K = {first.predictors}', f'K = {counts}')}"
 
     @cached_property
     def records(self) -> list[RowRecord]:
@@ -85,8 +69,7 @@ class RowView:
             return printable("\n".join([self.title, *self.notes, *self.written]))
         from stepjepa.inspect.terminal import draw, make_console
 
-        console = make_console()
-        several = len(self._shown) > 1
+        console, several = make_console(), len(self._shown) > 1
         packing = [f"K = {one.method.predictors}: " * several + one.packing() for one in self._shown]
         with console.capture() as drawn:
             draw(self._rows(), console, self.title, self.notes, packing)
@@ -112,23 +95,16 @@ class RowView:
 
     def _page(self) -> tuple[str, list[str]]:
         """The page, and what there is to say about it."""
-        variants = [self._variant(one) for one in self._shown]
+        variants, first = [self._variant(one) for one in self._shown], self._shown[0]
         forms = [form for variant in variants for form in variant.rows.values()]
         notes = [note for note in self.notes if len({note in form.notes for form in forms}) == 1]
         for form in forms:  # the forms keep only what is not about all of them
             form.notes = [note for note in form.notes if note not in notes]
-        title = self.title.removesuffix(f", {form_of(self._shown[0].method).forward}")
+        title = self.title.removesuffix(f", {first.form.forward}")
         page, said = page_html(page_data(title, variants, notes)), []
         if self._model is not None:
-            first = self._shown[0]
-            numbers = ModelNumbers(
-                self._model,
-                first.tokenizer,
-                max(variant.predictors or 0 for variant in variants),
-                first.method.same_predictor,
-                self._asked.seed,
-                self._asked.attention_layers,
-            )
+            predictors = max(len(set(one.form.predictor_ids)) for one in self._shown)
+            numbers = ModelNumbers(self._model, first.tokenizer, predictors, first.seed, self._layers)
             _add_numbers(numbers, variants, LIMIT - _SPARE - len(page))
             said = numbers.notes
             page = page_html(page_data(title, variants, notes, self._model, said))
@@ -142,37 +118,21 @@ class RowView:
 
     def _variant(self, one: ShownRows) -> Variant:
         """The forms of one K: that of the options, and the others that the options allow."""
-        asked = form_of(one.method).forward
-        variant = Variant(one.method.predictors if traits(one.method).views else None, asked)
+        variant = Variant(objective_of(one.method).predictors, one.form.forward)
         for form in FORMS:
             try:
-                other = one if form == asked else self._in_form(one, form)
+                other = one if form == variant.shown else one.in_form(form)
             except (ConfigError, DataError) as error:
                 variant.why_not[form] = str(error)
                 continue
             records = self.records if other is self._shown[0] else other.records()
             tokens = sum(map(len, records))
-            if form != asked and tokens > MOST_TOKENS:
-                variant.why_not[form] = (
-                    f"it takes {tokens:,} tokens, too many next to another form; --forward {form} shows it"
-                )
-                continue
-            variant.rows[form] = FormRows(records, other.packing(), list(other.notes))
+            if form != variant.shown and tokens > MOST_TOKENS:
+                much = f"it takes {tokens:,} tokens, too many next to another form"
+                variant.why_not[form] = f"{much}; --forward {form} shows it"
+            else:
+                variant.rows[form] = FormRows(records, other.packing(), list(other.notes))
         return variant
-
-    def _in_form(self, one: ShownRows, form: str) -> ShownRows:
-        """The same examples under another ``forward``.
-
-        Raises:
-            ConfigError: the options do not allow it.
-            DataError: training would skip the row.
-        """
-        if not one.method.uses_pairs:
-            raise ConfigError(f"objective {one.method.objective} makes no pair: every forward is the chat alone")
-        method = replace(one.method, forward=form)  # type: ignore[arg-type]
-        method.check()
-        asked = self._asked
-        return show_rows(self._source, asked.row, one.tokenizer, method, asked.seed, asked.rows_packed)
 
     def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the picture (``.png``) or the page (``.html``).
@@ -198,8 +158,7 @@ class RowView:
         self.written.append(f"written: {file}")
 
     def _repr_html_(self) -> str:
-        page = html.escape(self.html(), quote=True)
-        title = html.escape(self.title)
+        page, title = html.escape(self.html(), quote=True), html.escape(self.title)
         return f'<iframe srcdoc="{page}" title="{title}" width="100%" height="{_PAGE_HEIGHT}"></iframe>'
 
 
@@ -252,30 +211,31 @@ def inspect(
         if type(value) is not int or value < least:
             raise ConfigError(f"{option} is {value!r}; it must be a whole number from {least} on")
     counts = list(predictors) if isinstance(predictors, Sequence) else [predictors]
-    methods = [JEPAOptions(**options, predictors=count) for count in dict.fromkeys(counts)]
-    for method in methods:
+    methods: dict[int, JEPAOptions] = {}
+    for count in counts:
+        method = JEPAOptions(**options, predictors=count)
         method.check()
-    methods = methods if traits(methods[0]).views else methods[:1]
+        methods.setdefault(objective_of(method).predictors, method)
+    first = next(iter(methods.values()))
     outputs = {"html": html, "png": png}  # the page first: it needs no further library
     for kind, file in outputs.items():
         if file is not None:
             _check_output(kind, file, overwrite, f"--{kind} {file}", "--overwrite to replace it")
     source = list(data) if isinstance(data, Iterator) else data
-    found = next(rows_from(source, row))
+    _, place, _ = next(rows_from(source, row))
     name = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
-    loaded: Any = tokenizer if name is None else tokenizer_of(source, name, methods[0])
-    shown = [show_rows(source, row, loaded, method, seed, rows_packed) for method in methods]
+    loaded: Any = tokenizer if name is None else tokenizer_of(source, name, first)
+    shown = [show_rows(source, row, loaded, method, seed, rows_packed) for method in methods.values()]
     explicit = {*options, *(["predictors"] if predictors is not None else [])}
-    notes = [str(unread) for unread in without_effect(methods[0], explicit)]
+    notes = [str(unread) for unread in without_effect(first, explicit)]
     if not html:
         unread = {"attention_layers": attention_layers, "run_model": run_model}
         notes += [f"--{option} has no effect without --html" for option, value in unread.items() if value is not None]
     if overwrite and not (html or png):
         notes.append("--overwrite has no effect without --png or --html")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
-    asked = _Asked(row, rows_packed, seed, attention_layers)
-    model = name if name is not None and wants_model(name, run_model) else None
-    view = RowView(source, f"row {found.number} ({found.place})", shown, notes, asked, model)
+    model = name if name is not None and _runs_model(name, run_model) else None
+    view = RowView(f"row {row} ({place})", shown, notes, model, attention_layers)
     for kind, file in outputs.items():
         if file is not None:
             try:
@@ -304,6 +264,13 @@ def _check_output(kind: str, file: str | os.PathLike[str], overwrite: bool, what
         raise ConfigError(f"{what}: exists; choose another name, or {remedy}")
 
 
+def _runs_model(name: str, asked: bool | None) -> bool:
+    """Whether the page gets a model's numbers: asked for, or by default for a local folder with a model."""
+    from stepjepa.modeling.load import is_preset
+
+    return os.path.isdir(name) and not is_preset(name) if asked is None else asked
+
+
 def _add_numbers(numbers: ModelNumbers, variants: Sequence[Variant], room: int) -> None:
     """Run the model over all rows; the forms that were asked for share the room for attention first."""
     asked = [variant.rows[variant.shown] for variant in variants]
@@ -314,6 +281,6 @@ def _add_numbers(numbers: ModelNumbers, variants: Sequence[Variant], room: int) 
         for left, form in zip(range(len(group), 0, -1), group, strict=True):
             share = max(room, 0) // left // len(form.records)
             given = [numbers.of_row(record, share) for record in form.records]
-            room -= sum(len(row.record.get("attention", {}).get("weights", "")) for row in given)
-            form.model = [row.record for row in given]
-            form.notes += dict.fromkeys(row.note for row in given)
+            room -= sum(len(row.get("attention", {}).get("weights", "")) for row, _ in given)
+            form.numbers = [row for row, _ in given]
+            form.notes += dict.fromkeys(note for _, note in given)

@@ -10,7 +10,7 @@ Shapes: P pairs, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -66,6 +66,23 @@ class ModelView(Protocol):
 
     def gather(self, rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
         """The rows (P, D) of all processes, with gradient, and where this one's begin (`losses.gather`)."""
+
+
+class VectorNames(NamedTuple):
+    """What a pair's two sides are called where they are weighted sums of states on the trunk.
+
+    Attributes:
+        kind: of such a pair.
+        source, target: its two sides.
+        total: their sum, where that is of interest.
+        ends: the states that bound what was sampled for it: the target's first and last, and the source's last one.
+    """
+
+    kind: str = "vectors"
+    source: str = "source"
+    target: str = "target"
+    total: str = ""
+    ends: tuple[str, ...] = ()
 
 
 class Objective:
@@ -185,6 +202,11 @@ class Objective:
     def brief(self) -> str:
         """Its form in a word, where it has several."""
         return ""
+
+    @property
+    def vector_names(self) -> VectorNames:
+        """What the sides of a pair are called where they are sums of states."""
+        return VectorNames()
 
     @property
     def about(self) -> tuple[str, ...]:

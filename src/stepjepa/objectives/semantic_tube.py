@@ -59,7 +59,7 @@ import numpy as np
 from stepjepa.config.option import Names, option
 from stepjepa.data.types import TRUNK, Example, Pair, PairsFound, Read, Span, Term
 from stepjepa.errors import ConfigError
-from stepjepa.objectives.base import Objective, question_and_answer
+from stepjepa.objectives.base import Objective, VectorNames, question_and_answer
 from stepjepa.objectives.options import LossOptions, PairOptions, Topic
 
 if TYPE_CHECKING:
@@ -95,6 +95,13 @@ class TubeOptions(Topic):
 
 
 _NAME = Names(TubeOptions, LossOptions)
+_VECTORS = {
+    "span": VectorNames("span", "T - P", "P", "T", ("s", "t")),
+    "three_index": VectorNames("three_index", "r to t", "s to r", ends=("s", "r", "t")),
+    "e2e": VectorNames("e2e", "user", "answer"),
+    "mean": VectorNames("mean", "user", "answer"),
+    "curvature": VectorNames("curvature", "before", "after"),
+}
 
 
 class SemanticTube(Objective):
@@ -116,6 +123,11 @@ class SemanticTube(Objective):
     def brief(self) -> str:
         """See `Objective`."""
         return self.options.tube_mode
+
+    @property
+    def vector_names(self) -> VectorNames:
+        """See `Objective`."""
+        return _VECTORS[self.options.tube_mode]
 
     @property
     def distance_name(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,10 +16,12 @@ from stepjepa.data.encode import EncodeOptions, chat_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.signs import Leak, Repeats, Signs, question_of
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
-from stepjepa.data.steps import RowSteps, StepRules, rules_for, steps_of
+from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.streams import is_stream, stream_ids
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.inspect.style import counted
+from stepjepa.inspect.record import counted
+from stepjepa.training.encoding import pair_columns
+from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.text import escaped, printable
 
 _SHOWN_CHARACTERS = 400
@@ -51,6 +53,17 @@ class RowSample:
     answer: str
     steps: int
 
+    def lines(self) -> list[str]:
+        """The sample as it is printed."""
+        first, place = f"(first {_SHOWN_CHARACTERS} characters):", printable(self.place)
+        if not self.roles:
+            return [place, f"  Text {first}", *_indented(self.answer)]
+        lines = [place, f"  Total messages: {len(self.roles)}", f"  Roles: {', '.join(self.roles)}"]
+        for name, text in (("User", self.user), ("Assistant", self.answer)):
+            if text is not None:
+                lines += ["", f"  {name} message {first}", *_indented(text)]
+        return [*lines, "", f"  Total steps: {self.steps}"]
+
 
 @dataclass
 class TextStatistics:
@@ -74,7 +87,7 @@ class TextStatistics:
             which it finds two or more steps.
         text_rows, id_rows: usable rows of text, and of token ids; `characters`, `ids`: how much they hold.
         steps: where the steps come from.
-        signs, repeats, leak: counts that `warnings` judges; `leak` is None without an evaluation file.
+        signs, repeats, leak: counts that warnings are made of; `leak` is None without an evaluation file.
         samples: the first usable rows.
     """
 
@@ -116,11 +129,27 @@ class TextStatistics:
         return sum(rows for steps, rows in self.step_counts.items() if steps >= 2)
 
     @property
+    def rows_with_one_step(self) -> int:
+        """The other chats."""
+        return self.chats - self.rows_with_steps
+
+    @property
+    def rows_without_system(self) -> int:
+        """Usable chats without a system message of some text."""
+        return self.chats - self.signs.rows_with_system
+
+    @property
     def better_splitter(self) -> str | None:
         """The splitter that ``auto`` chooses, where the chosen one finds steps in less than half of the chats, and fewer."""
         if 2 * self.rows_with_steps >= self.chats:
             return None
         return next((name for name, rows in self.other_splitters.items() if rows > self.rows_with_steps), None)
+
+    @property
+    def use_better(self) -> str:
+        """How to have the better splitter."""
+        better = self.better_splitter
+        return f"use --step_splitter {better}" if better != self.splitter else "leave out --step_separator"
 
     @property
     def ready(self) -> bool:
@@ -131,21 +160,19 @@ class TextStatistics:
     @property
     def verdict(self) -> str:
         """What the file serves for, in one sentence."""
+        found, usable, better = self.rows_with_steps, self.chats, self.better_splitter
+        none = f"{f'only {found:,} of {usable:,} rows have' if found else 'no row has'} two steps with {self.chosen}"
         if self.plain_text:
             return _NEEDS_CHATS
-        found, usable, better = self.rows_with_steps, self.chats, self.better_splitter
-        start = f"only {found:,} of {usable:,} rows have" if found else "no row has"
         if better is not None:
-            remedy = f"use --step_splitter {better}" if better != self.splitter else "leave out --step_separator"
-            other = (
-                f"the splitter that auto chooses, {better}, finds them in {self.other_splitters[better]:,}: {remedy}"
-            )
-            return f"{start} two steps with {self.chosen()}; {other}"
+            served = f"finds them in {self.other_splitters[better]:,}: {self.use_better}"
+            return f"{none}; the splitter that auto chooses, {better}, {served}"
         if not self.ready:
-            return f"not for step_jepa: {start} two steps with {self.chosen()}; give --step_separator or another --objective"
+            return f"not for step_jepa: {none}; give --step_separator or another --objective"
         rest = f"; the other {usable - found:,} would train as plain language modelling" if found < usable else ""
         return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
 
+    @property
     def chosen(self) -> str:
         """How steps were looked for."""
         name = f"splitter {self.splitter!r}"
@@ -156,13 +183,18 @@ class TextStatistics:
             return "the rows' own steps" + (f", else {name}" if self.steps.own < self.steps.rows else "")
         return name
 
+    @property
+    def plain_separator(self) -> str:
+        """Where a plain split would cut."""
+        return self.separator if self.splitter in ("separator", "lines") else "\n\n"
+
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
-        record = {**vars(self), "samples": [asdict(sample) for sample in self.samples]}
-        for name, value in record.items():
-            if isinstance(value, Counter):
-                record[name] = {str(key): rows for key, rows in sorted(value.items())}
-        return record | {
+        counters = {name: value for name, value in vars(self).items() if isinstance(value, Counter)}
+        return {
+            **vars(self),
+            **{name: {str(key): rows for key, rows in sorted(value.items())} for name, value in counters.items()},
+            "samples": [asdict(sample) for sample in self.samples],
             "steps": self.steps.to_dict(),
             "signs": asdict(self.signs),
             "repeats": self.repeats.to_dict(),
@@ -173,12 +205,12 @@ class TextStatistics:
             "verdict": self.verdict,
         }
 
-    def skipped(self) -> list[str]:
-        """Number of rows, reason and first place of each kind of row that cannot be used."""
-        return [
-            f"{rows:,}: {REASONS.get(reason, reason)} (first: {printable(self.first_skipped[reason])})"
+    def skipped(self) -> dict[str, str]:
+        """Reason -> number of rows, reason and first place of each kind of row that cannot be used."""
+        return {
+            reason: f"{rows:,}: {REASONS.get(reason, reason)} (first: {printable(self.first_skipped[reason])})"
             for reason, rows in self.rows_skipped.most_common()
-        ]
+        }
 
     def lines(self) -> list[str]:
         """The statistics, one fact a line. What comes from the file is made `printable`."""
@@ -186,9 +218,8 @@ class TextStatistics:
         lines = [f"Format check: {printable(self.source)}"]
         lines += [f"  Files: {listed_files(self.files)}"] if self.files else []
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
-        for (reason, _), line in zip(self.rows_skipped.most_common(), self.skipped(), strict=True):
-            lines.append(f"    skipped {line}")
-            lines.append(f"      the row begins: {escaped(self.skipped_texts[reason])}")
+        for reason, line in self.skipped().items():
+            lines += [f"    skipped {line}", f"      the row begins: {escaped(self.skipped_texts[reason])}"]
         if self.text_rows:
             lines.append(f"  Plain text: {counted(self.text_rows, 'row')}, {counted(self.characters, 'character')}")
         if self.id_rows:
@@ -196,28 +227,17 @@ class TextStatistics:
         if self.chats:
             lines += [f"  Messages a row: {_listed(self.message_counts)}", f"  Roles: {_listed(self.role_orders)}"]
         for sample in self.samples:
-            lines += ["", *self._sample_lines(sample)]
+            lines += ["", *sample.lines()]
         if self.chats and not self.plain_text:
-            lines += ["", f"Steps an answer with {self.chosen()}:", *self._table()]
+            lines += ["", f"Steps an answer with {self.chosen}:", *self._table()]
             if self.rows_with_steps:
-                lines.append(
-                    f"  Pairs: {self.pairs_first:,} (--step_pairs first), {self.pairs_all:,} (--step_pairs all)"
-                )
+                pairs = f"{self.pairs_first:,} (--step_pairs first), {self.pairs_all:,} (--step_pairs all)"
+                lines.append(f"  Pairs: {pairs}")
         lines += ["", f"Verdict: {self.verdict}"]
         if not self.plain_text:
             asked = f"{self.rows_with_question:,} of {self.chats:,} rows have a user message and an answer"
             lines.append(f"For llm_jepa: {asked}")
         return lines
-
-    def _sample_lines(self, sample: RowSample) -> list[str]:
-        first, place = f"(first {_SHOWN_CHARACTERS} characters):", printable(sample.place)
-        if not sample.roles:
-            return [place, f"  Text {first}", *_indented(sample.answer)]
-        lines = [place, f"  Total messages: {len(sample.roles)}", f"  Roles: {', '.join(sample.roles)}"]
-        for name, text in (("User", sample.user), ("Assistant", sample.answer)):
-            if text is not None:
-                lines += ["", f"  {name} message {first}", *_indented(text)]
-        return [*lines, "", f"  Total steps: {sample.steps}"]
 
     def _table(self) -> list[str]:
         counts: Counter[int] = Counter()
@@ -242,59 +262,98 @@ def _listed(counts: Counter[Any]) -> str:
 
 
 def read_texts(
-    rows: RowSource,
-    splitter: str = "separator",
-    separator: str = "\\n\\n",
-    *,
-    show: int = 1,
-    strict: bool = False,
-    columns: PairColumns | None = None,
-    steps_column: str = "steps",
-    system_prompt: str | None = None,
-    eval_rows: RowSource | None = None,
+    rows: RowSource, method: JEPAOptions, show: int = 1, eval_rows: RowSource | None = None
 ) -> TextStatistics:
-    r"""Read a data set and count its messages, its steps and what there is to warn of.
+    """Read a data set and count its messages, its steps and what there is to warn of.
 
     As in training, the first row decides whether the data set is one of chats or of plain text.
 
     Args:
-        splitter, separator, steps_column: how steps are found, as `rules_for` takes them.
+        method: how rows become chats, and how their steps are found.
         show: how many usable rows to keep as samples.
-        strict: a row that cannot be used is an error instead of a count.
-        columns: the two columns that make a chat, None for the known names.
-        system_prompt: put in front of chats that have no system message.
         eval_rows: a second data set, whose questions are looked for in this one.
 
     Raises:
-        DataError: a source is missing, empty or broken, or has no usable row; with ``strict`` the first bad row.
+        DataError: a source is missing, empty or broken, or has no usable row; with ``strict_data`` the first bad row.
         ConfigError: an unknown splitter, an empty separator, or a negative `show`.
     """
     if show < 0:
         raise ConfigError(f"show is {show}; give how many rows to show, 0 or more")
-    rules, usual = (rules_for(rows, *how, steps_column, columns) for how in ((splitter, separator), ("auto", "\n\n")))
-    reader = _Reader(rows, rules, usual, columns, system_prompt)
-    found = reader.found
+    columns = pair_columns(method)
+    rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
+    usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
+    options = EncodeOptions(rules=rules, system_prompt=method.system_prompt, columns=columns)
+    named = rules.name in ("separator", "auto", "regex") and not rules.required
+    separator = rules.splitter.separator if named else "\n"
+    others = {usual.name: 0} if rules.required or usual != rules.splitter else {}
+    found = TextStatistics(
+        rows.name, rules.name, separator, rows.files, other_splitters=others, steps=StepCounts.of(rules)
+    )
     for number, row in rows:
         if not found.rows_read:
             found.plain_text = columns is None and is_stream(row)
         found.rows_read += 1
+        place = rows.place(number)
         try:
-            sample = reader.read(number, row)
+            if found.plain_text and is_stream(row):
+                sample = _count_stream(found, rows, number, row)
+            else:
+                messages = chat_of(row, options)
+                answers = [message["content"] for message in messages if message["role"] == "assistant"]
+                steps = steps_of(row, answers, rules)
+                found.steps.count(place, steps)
+                for name in found.other_splitters:
+                    found.other_splitters[name] += any(len(usual.spans(answer)) >= 2 for answer in answers)
+                found.signs.count(place, messages, steps.spans, found.plain_separator)
+                found.repeats.count(rows, number, question_of(messages), "\n".join(answers))
+                sample = _count_chat(found, place, messages, answers, [len(spans) for spans in steps.spans])
         except RowError as error:
-            where = f"{rows.place(number)}: {error}"
-            if strict:
+            where = f"{place}: {error}"
+            if method.strict_data:
                 raise DataError(f"{printable(where)} (--strict_data stops at the first such row)") from None
             found.rows_skipped[error.reason] += 1
             found.first_skipped.setdefault(error.reason, where)
             found.skipped_texts.setdefault(error.reason, excerpt(row))
             continue
         found.rows_usable += 1
-        if len(found.samples) < show:
-            found.samples.append(sample)
-    _need_rows(rows, found.rows_read, found.rows_usable, found.skipped())
+        found.samples += [sample] if len(found.samples) < show else []
+    _need_rows(rows, found.rows_read, found.rows_usable, found.skipped().values())
     if eval_rows is not None:
         found.leak = _leak(found, rows, eval_rows, columns)
     return found
+
+
+def _count_chat(
+    found: TextStatistics, place: str, messages: Sequence[Mapping[str, str]], answers: list[str], steps: list[int]
+) -> RowSample:
+    """Count the messages and steps of a usable chat; how it is shown."""
+    roles = tuple(message["role"] for message in messages)
+    found.message_counts[len(messages)] += 1
+    found.role_orders[", ".join(roles)] += 1
+    found.step_counts[max(steps)] += 1
+    found.pairs_first += sum(count >= 2 for count in steps)
+    found.pairs_all += sum(max(count - 1, 0) for count in steps)
+    asked = answered = False
+    for message in messages:
+        filled = bool(message["content"].strip())
+        answered = answered or (message["role"] == "assistant" and asked and filled)
+        asked = filled if message["role"] == "user" else asked
+    found.rows_with_question += answered
+    user = next((_cut(message["content"]) for message in messages if message["role"] == "user"), None)
+    return RowSample(place, roles, user, _cut(answers[0]), steps[0])
+
+
+def _count_stream(found: TextStatistics, rows: RowSource, number: int, row: Mapping[str, Any]) -> RowSample:
+    """Count a usable row of plain text; how it is shown."""
+    text = _asked(row, True, None)
+    if row.get("input_ids") is not None:
+        found.id_rows += 1
+        found.ids += len(row["input_ids"])
+    else:
+        found.text_rows += 1
+        found.characters += len(text)
+    found.repeats.count(rows, number, text, "")
+    return RowSample(rows.place(number), (), None, _cut(text), 0)
 
 
 class _AnyTokenizer:
@@ -309,75 +368,6 @@ class _AnyTokenizer:
         return {"input_ids": []}
 
 
-class _Reader:
-    """Counts the rows of a data set one by one into `found`.
-
-    Args:
-        rules: how steps are found; `usual`: how ``auto`` would find them.
-    """
-
-    def __init__(
-        self,
-        rows: RowSource,
-        rules: StepRules,
-        usual: StepRules,
-        columns: PairColumns | None,
-        system_prompt: str | None,
-    ):
-        self.rows, self.rules, self.usual = rows, rules, usual.splitter
-        self.options = EncodeOptions(rules=rules, system_prompt=system_prompt, columns=columns)
-        name = rules.name
-        shown = rules.splitter.separator if name in ("separator", "auto", "regex") and not rules.required else "\n"
-        others = {self.usual.name: 0} if rules.required or self.usual != rules.splitter else {}
-        counts = StepCounts.of(rules)
-        self.found = TextStatistics(rows.name, name, shown, rows.files, other_splitters=others, steps=counts)
-        self.plain_separator = shown if name in ("separator", "lines") else "\n\n"  # where a plain split would cut
-
-    def read(self, number: int, row: Any) -> RowSample:
-        """Count a row; how it is shown.
-
-        Raises:
-            RowError: the row cannot be used; nothing was counted.
-        """
-        place = self.rows.place(number)
-        if self.found.plain_text and is_stream(row):
-            return RowSample(place, (), None, _cut(self._count_stream(number, row)), 0)
-        messages = chat_of(row, self.options)
-        answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        steps = steps_of(row, answers, self.rules)
-        self._count_chat(number, messages, answers, steps)
-        user = next((_cut(message["content"]) for message in messages if message["role"] == "user"), None)
-        roles = tuple(message["role"] for message in messages)
-        return RowSample(place, roles, user, _cut(answers[0]), len(steps.spans[0]))
-
-    def _count_stream(self, number: int, row: Mapping[str, Any]) -> str:
-        found, (text, _) = self.found, _asked(row, True, None)
-        if row.get("input_ids") is not None:
-            found.id_rows += 1
-            found.ids += len(row["input_ids"])
-        else:
-            found.text_rows += 1
-            found.characters += len(text)
-        found.repeats.count(self.rows, number, text, "")
-        return text
-
-    def _count_chat(self, number: int, messages: list[dict[str, str]], answers: list[str], own: RowSteps) -> None:
-        found, place = self.found, self.rows.place(number)
-        found.steps.count(place, own)
-        found.message_counts[len(messages)] += 1
-        found.role_orders[", ".join(message["role"] for message in messages)] += 1
-        steps = [len(spans) for spans in own.spans]
-        found.step_counts[max(steps)] += 1
-        found.pairs_first += sum(count >= 2 for count in steps)
-        found.pairs_all += sum(max(count - 1, 0) for count in steps)
-
-        for name in found.other_splitters:
-            found.other_splitters[name] += any(len(self.usual.spans(answer)) >= 2 for answer in answers)
-        found.rows_with_question += _asks(messages)
-        found.repeats.count(self.rows, number, question_of(messages), "\n".join(answers))
-        found.signs.count(place, messages, own.spans, self.plain_separator)
-
-
 def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: PairColumns | None) -> Leak:
     """Count the rows of `others` whose question is in `rows`, which `found` is about.
 
@@ -387,13 +377,12 @@ def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: Pa
     leak, skipped = Leak(others.name), ""
     for number, row in others:
         try:
-            question, _ = _asked(row, found.plain_text, columns)
+            known = found.repeats.find(_asked(row, found.plain_text, columns))
         except RowError as error:
             leak.skipped += 1
             skipped = skipped or printable(f"{others.place(number)}: {error}")
             continue
         leak.rows += 1
-        known = found.repeats.find(question)
         if known is not None:
             leak.found += 1
             leak.first = leak.first or (others.place(number), rows.place(known))
@@ -401,7 +390,7 @@ def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: Pa
     return leak
 
 
-def _need_rows(rows: RowSource, read: int, usable: int, skipped: Sequence[str]) -> None:
+def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) -> None:
     if not read:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     if not usable:
@@ -411,28 +400,16 @@ def _need_rows(rows: RowSource, read: int, usable: int, skipped: Sequence[str]) 
         raise DataError(message)
 
 
-def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> tuple[str, str]:
-    """What a row asks, and the answers to it; of plain text the text itself.
+def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
+    """What a row asks; of plain text the text itself.
 
     Raises:
         RowError: the row cannot be used.
     """
     if plain_text and is_stream(row):
         ids = stream_ids(row, _AnyTokenizer())
-        return (" ".join(map(str, ids.tolist())) if len(ids) else row["text"]), ""
-    messages = row_to_messages(row, None, columns)
-    return question_of(messages), "\n".join(m["content"] for m in messages if m["role"] == "assistant")
-
-
-def _asks(messages: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a filled user message is followed by a filled answer."""
-    asked = False
-    for message in messages:
-        filled = bool(message["content"].strip())
-        if message["role"] == "assistant" and asked and filled:
-            return True
-        asked = filled if message["role"] == "user" else asked
-    return False
+        return " ".join(map(str, ids.tolist())) if len(ids) else row["text"]
+    return question_of(row_to_messages(row, None, columns))
 
 
 def excerpt(row: Any) -> str:

@@ -15,24 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.data.encode import (
-    CHUNK_ROWS,
-    Encoded,
-    EncodeOptions,
-    PlacedRow,
-    RowEncoder,
-    make_encoder,
-    nothing_kept,
-)
+from stepjepa.data.encode import CHUNK_ROWS, RowEncoder, nothing_kept
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example
-from stepjepa.inspect.layout import one_token_targets, row_records, tokens_in_views
-from stepjepa.inspect.padding import Padding, measure_padding, row_collator
-from stepjepa.inspect.record import Span
-from stepjepa.inspect.rows import Traits, form_of, row_spans, traits
-from stepjepa.inspect.style import counted
-from stepjepa.objectives.base import objective_of
+from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_records
+from stepjepa.inspect.record import counted
+from stepjepa.inspect.rows import encoder_for, row_spans
+from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
 from stepjepa.utils.text import escaped, printable
 
@@ -72,6 +62,17 @@ class Truncation:
     tokens_lost: int
     holds: dict[str, int]
 
+    @property
+    def chats(self) -> int:
+        """Those that are cut or skipped."""
+        return self.answers_cut + self.rows_without_room
+
+    @property
+    def enough(self) -> str:
+        """The `max_length` to take."""
+        most, rest = self.holds["99"], f"{self.holds['100']:,}"
+        return f"{rest}, or to {most:,} for 99 % of the rows" if most < self.holds["100"] else rest
+
 
 @dataclass
 class Coverage:
@@ -79,8 +80,8 @@ class Coverage:
 
     Attributes:
         answer_tokens: tokens of the answers' contents, without end of turn, as far as they are kept.
-        in_views: those of them in a view of a pair. For ``step_jepa`` a source is its step, although the model sees all
-            that precedes it.
+        in_views: those of them in a view of a pair. Of an objective with steps a source is its step, although the model sees
+            all that precedes it.
     """
 
     answer_tokens: int = 0
@@ -93,7 +94,7 @@ class TokenStatistics:
 
     Attributes:
         tokenizer: its name; `vocabulary`: its entries.
-        method: the objective and its form; `objective` alone.
+        method: the objective and its form; `objective`: the objective itself, of which the record has the name.
         data: training's own report: rows, pairs, lengths, labels.
         plain_text: whether the data set is plain text; then nothing is truncated, and `coverage` and `truncation` are None.
         sampled: examples in the sample; `coverage`, `segments` and `padding` are of these alone.
@@ -108,7 +109,7 @@ class TokenStatistics:
     tokenizer: str
     vocabulary: int
     method: str
-    objective: str
+    objective: Objective
     data: DataReport
     plain_text: bool = False
     truncation: Truncation | None = None
@@ -123,11 +124,17 @@ class TokenStatistics:
     end_is: tuple[str, ...] = ()
     end_labelled: bool = True
 
+    @property
+    def chats(self) -> int:
+        """Rows that are kept as chats."""
+        return 0 if self.plain_text else self.data.rows_kept
+
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
         parts = {"truncation": self.truncation, "coverage": self.coverage, "padding": self.padding}
         return {
             **vars(self),
+            "objective": self.objective.label,
             "data": self.data.to_dict(),
             **{name: None if part is None else asdict(part) for name, part in parts.items()},
         }
@@ -152,8 +159,8 @@ class TokenStatistics:
 
     def _pair_lines(self) -> Iterator[str]:
         data = self.data
-        if self.objective == "regular":
-            yield "  Pairs: none, the objective is regular"
+        if not self.objective.makes_pairs:
+            yield f"  Pairs: none, the objective is {self.objective.label}"
             return
         paired = data.examples - sum(data.examples_without_pairs.values())
         yield from (f"  {printable(line[:1].upper() + line[1:])}" for line in data.steps.lines())
@@ -162,7 +169,7 @@ class TokenStatistics:
             yield f"    no pair in {count:,}: {REASONS.get(reason, reason)}; plain language modelling"
         for reason, count in data.pairs_dropped.most_common():
             yield f"    {counted(count, 'pair')} dropped: {REASONS.get(reason, reason)}"
-        if self.objective == "semantic_tube":
+        if self.objective.vector_names.ends:
             yield "    spans are sampled every epoch; stepjepa inspect shows those of a row"
 
     def _length_lines(self) -> Iterator[str]:
@@ -187,18 +194,16 @@ class TokenStatistics:
         if self.end_of_turn is None:
             yield "  End of turn: none"
             return
-        same = (
-            f", which is the tokenizer's {' and '.join(self.end_is)} token"
-            if self.end_is
-            else " (not the tokenizer's EOS)"
-        )
-        yield f"  End of turn: {escaped(self.end_of_turn)}{same}; {'' if self.end_labelled else 'not '}labelled"
+        which = f", which is the tokenizer's {' and '.join(self.end_is)} token"
+        which = which if self.end_is else " (not the tokenizer's EOS)"
+        labelled = "labelled" if self.end_labelled else "not labelled"
+        yield f"  End of turn: {escaped(self.end_of_turn)}{which}; {labelled}"
 
     def _sample_lines(self) -> Iterator[str]:
         which = f"all {self.sampled:,} examples" if self.sampled_all else f"{self.sampled:,} examples sampled at random"
         found = self.coverage
-        if found is not None and self.objective != "regular" and found.answer_tokens:
-            view = "a step that is the source or the target" if self.objective == "step_jepa" else "a view"
+        if found is not None and self.objective.makes_pairs and found.answer_tokens:
+            view = "a step that is the source or the target" if self.objective.needs_steps else "a view"
             share = f"{100 * found.in_views / found.answer_tokens:.1f} %"
             yield f"  Coverage: {share} of the answers' {found.answer_tokens:,} tokens lie in {view} of a pair ({which})"
         total = sum(self.segments.values())
@@ -216,18 +221,13 @@ def share_of(count: int, total: int, what: str) -> str:
     return f"{count:,} of {counted(total, what)} ({100 * count / max(total, 1):.1f} %)"
 
 
-def short_place(place: str, source: str) -> str:
-    """``line 7`` of ``data.jsonl line 7``, printable."""
-    return printable(place.removeprefix(f"{source} "))
-
-
 def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
     """The positions of a batch in a table.
 
     Args:
         trunks: what the examples are: ``chats`` or ``texts``.
     """
-    number, batches = f"{padding.batches:,}", "batch" if padding.batches == 1 else "batches"
+    batches = counted(padding.batches, "batch", "batches")
     rows = [(f"{trunks} alone, a row each", padding.fixed_chats, padding.longest_chats, f"the {trunks}")]
     if padding.sequences > padding.batch_size:
         both = f"{trunks} and views"
@@ -236,7 +236,7 @@ def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
     empty = 100 * (1 - padding.tokens / padding.packed)
     published = ", as the published code pads," if trunks == "chats" else ""
     return [
-        f"Positions in a batch of {padding.batch_size:,} (mean of {number} {batches}):",
+        f"Positions in a batch of {padding.batch_size:,} (mean of {batches}):",
         f"  {'padded to':<29}{f'max_length {padding.max_length:,}':>18}{'the longest':>14}",
         *(f"  {name:<29}{one:>18,.0f}{other:>14,.0f}" for name, one, other, _ in rows),
         f"  {'as stepjepa lays them out':<29}{'':>18}{padding.packed:>14,.0f}",
@@ -269,85 +269,59 @@ def read_tokens(
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
         ConfigError: the tokenizer or the template cannot be used.
     """
-    from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
-
-    tokenizer = chat_tokenizer(tokenizer, method)
-    renderer, settings = make_renderer(tokenizer, method), settings_for(rows, method)
-    encoder, asked = make_encoder(rows, tokenizer, renderer, settings), traits(method)
-    unlimited = replace(settings, max_length=_UNLIMITED, objective=None, strict=False)
-    untruncated = RowEncoder(rows.name, tokenizer, renderer, unlimited, encoder.streams)
+    encoder, objective = encoder_for(rows, tokenizer, method), objective_of(method)
+    tokenizer, streams, max_length = encoder.tokenizer, encoder.streams, encoder.options.max_length
+    settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict=False)
+    unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
     chosen = set(range(count))
     if count > sample_rows:
         chosen = set(np.random.default_rng(seed).choice(count, sample_rows, replace=False).tolist())
     data = DataReport(rows.name)
-    found = TokenStatistics(
-        name,
-        len(tokenizer),
-        summary(method),
-        objective_of(method).label,
-        data,
-        plain_text=encoder.streams,
-    )
-    unknown = tokenizer.unk_token_id
-    if unknown in {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}:
-        unknown = None  # GPT-2's is its end of text
+    found = TokenStatistics(name, len(tokenizer), summary(method), objective, data, streams)
+    special = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None}
+    unknown = None if tokenizer.unk_token_id in special else tokenizer.unk_token_id  # GPT-2's is its end of text
     found.unknown_tokens = None if unknown is None else 0
     examples: list[Example] = []
     spans: list[tuple[Span, ...]] = []
-    kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
     first = 0
     placed = ((rows.place(number), row) for number, row in rows)
     while chunk := list(islice(placed, CHUNK_ROWS)):
         encoded = encoder(chunk)
         data.add(encoded.report)
         made = iter(encoded.store)
-        for number, ((_, row), parts) in enumerate(zip(chunk, encoded.counts, strict=True), first):
+        cut = []  # the chats that may be longer than their examples
+        for number, ((place, row), parts) in enumerate(zip(chunk, encoded.counts, strict=True), first):
             for example in islice(made, parts):
                 if found.unknown_tokens is not None:
-                    found.unknown_tokens += int((example.input_ids == unknown).sum())
-                found.one_token_targets += one_token_targets(example) if asked.views else 0
+                    found.unknown_tokens += int((example.trunk == unknown).sum())
+                targets = (example.segment(pair.target) for pair in example.pairs)
+                found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
                 if number in chosen:  # copies, so that the chunk's arrays do not stay in memory
-                    own = _copy(example)
-                    examples.append(own)
-                    spans.append(row_spans(row, own, encoder))
-        kept.append(encoded.store.lengths)
-        if not encoder.streams:
-            full.append(_full_lengths(untruncated, chunk, encoded, settings.max_length))
+                    segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
+                    examples.append(example._replace(trunk=example.trunk.copy(), segments=segments))
+                    spans.append(row_spans(row, examples[-1], encoder))
+            if not parts or len(example.trunk) >= max_length:
+                cut.append((place, row))
+        kept.append(encoded.store.lengths.astype(np.int64))
+        if not streams:
+            full.append(kept[-1][kept[-1] < max_length])
+            full += [unlimited(cut).store.lengths] if cut else []
         first += len(chunk)
     if not data.examples:
         raise nothing_kept(data)
     data.set_lengths(np.concatenate(kept))
     found.sampled, found.sampled_all = len(examples), count <= sample_rows
-    if not encoder.streams:
-        found.truncation = _truncation(data, np.concatenate(full), settings.max_length)
-        found.coverage = coverage(examples, spans, asked)
-        _set_end_of_turn(found, tokenizer, settings)
-    _lay_out(found, examples, spans, tokenizer, method, batch_size, seed)
+    if not streams:
+        found.truncation = _truncation(data, np.concatenate(full), max_length)
+        found.coverage = coverage(examples, spans, objective)
+        _set_end_of_turn(found, tokenizer, encoder.options.labels)
+    _lay_out(found, examples, spans, Form.of(method, tokenizer), method, batch_size, seed)
     return found
 
 
-def _copy(example: Example) -> Example:
-    """It in memory of its own."""
-    segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
-    return example._replace(trunk=example.trunk.copy(), segments=segments)
-
-
-def _full_lengths(untruncated: RowEncoder, chunk: Sequence[PlacedRow], encoded: Encoded, max_length: int) -> np.ndarray:
-    """Tokens of every chat of a chunk that can be tokenised, cut or not, (N,)."""
-    lengths = encoded.store.lengths.astype(np.int64)
-    refused = bool(encoded.report.rows_skipped["no_room_for_answer"])
-    if not refused and not (lengths >= max_length).any():
-        return lengths
-    places = (np.cumsum(encoded.counts) - 1).tolist()
-    cut = [
-        row
-        for row, count, place in zip(chunk, encoded.counts, places, strict=True)
-        if (refused if count == 0 else lengths[place] >= max_length)
-    ]
-    return np.concatenate([lengths[lengths < max_length], untruncated(cut).store.lengths])
-
-
 def _truncation(data: DataReport, full: np.ndarray, max_length: int) -> Truncation:
+    """What is lost of chats that have `full` (N,) tokens."""
     shares = (100, 99, 95)
     values = np.percentile(full, shares, method="inverted_cdf")  # the least length that holds so many
     return Truncation(
@@ -360,22 +334,29 @@ def _truncation(data: DataReport, full: np.ndarray, max_length: int) -> Truncati
     )
 
 
-def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], asked: Traits) -> Coverage:
+def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], objective: Objective) -> Coverage:
     """How many of the answers' tokens lie in a view."""
     found = Coverage()
     for example, own in zip(examples, spans, strict=True):
-        length = len(example.input_ids)
+        length = len(example.trunk)
         answers = [span for span in own if span.name.startswith(("answer", "step")) and span.start < length]
-        in_view = tokens_in_views(example, answers, asked.halves)
-        if in_view is None:
-            continue
+        standalone = any(example.view_on_trunk(pair.source) is None for pair in example.pairs)
+        if standalone and len(example.pairs) < len(answers):
+            continue  # which of the answers have a pair is not known
+        in_view = np.full(length, bool(example.pairs) and (standalone or objective.halves))
+        ends = {example.sees(pair.source) + 1 for pair in example.pairs}
+        targets = [example.view_on_trunk(pair.target) for pair in example.pairs]
+        for target in (*targets, *(target for _, target in example.view_spans)):
+            if target is not None:
+                in_view[target.start : target.stop] = True
         for _, start, stop in answers:
+            in_view[start:stop] |= stop in ends
             found.answer_tokens += min(stop, length) - start
             found.in_views += int(in_view[start:stop].sum())
     return found
 
 
-def _set_end_of_turn(found: TokenStatistics, tokenizer: PreTrainedTokenizerBase, settings: EncodeOptions) -> None:
+def _set_end_of_turn(found: TokenStatistics, tokenizer: PreTrainedTokenizerBase, labels: str) -> None:
     words = found.data.end_of_turn
     if words.startswith("none"):
         found.end_labelled = False
@@ -383,14 +364,14 @@ def _set_end_of_turn(found: TokenStatistics, tokenizer: PreTrainedTokenizerBase,
     found.end_of_turn = words.partition(" (the tokenizer's EOS")[0]
     named = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
     found.end_is = tuple(name for name, token in named if token == found.end_of_turn)
-    found.end_labelled = settings.labels != "reference"
+    found.end_labelled = labels != "reference"
 
 
 def _lay_out(
     found: TokenStatistics,
     examples: list[Example],
     spans: list[tuple[Span, ...]],
-    tokenizer: PreTrainedTokenizerBase,
+    form: Form,
     method: JEPAOptions,
     batch_size: int,
     seed: int,
@@ -398,29 +379,21 @@ def _lay_out(
     """Tokens by kind and padding of the sample, as training samples and collates it."""
     from stepjepa.training.batches import DrawnExamples, EpochSampler
 
-    form, vocabulary, pad = form_of(method), len(tokenizer), tokenizer.pad_token_id or 0
-    draw = DrawnExamples(examples, objective_of(method), seed, method.jepa_ratio)
+    draw = DrawnExamples(examples, found.objective, seed, method.jepa_ratio)
     order = list(EpochSampler(len(examples), 1, seed))
     sampled = [draw[index] for index in order]
     found.segments = dict.fromkeys(_KINDS, 0)
     for index, example in zip(order, sampled, strict=True):
-        (record,) = row_records(
-            [example], form, lambda _: "", vocabulary=vocabulary, tube_mode=method.tube_mode, spans=[spans[index.row]]
-        )
-        for name, kind in zip(record.names, record.kinds, strict=True):
-            found.segments[_kind_of(name, kind)] += 1
-    collator = row_collator(
-        form, vocabulary, pad, separate_targets=method.separate_targets, max_row_length=method.max_row_length
-    )
-    standalone = row_collator(form._replace(forward="two_pass"), vocabulary)
-    found.padding = measure_padding(sampled, collator, standalone, batch_size, method.max_length)
+        for record in row_records([example], form, lambda _: "", [spans[index.row]]):
+            for name, kind in zip(record.names, record.kinds, strict=True):
+                found.segments[_kind_of(name.removeprefix("trunk: "), kind)] += 1
+    found.padding = measure_padding(sampled, form, batch_size, method.max_length)
 
 
 def _kind_of(name: str, kind: str) -> str:
     """Which of `_KINDS` a token of a record is."""
     if kind == "predictor":
         return "predictors"
-    name = name.removeprefix("trunk: ")
     if name in ("system", "user", "text"):
         return name
     if name.startswith(("source", "target")):

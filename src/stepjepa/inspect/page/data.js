@@ -62,21 +62,21 @@ class Row {
     return runs;
   }
 
-  // Whether `query` sees `key` by the rule, and why, in words.
+  // Whether `query` sees `key` by the rule, and why.
   why(query, key) {
     const { examples, segments, orders, attaches, floors } = this.raw;
     const own = segments[query] === segments[key];
     if (examples[query] !== examples[key]) return [false, "another example"];
     if (examples[query] < 0) return own ? [true, "padding sees itself"] : [false, "padding sees itself alone"];
     if (own && orders[key] > orders[query]) return [false, "it comes later in the same segment"];
-    if (own && orders[key] < floors[query]) return [false, "the view is isolated in its place: it sees nothing in front of it"];
+    if (own && orders[key] < floors[query]) return [false, "the view is isolated in its place: it sees nothing before it"];
     if (own) return [true, query === key ? "every token sees itself" : "the same segment, not later"];
     const name = this.section(query).name;
     if (segments[key] !== TRUNK) return [false, "it is off the trunk, in another segment"];
     if (attaches[query] < 0) return [false, `${name} is isolated: it sees itself alone`];
     const hangs = this.firstOf.get(examples[query]) + attaches[query];
-    if (orders[key] <= attaches[query]) return [true, `on the trunk, up to token ${hangs}, behind which ${name} hangs`];
-    return [false, `on the trunk, but behind token ${hangs}, where ${name} hangs`];
+    if (orders[key] <= attaches[query]) return [true, `on the trunk, up to token ${hangs}, where ${name} is attached`];
+    return [false, `on the trunk, but after token ${hangs}, where ${name} is attached`];
   }
 
   attention() {
@@ -85,7 +85,7 @@ class Row {
   }
 }
 
-// Weights of attention: a byte for each visible pair, row by row, one map behind the other.
+// Weights of attention: a byte for each visible pair, row by row, one map after the other.
 class Attention {
   constructor(row) {
     const { maps, weights } = row.raw.attention;
@@ -136,7 +136,7 @@ function range(noun, first, last) {
   return first === last ? `${noun} ${first}` : `${noun}s ${first}\u2013${last}`;
 }
 
-// token -> [[words, side], ..]: what is said behind a token.
+// token -> [[words, side], ..]: what is said after a token.
 function readouts(raw) {
   const found = new Map();
   const say = (token, what, number, side) => {
@@ -147,12 +147,12 @@ function readouts(raw) {
   };
   for (const pair of raw.pairs) {
     const number = [pair.example, pair.number];
-    if (!pair.apart) say(pair.sourceEnd, "end of source", number, "");
+    if (!pair.standalone) say(pair.source_end, "end of source", number, "");
     say(pair.source, "source", number, "source");
     say(pair.target, "target", number, "target");
   }
-  for (const drawn of raw.tube) {
-    for (const [name, token] of drawn.ends) say(token, name, [drawn.example, drawn.number], "");
+  for (const sampled of raw.vectors) {
+    for (const [name, token] of sampled.ends) say(token, name, [sampled.example, sampled.number], "");
   }
   return new Map(
     [...found].map(([token, said]) => [

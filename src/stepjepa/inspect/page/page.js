@@ -76,7 +76,7 @@ function list(items) {
   return items.map((item) => make("li", "", isolated(item)));
 }
 
-// Draw a row anew: after the number of predictors, the form or the row was changed.
+// Draw a row: after the number of predictors, the form or the row was changed.
 function show() {
   const variant = DATA.variants[state.variant];
   if (!variant.forms[state.form]) state.form = variant.shown;
@@ -137,7 +137,7 @@ function choices(title, name, items, chosen, choose) {
   return box;
 }
 
-// Built anew with every change; the focus stays on the choice that was made.
+// Built again with every change; the focus stays on the choice that was made.
 function controls() {
   const focused = document.activeElement && document.activeElement.name;
   const variant = DATA.variants[state.variant];

@@ -1,9 +1,9 @@
-// The pairs of the row (or the vectors of the semantic tube), each a button that marks its views.
+// The pairs of the row (of views, or of sums of states), each a button that marks its views.
 "use strict";
 
 function showPairs() {
   const { raw } = row;
-  const buttons = [...raw.pairs.map(pairButton), ...raw.tube.map(tubeButton)];
+  const buttons = [...raw.pairs.map(pairButton), ...raw.vectors.map(vectorsButton)];
   by("pairs-hint").textContent = buttons.length ? "Choose one to see its views and where they are read." : "There is none.";
   by("pairs").replaceChildren(...buttons);
   buttons.forEach((button, number) => {
@@ -36,9 +36,9 @@ function cosine(number) {
 
 function pairButton(pair, number) {
   const { raw } = row;
-  const source = pair.apart
-    ? [`source ${span(pair.sourceSegment)}, `]
-    : [`source: up to ${pair.sourceEnd} `, isolated(row.text(pair.sourceEnd)), ", "];
+  const source = pair.standalone
+    ? [`source ${span(pair.source_segment)}, `]
+    : [`source: up to ${pair.source_end} `, isolated(row.text(pair.source_end)), ", "];
   const positions = range("position", raw.positions[pair.copy[0]], raw.positions[pair.copy[1] - 1]);
   const where = !pair.original ? "" : pair.original[0] === pair.copy[0] ? ", isolated in its place"
     : `; on the trunk ${span(pair.original)}`;
@@ -50,15 +50,16 @@ function pairButton(pair, number) {
   );
 }
 
-function tubeButton(drawn, number) {
+function vectorsButton(pair, number) {
   const covered = (vector) => vector.covered.map(span).join(", ") || `${vector.terms.length} states`;
+  const called = (vector, side) => (vector.name === side ? side : `${vector.name} (${side})`);
   const line = (vector, side) =>
-    make("span", "what", swatch(side), `${vector.name} (${side}): ${covered(vector)}; ${formula(vector)}`);
-  const weight = drawn.weight === 1 ? "" : `, weight ${drawn.weight.toPrecision(3)}`;
+    make("span", "what", swatch(side), `${called(vector, side)}: ${covered(vector)}; ${formula(vector)}`);
+  const weight = pair.weight === 1 ? "" : `, weight ${pair.weight.toPrecision(3)}`;
   return make(
     "button", "pair",
-    make("span", "name", `${named(drawn)}, ${drawn.mode}${weight}`), cosine(row.raw.pairs.length + number),
-    line(drawn.source, "source"), line(drawn.target, "target"),
+    make("span", "name", `${named(pair)}, ${pair.kind}${weight}`), cosine(row.raw.pairs.length + number),
+    line(pair.source, "source"), line(pair.target, "target"),
   );
 }
 
@@ -90,7 +91,7 @@ function choosePair(number) {
     say(`${named(pair)}: source read at token ${pair.source}, target read at token ${pair.target}`);
     return;
   }
-  const drawn = row.raw.tube[number - row.raw.pairs.length];
+  const vectors = row.raw.vectors[number - row.raw.pairs.length];
   const covered = (vector) => vector.covered.flat();
-  tokens.choose([["source", covered(drawn.source)], ["target", covered(drawn.target)]], drawn.ends.map(([, token]) => token));
+  tokens.choose([["source", covered(vectors.source)], ["target", covered(vectors.target)]], vectors.ends.map(([, token]) => token));
 }

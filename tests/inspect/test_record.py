@@ -1,0 +1,364 @@
+"""The record of a row: layout, names and kinds of tokens, readouts and the visibility matrix, typed by hand."""
+
+import numpy as np
+import pytest
+
+from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Term
+from stepjepa.data.types import Span as Tokens
+from stepjepa.forest.collate import ForestCollator
+from stepjepa.inspect.layout import Span, packing_line, row_records
+from stepjepa.inspect.record import KINDS, Readout
+from stepjepa.inspect.rows import token_text
+from stepjepa.modeling.presets import train_tokenizer
+from support.models import Views, paired
+from support.pages import stepped_example
+from support.records import form_of, row_record
+
+WORDS = "q a b c d e".split()
+P1, P2, P3 = (f"<|predictor_{number}|>" for number in (1, 2, 3))
+
+
+def ids(*numbers):
+    return np.array(numbers, dtype=np.int32)
+
+
+def matrix(drawing):
+    """A drawing of ones and dots as a boolean matrix."""
+    return np.array([[cell == "1" for cell in line.split()] for line in drawing.strip().splitlines()])
+
+
+def grouped(names):
+    """[(name, how often)] of neighbours that are equal."""
+    found = []
+    for name in names:
+        if not found or found[-1][0] != name:
+            found.append((name, 0))
+        found[-1] = (name, found[-1][1] + 1)
+    return found
+
+
+# Prompt q; step 1 is a b, step 2 is c d; e ends the turn.
+def steps(predictors=2):
+    return paired(range(6), ((1, 6),), [Views(2, 3, 5)], predictors)
+
+
+# Prompt q; steps a, b, c; e ends the turn. Every step predicts the next one.
+def every_step(predictors=2):
+    return paired([0, 1, 2, 3, 5], ((1, 5),), [Views(1, 2, 3), Views(2, 3, 4)], predictors)
+
+
+# The same with horizons 1 and 2: a -> b, a -> c, b -> c.
+def horizons(predictors=1):
+    return paired([0, 1, 2, 3, 5], ((1, 5),), [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)], predictors)
+
+
+# Prompt q, answer a. Source view: q b <p1> <p2> e; target view: q c e, read at c.
+def standalone(predictors=2):
+    source, target = Segment(ids(0, 2, 5), ISOLATED, 0, slots=predictors, slot=2), Segment(ids(0, 3, 5), ISOLATED, 0)
+    return Example(ids(0, 1), (Tokens(1, 2),), (source, target), (Pair(Read.one(1, 1 + predictors), Read.one(2, 1)),))
+
+
+def halves(predictors=1, target=(2, 3), origin=2):
+    segments = Segment(ids(), 1, 2, slots=predictors), Segment(ids(*target), ISOLATED, 0, origin=origin)
+    return Example(ids(0, 1, 2, 3), (Tokens(1, 4),), segments, (Pair(Read.one(1, 0), Read.one(2, 1)),))
+
+
+def record(*makers, predictors=2, **options):
+    """The row of the examples that are made for so many predictors."""
+    examples = [make(predictors) for make in makers]
+    return row_record(examples, predictors, WORDS.__getitem__, vocabulary=6, **options)
+
+
+# maker, predictors, forward; texts, positions, segments, names (with how many tokens), kinds; and of each pair the tokens
+# source end, source, target, then source segment, original and copy.
+LAYOUTS = {
+    "packed": (
+        (steps, 2, "packed"),
+        ["q", "a", "b", "c", "d", "e", P1, P2, "c", "d"],
+        [0, 1, 2, 3, 4, 5, 3, 4, 5, 6],
+        [0] * 6 + [1, 1, 2, 2],
+        "trunk: prompt 1|trunk: answer 5|branch 1 2|target 1 2",
+        "prompt answer source_end original original answer predictor predictor target target",
+        [(2, 7, 9, None, (3, 5), (8, 10))],
+    ),
+    "every_step": (
+        (every_step, 2, "packed"),
+        ["q", "a", "b", "c", "e", P1, P2, "b", P1, P2, "c"],
+        [0, 1, 2, 3, 4, 2, 3, 4, 3, 4, 5],
+        [0] * 5 + [1, 1, 2, 3, 3, 4],
+        "trunk: prompt 1|trunk: answer 4|branch 1 2|target 1 1|branch 2 2|target 2 1",
+        # b is the first pair's target and ends the second pair's source.
+        "prompt source_end source_end original answer predictor predictor target predictor predictor target",
+        [(1, 6, 7, None, (2, 3), (7, 8)), (2, 9, 10, None, (3, 4), (10, 11))],
+    ),
+    "shared": (
+        (horizons, 1, "packed"),
+        ["q", "a", "b", "c", "e", P1, "b", "c", P1],
+        [0, 1, 2, 3, 4, 2, 3, 4, 3],
+        [0] * 5 + [1, 2, 3, 4],
+        "trunk: prompt 1|trunk: answer 4|branch 1 1|target 1 1|target 2 1|branch 3 1",
+        "prompt source_end source_end original answer predictor target target predictor",
+        [(1, 5, 6, None, (2, 3), (6, 7)), (1, 5, 7, None, (3, 4), (7, 8)), (2, 8, 7, None, (3, 4), (7, 8))],
+    ),
+    "standalone": (
+        (standalone, 2, "packed"),
+        ["q", "a", "q", "b", P1, P2, "e", "q", "c", "e"],
+        [0, 1, 0, 1, 2, 3, 4, 0, 1, 2],
+        [0] * 2 + [1] * 5 + [2] * 3,
+        "trunk: prompt 1|trunk: answer 1|source 1 5|target 1 3",
+        "prompt answer source source predictor predictor source target target target",
+        [(6, 5, 8, (2, 7), None, (7, 10))],
+    ),
+    "split": (
+        (halves, 1, "packed"),
+        ["q", "a", "b", "c", P1, "b", "c"],
+        [0, 1, 2, 3, 2, 0, 1],
+        [0] * 4 + [1, 2, 2],
+        "trunk: prompt 1|trunk: answer 3|branch 1 1|target 1 2",
+        "prompt source_end original original predictor target target",
+        [(1, 4, 6, None, (2, 4), (5, 7))],
+    ),
+    "inline": (
+        (steps, 2, "inline"),
+        ["q", "a", "b", P1, P2, "c", "d", "e"],
+        list(range(8)),
+        [0] * 8,
+        "trunk: prompt 1|trunk: answer 2|predictors 2|trunk: answer 3",
+        "prompt answer source_end predictor predictor isolated isolated answer",
+        [(2, 4, 6, None, (5, 7), (5, 7))],
+    ),
+    "two_pass": (
+        (steps, 2, "two_pass"),
+        [*WORDS, "q", "a", "b", P1, P2, "c", "d"],
+        [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6],
+        [0] * 6 + [1] * 5 + [2] * 2,
+        "trunk: prompt 1|trunk: answer 5|source 1 5|target 1 2",
+        "prompt answer source_end original original answer source source source predictor predictor target target",
+        [(2, 10, 12, (6, 11), (3, 5), (11, 13))],
+    ),
+    "two_pass_shared": (
+        (horizons, 1, "two_pass"),
+        ["q", "a", "b", "c", "e", "q", "a", P1, "q", "a", "b", P1, "b", "c"],
+        [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 3, 4],
+        [0] * 5 + [1] * 3 + [2] * 4 + [3, 4],
+        "trunk: prompt 1|trunk: answer 4|source 1 3|source 3 4|target 1 1|target 2 1",
+        "prompt source_end source_end original answer source source predictor source source source predictor target target",
+        [
+            (1, 7, 12, (5, 8), (2, 3), (12, 13)),
+            (1, 7, 13, (5, 8), (3, 4), (13, 14)),
+            (2, 11, 13, (8, 12), (3, 4), (13, 14)),
+        ],
+    ),
+}
+MASKS = {
+    "packed": """
+        1 . . . . .  . .  . .
+        1 1 . . . .  . .  . .
+        1 1 1 . . .  . .  . .
+        1 1 1 1 . .  . .  . .
+        1 1 1 1 1 .  . .  . .
+        1 1 1 1 1 1  . .  . .
+        1 1 1 . . .  1 .  . .
+        1 1 1 . . .  1 1  . .
+        . . . . . .  . .  1 .
+        . . . . . .  . .  1 1
+    """,
+    "every_step": """
+        1 . . . .  . . .  . . .
+        1 1 . . .  . . .  . . .
+        1 1 1 . .  . . .  . . .
+        1 1 1 1 .  . . .  . . .
+        1 1 1 1 1  . . .  . . .
+        1 1 . . .  1 . .  . . .
+        1 1 . . .  1 1 .  . . .
+        . . . . .  . . 1  . . .
+        1 1 1 . .  . . .  1 . .
+        1 1 1 . .  . . .  1 1 .
+        . . . . .  . . .  . . 1
+    """,
+    "shared": """
+        1 . . . .  .  .  .  .
+        1 1 . . .  .  .  .  .
+        1 1 1 . .  .  .  .  .
+        1 1 1 1 .  .  .  .  .
+        1 1 1 1 1  .  .  .  .
+        1 1 . . .  1  .  .  .
+        . . . . .  .  1  .  .
+        . . . . .  .  .  1  .
+        1 1 1 . .  .  .  .  1
+    """,
+    "inline": """
+        1 . .  . .  . .  .
+        1 1 .  . .  . .  .
+        1 1 1  . .  . .  .
+        1 1 1  1 .  . .  .
+        1 1 1  1 1  . .  .
+        . . .  . .  1 .  .
+        . . .  . .  1 1  .
+        1 1 1  1 1  1 1  1
+    """,
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_by_hand(name):
+    (maker, predictors, forward), texts, positions, segments, names, kinds, pairs = LAYOUTS[name]
+    row = record(maker, predictors=predictors, forward=forward)
+    assert list(row.texts) == texts and row.positions.tolist() == positions and row.segments.tolist() == segments
+    assert "|".join(f"{one} {count}" for one, count in grouped(row.names)) == names
+    assert " ".join(row.kinds) == kinds
+    labels = [token in ("a", "b", "c", "d", "e") for token in texts]
+    on_trunk = [one.startswith("trunk") for one in row.names]
+    assert row.labelled.tolist() == [label and trunk for label, trunk in zip(labels, on_trunk, strict=True)]
+    for pair, (end, source, target, segment, original, copy) in zip(row.pairs, pairs, strict=True):
+        read = [(one.index, one.text) for one in (pair.source_end, pair.source, pair.target)]
+        assert read == [(index, texts[index]) for index in (end, source, target)]
+        assert (pair.source_segment, pair.original, pair.copy) == (segment, original, copy)
+        assert pair.standalone == (name == "standalone")
+    edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(texts)]
+    expected = np.zeros((len(texts),) * 2, bool)  # every segment by itself, where no matrix is typed
+    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        expected[start:stop, start:stop] = np.tri(stop - start)
+    if name == "split":
+        expected[4, :2] = True
+    np.testing.assert_array_equal(row.visible, matrix(MASKS[name]) if name in MASKS else expected)
+
+
+def test_fields_and_sections():
+    row = record(steps)
+    assert row.ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 3, 4]
+    assert row.orders.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 0, 1]
+    assert row.attaches.tolist() == [-1] * 6 + [2, 2, -1, -1]
+    assert row.sections == [(0, 1), (1, 6), (6, 8), (8, 10)]
+    assert record(steps, forward="inline").floors.tolist() == [0, 0, 0, 0, 0, 5, 5, 0]
+    assert record(lambda k: halves(k, (2, 4), None), predictors=1).pairs[0].original is None  # text of its own
+    kinds = {kind for row in (record(steps), record(steps, forward="inline"), record(standalone)) for kind in row.kinds}
+    assert kinds == set(KINDS) - {"span", "padding"}
+
+
+def test_two_examples_see_nothing_of_each_other():
+    alone, other, both = record(steps), record(every_step), record(steps, every_step)
+    first = len(alone)
+    np.testing.assert_array_equal(both.visible[:first, :first], alone.visible)
+    np.testing.assert_array_equal(both.visible[first:, first:], other.visible)
+    assert not both.visible[:first, first:].any() and not both.visible[first:, :first].any()
+    assert both.texts == alone.texts + other.texts and both.examples.tolist() == [0] * first + [1] * len(other)
+    assert [pair.source.index for pair in both.pairs] == [7, first + 6, first + 9]
+    assert both.pairs[1].original == (first + 2, first + 3) and both.pairs[2].copy == (first + 10, first + 11)
+    assert [(pair.example, pair.number) for pair in both.pairs] == [(0, 1), (1, 1), (1, 2)]
+    inline = record(steps, steps, forward="inline", predictors=1)
+    assert inline.pairs[1].source == Readout(7 + 3, P1) and inline.pairs[1].copy == (7 + 4, 7 + 6)
+
+
+def test_predictors():
+    assert record(steps, predictor_order="descending").texts[6:8] == (P2, P1)
+    assert record(standalone, predictor_order="descending").texts[4:6] == (P2, P1)
+    row = record(steps, predictors=3, same_predictor=True)
+    assert row.texts[6:9] == (P1, P1, P1) and row.ids[6:9].tolist() == [6, 6, 6]
+    late = steps(0)._replace(pairs=(Pair(Read.one(0, 3), steps(0).pairs[0].target),))
+    row = record(lambda k: late, predictors=0)
+    assert row.texts[6:] == ("c", "d") and row.visible.sum() == 21 + 3
+    assert row.pairs[0].source_end == row.pairs[0].source == Readout(3, "c")
+    row = record(steps, forward="inline", predictors=0)
+    assert row.pairs[0].source == Readout(2, "b") and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
+
+
+@pytest.mark.parametrize("forward", ["packed", "inline", "two_pass"])
+def test_examples_without_pairs(forward):
+    row = record(lambda k: steps(k).plain(), forward=forward)
+    assert row.pairs == () and set(row.kinds) == {"prompt", "answer"}
+    np.testing.assert_array_equal(row.visible, np.tri(6, dtype=bool))
+
+
+def test_the_inline_form_holds_the_first_pair_only():
+    row = record(lambda k: paired(range(6), ((1, 6),), [Views(2, 3, 5), Views(4, 5, 6)], k), forward="inline")
+    assert row.pairs == record(steps, forward="inline").pairs and "original" not in row.kinds
+
+
+def test_sums_of_states_of_any_objective():
+    """Means over a branch and over a copy: shown as what they are, under plain names."""
+    example = steps()
+    source, target = Read((Term(1, 0, 0.5), Term(1, 1, 0.5))), Read((Term(2, 0, 0.5), Term(2, 1, 0.5)))
+    mean = example._replace(pairs=(Pair(source, target, weight=2.0),))
+    for forward, first in (("packed", 6), ("two_pass", 9)):
+        row = record(lambda k: mean, forward=forward)
+        (pair,) = row.vectors
+        assert row.pairs == () and (pair.kind, pair.weight, pair.total, pair.ends) == ("vectors", 2.0, None, ())
+        assert (pair.source.name, pair.source.covered) == ("source", ((first, first + 2),))
+        assert (pair.target.name, pair.target.covered) == ("target", ((first + 2, first + 4),))
+        assert row.counts.endswith("; 1 pair of vectors")
+
+
+def test_spans_name_the_trunk_and_are_cut_with_it():
+    spans = [Span("user", 0, 1), Span("step 1", 1, 3), Span("step 2", 3, 5), Span("step 3", 6, 9)]
+    names = record(steps, spans=[spans]).names[:6]
+    expected = "user, step 1, step 1, step 2, step 2, end of turn"
+    assert ", ".join(name.removeprefix("trunk: ") for name in names) == expected
+
+
+# Trunks of 6, 6 and 3 tokens; with K = 2 the first two have 2 predictors and 2 target tokens.
+PLAIN = paired(range(3), ((1, 3),))
+BATCH = [steps(), steps(), PLAIN]
+
+
+@pytest.mark.parametrize("longest", [None, 10, 13])
+@pytest.mark.parametrize("form", ["packed", "inline"])
+def test_rows_are_the_collator_s(form, longest):
+    rows = row_records(BATCH, form_of(2, 6, forward=form, pad_token_id=5, max_row_length=longest), str)
+    batch = ForestCollator((6, 7), 5, 1, max_row_length=longest, inline=form == "inline")(BATCH)
+    packed = batch.rows
+    assert len(rows) == len(packed.input_ids)
+    for number, row in enumerate(rows):
+        assert row.batch == 3 and row.ids.tolist() == packed.input_ids[number].tolist()
+        assert row.examples.tolist() == packed.example[number].tolist()
+        assert row.segments.tolist() == packed.segment[number].tolist()
+        assert [kind == "padding" for kind in row.kinds] == (packed.example[number] < 0).tolist()
+    width = len(rows[0])
+    found = [number * width + pair.source.index for number, row in enumerate(rows) for pair in row.pairs]
+    assert sorted(found) == sorted(batch.sources.positions.tolist())
+
+
+def test_how_many_positions_it_takes():
+    # Forests of 10, 10 and 3 tokens. Apart: 3 chats of up to 6, and 4 views of up to 5 tokens (a b c and two predictors).
+    assert packing_line(BATCH, form_of(2, 6, max_row_length=13)) == (
+        "packing: 3 examples in 2 rows, 26 positions, 3 of them padding (11.5 %); every chat and view in a row of its own "
+        "(two passes) takes 38, 1.5 times as many"
+    )
+    line = packing_line([steps()], form_of(2, 6))
+    assert line.startswith("packing: 1 example in 1 row, 10 positions, no padding; every chat") and "takes 16" in line
+    line = packing_line(BATCH, form_of(2, 6, forward="two_pass"))
+    assert line.startswith("two passes: 3 examples in 7 rows, 38 positions, 9 of them padding (23.7 %)")
+    assert line.endswith("packed into forests they take 23")
+    assert packing_line([PLAIN], form_of(0)) == "packing: 1 example in 1 row, 3 positions, no padding"
+    assert "(targets in rows of their own" in packing_line([steps()] * 2, form_of(2, 6, separate_targets=True))
+
+
+def test_lanes():
+    example = stepped_example(9, 2)  # pairs end at 4 and 6; the targets are 5-6 and 7-8
+    placed = row_record([example], 2, str, vocabulary=97).lanes
+    assert placed.names == ("trunk", "branches", "targets")
+    assert placed.columns.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 7, 8, 9, 10]
+    assert placed.of_section == (0, 0, 1, 2, 1, 2) and placed.width == 11
+    placed = row_record([example], 2, str, vocabulary=97, forward="two_pass").lanes
+    assert placed.names == ("trunk", "sources", "sources", "targets")  # sources overlap, targets do not
+    both = row_record([example, example], 2, str, vocabulary=97).lanes
+    assert both.columns.tolist() == [*range(9), 5, 6, 7, 8, 7, 8, 9, 10, *range(15, 24), 20, 21, 22, 23, 22, 23, 24, 25]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["First we add 2 and 3.\n\nThen we double it.\n\nSo 10. What is it?"], 320)
+
+
+def test_texts_of_tokens_that_are_no_whole_character(tokenizer):
+    text = token_text(tokenizer)
+    pieces = [text(index) for index in tokenizer(" \U0001f600", add_special_tokens=False)["input_ids"]]
+    assert "".join(pieces) in (r" \xf0\x9f\x98\x80", " \U0001f600")
+    assert text(tokenizer.eos_token_id) == "<|end|>"
+    assert text(10**6) == f"<id {10**6}>"
+
+
+def test_texts_of_sentencepiece_tokens(mistral_tokenizer):
+    text = token_text(mistral_tokenizer)
+    numbers = mistral_tokenizer("two words", add_special_tokens=False)["input_ids"]
+    assert "".join(map(text, numbers)) == " two words"
