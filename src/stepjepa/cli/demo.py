@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepjepa.api import demo
 from stepjepa.config.parser import StrictParser
 from stepjepa.study.options import DemoOptions
 from stepjepa.utils.terminal import print_text
@@ -15,8 +16,5 @@ def run(argv: list[str]) -> int:
         description="Train a small model with and without the JEPA objective on built-in data, and compare.",
         epilog="example: stepjepa demo --output_dir runs/demo --seed 1",
     )
-    (options,) = parser.parse(argv)
-    from stepjepa.study.demo import demo
-
-    print_text(str(demo(options)))
+    print_text(str(demo(**parser.values(argv))))
     return 0

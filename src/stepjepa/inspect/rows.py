@@ -18,6 +18,7 @@ from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.record import SAMPLED_TUBES, Form, RowRecord, Span
+from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.options import JEPAOptions
 
 if TYPE_CHECKING:
@@ -41,12 +42,11 @@ class Traits(NamedTuple):
 
 
 def traits(method: JEPAOptions) -> Traits:
-    """The one place of this package that knows objectives by name."""
-    name, pairs = method.objective, method.uses_pairs
-    vectors = pairs and name == "semantic_tube"
-    one_pair = name == "step_jepa" and method.step_pairs == "random"
-    sampled = pairs and (one_pair or method.jepa_ratio < 1 or (vectors and method.tube_mode in SAMPLED_TUBES))
-    return Traits(pairs and not vectors, vectors, sampled, name == "split")
+    """What the objective of a run says of itself."""
+    objective = objective_of(method)
+    pairs, vectors = objective.makes_pairs, objective.combines
+    sampled = pairs and (objective.sampled or method.jepa_ratio < 1)
+    return Traits(pairs and not vectors, vectors, sampled, find_objective(method.objective).halves)
 
 
 def form_of(method: JEPAOptions) -> Form:

@@ -10,6 +10,7 @@ Shapes: P pairs, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -81,6 +82,7 @@ class Objective:
         needs_steps: whether the steps of the answers are found for it.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         halves: whether source and target together are the text.
+        combines: whether a pair combines states of the chat itself (`Read`s of several terms), with no view of its own.
         stream: number of its random numbers, which no other draw of an example uses.
         options: of the run; None before they are known.
         own: its own options, an instance of `Options`.
@@ -102,6 +104,7 @@ class Objective:
     needs_steps: ClassVar[bool] = False
     takes_text: ClassVar[bool] = False
     halves: ClassVar[bool] = False
+    combines: ClassVar[bool] = False
     stream: ClassVar[int] = 6
 
     def __init__(self, options: Any = None, **own: Any):
@@ -134,12 +137,20 @@ class Objective:
         """Equal for objectives that make the same examples of the same chats."""
         pairing = dict(self.pairing)
         if not is_built_in(type(self)):
-            pairing |= {**({} if self.own is None else vars(self.own)), "code": source_fingerprint(type(self))}
+            pairing |= {**({} if self.own is None else vars(self.own)), **self.code}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in pairing.items())})"
 
     def __reduce__(self) -> Any:
         """By the name of its class, so that worker processes import the file that it is in."""
         return _made, (given_name(type(self)), self.options)
+
+    @property
+    def code(self) -> dict[str, str]:
+        """A fingerprint of the file of one's own class or loss, by which of them it is; empty for built-in ones."""
+        found = {} if is_built_in(type(self)) else {"code of the objective": source_fingerprint(type(self))}
+        if self.makes_pairs and self.options.jepa_loss not in LOSSES:
+            found["code of the loss"] = source_fingerprint(load_distance(self.options.jepa_loss))
+        return found
 
     @classmethod
     def topics(cls) -> tuple[type, ...]:
@@ -426,20 +437,35 @@ def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
     if name in DISTANCES:
         return DISTANCES[name]
+    found = load_distance(name)
+    return lambda source_PD, target_PD: found(source_PD, target_PD).float()
+
+
+def load_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A function of one's own for ``--jepa_loss``, as it is; two pairs are tried.
+
+    Raises:
+        ConfigError: there is none of that name, or it does not return one number a pair.
+    """
     found = load_named(name, "jepa_loss", LOSSES)
-    if not callable(found):
-        raise ConfigError(f"jepa_loss {name}: is no function of the source and the target states")
+    wrong = _trial(found)
+    if wrong:
+        raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {wrong}")
+    return found
 
-    def checked(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-        losses_P = found(source_PD, target_PD)
-        if losses_P.shape != source_PD.shape[:1]:
-            raise ConfigError(
-                f"jepa_loss {name}: returned {tuple(losses_P.shape)} for {len(source_PD)} pairs; it must return one "
-                "number a pair"
-            )
-        return losses_P.float()
 
-    return checked
+@cache
+def _trial(function: Any) -> str:
+    """What is wrong with a function for ``--jepa_loss``, empty for nothing."""
+    import torch
+
+    try:
+        losses_P = function(torch.ones(2, 8), torch.eye(2, 8))
+    except Exception as error:
+        return f"it fails: {' '.join(str(error).split()) or type(error).__name__}"
+    if not isinstance(losses_P, torch.Tensor) or losses_P.shape != (2,):
+        return f"for (2, 8) it returns {tuple(losses_P.shape) if isinstance(losses_P, torch.Tensor) else losses_P!r}"
+    return ""
 
 
 def built_in() -> dict[str, type[Objective]]:

@@ -102,6 +102,7 @@ class SemanticTube(Objective):
 
     name = "semantic_tube"
     reads = (PairOptions, LossOptions)
+    combines = True
     Options = TubeOptions
     stream = 2
     predictors = 0

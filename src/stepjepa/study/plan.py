@@ -93,7 +93,7 @@ def shared_questions(block: Block, folder: Path) -> Iterator[str]:
 
 def write_plan(folder: StudyRunFolder, run: Run, study_folder: Path) -> None:
     """All that carrying a run out needs, in its folder."""
-    from stepjepa.study.train_options import chat_options
+    from stepjepa.study.train_options import chat_options, file_settings
 
     folder.path.mkdir(parents=True, exist_ok=True)
     block = run.block
@@ -103,7 +103,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study_folder: Path) -> None:
     values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
     if "train" in block.data.splits:
         values["dataset_split"] = block.data.splits["train"]
-    write_yaml({**run.settings, **values}, folder.train_config, header=f"One run of a study: {run.name}")
+    write_yaml({**file_settings(run.settings), **values}, folder.train_config, header=f"One run of a study: {run.name}")
     plan = {
         "run": run.name,
         "files": {split: names[0] for split, names in files.items()},

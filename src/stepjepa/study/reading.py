@@ -13,6 +13,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.synthetic import ArithmeticConfig
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
+from stepjepa.objectives.base import OBJECTIVES
 from stepjepa.study.options import StudyOptions
 from stepjepa.study.scoring import GEOMETRY
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Arm, Block, Data, Evaluation, MetricSpec, Study, file_word
@@ -31,7 +32,7 @@ class _BlockValues:
     """What a block says by plain values."""
 
     seeds: list[int] = field(default_factory=list)
-    baseline: str = "regular"
+    baseline: str = OBJECTIVES[0]
     controls: list[Literal["shuffled", "random"]] = field(default_factory=list)
     equal_compute: bool = False
 

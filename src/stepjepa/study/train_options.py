@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
-from stepjepa.config.values import nearest
+from stepjepa.config.values import named_by_file, nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.errors import ConfigError
 from stepjepa.study.tree import Node, check_keys, written
@@ -48,6 +49,8 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
         ConfigError: an unknown key, a value that does not fit, a secret, or an option that the study itself sets.
     """
     parser, values, spelt = _parser(), dict[str, Any](), dict[str, str]()
+    for name in section.keys() & {one.name for one in parser.options.values() if one.brings}:
+        parser.take_up(name, written(section[name]))
     check_keys(section, [*parser.options, *parser.aliases])
     for name, node in section.items():
         place = f"{node.where}: {name}"
@@ -74,10 +77,22 @@ def config_of(values: Mapping[str, Any]) -> JEPAConfig:
     # The check needs no accelerator, and the machine that it runs on may have none.
     given = {"output_dir": "unused", **values, "use_cpu": True, "fp16": False, "tf32": None}
     try:
+        given = carried(options_of(JEPAOptions), given)
         RunOptions(**{k: v for k, v in given.items() if k in RunOptions.__dataclass_fields__})
         return JEPAConfig(**{k: v for k, v in given.items() if k in JEPAConfig.__dataclass_fields__})
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from None
+
+
+def file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run as its file has them: without those of other arms' own objectives, and own files in full."""
+    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    found = {name: value for name, value in carried(known, settings).items() if name in known}
+    for name, value in found.items():
+        if known[name].own and named_by_file(value) and Path(value.rpartition(":")[0]).is_file():
+            file, _, attribute = value.rpartition(":")
+            found[name] = f"{Path(file).resolve()}:{attribute}"
+    return found
 
 
 def has_effect(name: str, config: JEPAConfig) -> bool:

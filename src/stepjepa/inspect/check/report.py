@@ -14,6 +14,8 @@ from stepjepa.inspect.check.texts import TextStatistics, read_texts
 from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens
 from stepjepa.inspect.check.warnings import DataWarning, text_warnings, token_warnings, warning_lines
 from stepjepa.inspect.rows import tokenizer_of
+from stepjepa.objectives.base import find_objective
+from stepjepa.objectives.split import Split
 from stepjepa.training.options import JEPAOptions, without_effect
 from stepjepa.utils.text import printable
 
@@ -104,7 +106,7 @@ def check(
         eval_rows=None if eval_file is None else RowSource(eval_file, eval_split),
     )
     asked = "objective" in options
-    found = text_warnings(texts, steps=method.objective == "step_jepa" or not asked)
+    found = text_warnings(texts, steps=find_objective(method.objective).needs_steps or not asked)
     if tokenizer is None:
         names = set(options) - _READ
         names |= {"per_device_train_batch_size"} if per_device_train_batch_size != 8 else set()
@@ -113,7 +115,7 @@ def check(
         notes.append("--model_name NAME adds what a model will see: pairs, truncation, tokens by kind, padding")
         return CheckReport(texts, None, found, notes)
     if texts.plain_text and not asked:
-        method = JEPAOptions(**options, objective="split")
+        method = JEPAOptions(**options, objective=Split.name)
         method.check()
     loaded = tokenizer_of(rows, str(tokenizer), method)
     tokens = read_tokens(

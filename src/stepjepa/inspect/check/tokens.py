@@ -32,7 +32,7 @@ from stepjepa.inspect.padding import Padding, measure_padding, row_collator
 from stepjepa.inspect.record import Span
 from stepjepa.inspect.rows import Traits, form_of, row_spans, traits
 from stepjepa.inspect.style import counted
-from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
 from stepjepa.utils.text import escaped, printable
 
@@ -152,8 +152,8 @@ class TokenStatistics:
 
     def _pair_lines(self) -> Iterator[str]:
         data = self.data
-        if self.objective == "regular":
-            yield "  Pairs: none, the objective is regular"
+        if not find_objective(self.objective).makes_pairs:
+            yield f"  Pairs: none, the objective is {self.objective}"
             return
         paired = data.examples - sum(data.examples_without_pairs.values())
         yield from (f"  {printable(line[:1].upper() + line[1:])}" for line in data.steps.lines())
@@ -162,7 +162,7 @@ class TokenStatistics:
             yield f"    no pair in {count:,}: {REASONS.get(reason, reason)}; plain language modelling"
         for reason, count in data.pairs_dropped.most_common():
             yield f"    {counted(count, 'pair')} dropped: {REASONS.get(reason, reason)}"
-        if self.objective == "semantic_tube":
+        if find_objective(self.objective).combines:
             yield "    spans are sampled every epoch; stepjepa inspect shows those of a row"
 
     def _length_lines(self) -> Iterator[str]:
@@ -196,9 +196,9 @@ class TokenStatistics:
 
     def _sample_lines(self) -> Iterator[str]:
         which = f"all {self.sampled:,} examples" if self.sampled_all else f"{self.sampled:,} examples sampled at random"
-        found = self.coverage
-        if found is not None and self.objective != "regular" and found.answer_tokens:
-            view = "a step that is the source or the target" if self.objective == "step_jepa" else "a view"
+        found, objective = self.coverage, find_objective(self.objective)
+        if found is not None and objective.makes_pairs and found.answer_tokens:
+            view = "a step that is the source or the target" if objective.needs_steps else "a view"
             share = f"{100 * found.in_views / found.answer_tokens:.1f} %"
             yield f"  Coverage: {share} of the answers' {found.answer_tokens:,} tokens lie in {view} of a pair ({which})"
         total = sum(self.segments.values())

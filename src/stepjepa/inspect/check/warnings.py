@@ -11,6 +11,7 @@ from stepjepa.data.signs import LONG_STEP
 from stepjepa.inspect.check.texts import TextStatistics
 from stepjepa.inspect.check.tokens import TokenStatistics, share_of, short_place
 from stepjepa.inspect.style import counted
+from stepjepa.objectives.base import find_objective
 from stepjepa.utils.text import escaped, printable
 
 # Smaller shares are no reason to warn.
@@ -240,7 +241,7 @@ def _first(found: TextStatistics, name: str) -> str:
 def token_warnings(found: TokenStatistics) -> Iterator[DataWarning]:
     """What the tokenizer and the options of the run make of the data set that a user should know."""
     data, cut, rows = found.data, found.truncation, found.data.rows_kept
-    if not data.pairs and found.objective != "regular":
+    if not data.pairs and find_objective(found.objective).makes_pairs:
         yield _warning("no_pairs", data.examples, data.examples, objective=found.objective)
     if cut is not None and cut.answers_cut + cut.rows_without_room:
         every, most = cut.holds["100"], cut.holds["99"]
