@@ -113,7 +113,7 @@ def read_pairs(
         raise nothing_kept(report)
     if len(examples) < 2:
         why = "; ".join(f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items())
-        name = objective.label if objective else OBJECTIVES[0]
+        name = objective.name if objective else OBJECTIVES[0]
         raise DataError(
             f"{rows.name}: {('no pair', 'one pair')[len(examples)]} for {name}, and "
             f"two are needed{f' (rows: {why})' if why else ''}; "

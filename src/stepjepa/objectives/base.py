@@ -73,7 +73,7 @@ class Objective:
     """An objective whose pairs are compared by `--jepa_loss`. Subclasses say at least what pairs a chat has.
 
     Attributes:
-        name: what ``--objective`` calls it.
+        name: what ``--objective`` calls it; of one's own, by default the name of the class.
         Options: dataclass of the options that it alone has; None for none.
         reads: the shared topics of options that it reads; all where it reads predictors.
         defaults: of shared options that are left open.
@@ -107,6 +107,10 @@ class Objective:
     combines: ClassVar[bool] = False
     stream: ClassVar[int] = 6
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.name = cls.name or cls.__name__
+
     def __init__(self, options: Any = None, **own: Any):
         self.options = options
         self.own: Any = options
@@ -121,13 +125,13 @@ class Objective:
         for name in values:
             if name not in known:
                 near = f"; did you mean {nearest(name, known)!r}?" if known else ""
-                raise ConfigError(f"objective {cls.name or cls.__name__} has no option {name!r}{near}")
+                raise ConfigError(f"objective {cls.name} has no option {name!r}{near}")
         if cls.Options is None:
             return None
         try:
             own: Any = cls.Options(**values)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"objective {cls.name or cls.__name__}: {error}") from None
+            raise ConfigError(f"objective {cls.name}: {error}") from None
         check_fields(own)
         if not is_built_in(cls) and hasattr(own, "check"):
             own.check()
