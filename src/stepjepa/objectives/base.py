@@ -446,7 +446,7 @@ def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 
 def load_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A function of one's own for ``--jepa_loss``, as it is; two pairs are tried.
+    """A function of one's own for ``--jepa_loss``, of states (P, D), as it is; two pairs are tried.
 
     Raises:
         ConfigError: there is none of that name, or it does not return one number a pair.

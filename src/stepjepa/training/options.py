@@ -102,7 +102,7 @@ class DataOptions(Topic):
     )
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """As `Topic.check`; raises ConfigError."""
         columns = f"{_NAME.source_column} and {_NAME.target_column}"
         if (self.source_column is None) != (self.target_column is None):
             raise ConfigError(f"{columns} go together; give both")
