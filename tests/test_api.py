@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 
 import pytest
 
 import stepjepa
 from stepjepa import api
-from stepjepa.config.option import option
+from stepjepa.cli.main import COMMANDS
 from stepjepa.errors import ConfigError
 
 
-@dataclass
-class Options:
-    file: str | None = option(None, "A file.", "input")
-    count: int = option(3, "How many.", "input")
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"check", "inspect", "export"}))
+def test_options_by_name(name):
+    with pytest.raises(ConfigError, match="unknown option 'overwrite_output_dirr'; did you mean"):
+        getattr(stepjepa, name)(overwrite_output_dirr=True)
 
 
-def work(options: Options, other: str = "x") -> tuple[Options, str]:
-    return options, other
-
-
-def test_options_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "made_up", sys.modules[__name__])
-    function = api.command("made_up", "work")
-    assert function(file="a") == (Options("a", 3), "x") and function.__name__ == "work"
-    with pytest.raises(ConfigError, match="unknown option 'cuont'; did you mean 'count'"):
-        function(cuont=1)
+def test_every_command_is_a_public_function():
+    assert {*COMMANDS} <= {*api.__all__} and {*COMMANDS} <= {*stepjepa.__all__}
 
 
 def test_packages_with_the_name_of_a_command_can_be_called(monkeypatch):

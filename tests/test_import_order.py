@@ -31,7 +31,7 @@ LOWER = {
     "losses": set(),
     "inspect": {"config", "data", "objectives", "forest", "modeling", "training"},
     "generation": {"config", "data", "modeling"},
-    "evaluation": {"config", "data", "modeling", "generation"},
+    "evaluation": {"config", "data", "objectives", "modeling", "generation"},
     "analysis": {
         "config",
         "data",
@@ -61,7 +61,9 @@ EXPORTED = {
     "JEPAConfig": "training",
     "JEPATrainer": "training",
     **dict.fromkeys(("RowView", "show_row"), "inspect"),
-    **dict.fromkeys(("analyze", "check", "compare", "evaluate", "export", "generate", "train"), "api"),
+    **dict.fromkeys(
+        ("analyze", "check", "compare", "demo", "evaluate", "export", "generate", "prepare", "train"), "api"
+    ),
 }
 
 

@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.version import __version__
 
 if TYPE_CHECKING:
-    from stepjepa.api import analyze, check, compare, evaluate, export, generate, inspect, train
+    from stepjepa.api import (
+        analyze,
+        check,
+        compare,
+        demo,
+        evaluate,
+        export,
+        generate,
+        inspect,
+        prepare,
+        report,
+        study,
+        train,
+    )
     from stepjepa.inspect.view import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
@@ -26,11 +39,15 @@ __all__ = [
     "analyze",
     "check",
     "compare",
+    "demo",
     "evaluate",
     "export",
     "generate",
     "inspect",
+    "prepare",
+    "report",
     "show_row",
+    "study",
     "train",
 ]
 
@@ -39,13 +56,15 @@ _LAZY = {
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.inspect.view",
+    "show_row": "stepjepa.inspect.view",
     "analyze": _API,
     "check": _API,
     "compare": _API,
+    "demo": _API,
     "evaluate": _API,
     "export": _API,
     "generate": _API,
-    "show_row": "stepjepa.inspect.view",
+    "prepare": _API,
     "train": _API,
 }
 _PACKAGES = ("inspect", "report", "study")  # with the name of a command

@@ -8,12 +8,12 @@ Importing this module loads neither torch nor transformers.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from stepjepa.analysis.options import AnalysisResult
+    from stepjepa.data.prepare import PrepareResult
     from stepjepa.evaluation.compare import Analysis, Comparison
     from stepjepa.evaluation.scoring import EvaluationResult
     from stepjepa.generation.solve import GenerationResult
@@ -21,9 +21,26 @@ if TYPE_CHECKING:
     from stepjepa.inspect.view import inspect
     from stepjepa.modeling.checkpoint import Export
     from stepjepa.report import ReportResult
+    from stepjepa.study.demo import DemoResult
+    from stepjepa.study.run import StudyResult
     from stepjepa.training.run import TrainResult
 
-__all__ = ["analyze", "check", "compare", "evaluate", "export", "generate", "inspect", "report", "train"]
+__all__ = [
+    "analyze",
+    "check",
+    "compare",
+    "demo",
+    "evaluate",
+    "export",
+    "generate",
+    "inspect",
+    "prepare",
+    "report",
+    "study",
+    "train",
+]
+
+T = TypeVar("T")
 
 # Functions that are public as they are, and their modules.
 _HOMES = {"check": "stepjepa.inspect.check.report", "inspect": "stepjepa.inspect.view"}
@@ -36,22 +53,14 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-def command(module: str, name: str) -> Callable[..., Any]:
-    """The public function of a command: the function `name` of `module`, with options by name.
+def _options(kind: type[T], values: dict[str, Any]) -> T:
+    """An options dataclass out of values by name, checked before anything heavy is imported."""
+    from stepjepa.config.parser import build
 
-    Its first parameter must be the command's options dataclass. It is imported when it is called.
-    """
-
-    def function(**options: Any) -> Any:
-        from stepjepa.config.parser import build
-
-        work = getattr(import_module(module), name)
-        hints = get_type_hints(work)
-        (made,) = build((hints[next(iter(hints))],), options)
-        return work(made)
-
-    function.__name__ = function.__qualname__ = name
-    return function
+    (options,) = build((kind,), values)
+    if hasattr(options, "check"):
+        options.check()
+    return options
 
 
 def train(**options: Any) -> TrainResult:
@@ -65,6 +74,7 @@ def train(**options: Any) -> TrainResult:
         ConfigError, DataError: before anything is written.
         RunError: the run broke: something is not finite, could not be written, or found too little memory.
     """
+    from stepjepa.config.option import Names
     from stepjepa.config.parser import build
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.notes import run_notes
@@ -77,7 +87,7 @@ def train(**options: Any) -> TrainResult:
     if is_main_process():
         for line in run_notes(run, config, options):
             print_text(f"note   {line}")
-    if run.debug_level >= 5 and "logging_steps" not in options:
+    if run.debug_level >= 5 and Names(JEPAConfig).logging_steps not in options:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
         _show_first_row(run, config)
@@ -175,11 +185,12 @@ def evaluate(**options: Any) -> EvaluationResult:
     Raises:
         StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
     """
-    from stepjepa.config.parser import build
     from stepjepa.evaluation.options import EvaluateOptions
+
+    checked = _options(EvaluateOptions, options)
     from stepjepa.evaluation.run import evaluate as run
 
-    return run(*build((EvaluateOptions,), options))
+    return run(checked)
 
 
 def compare(
@@ -220,11 +231,12 @@ def generate(**options: Any) -> GenerationResult:
     Raises:
         StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
     """
-    from stepjepa.config.parser import build
     from stepjepa.generation.options import GenerateOptions
+
+    checked = _options(GenerateOptions, options)
     from stepjepa.generation.solve import generate as run
 
-    return run(*build((GenerateOptions,), options))
+    return run(checked)
 
 
 def report(**options: Any) -> ReportResult:
@@ -236,11 +248,10 @@ def report(**options: Any) -> ReportResult:
     Raises:
         ConfigError: a folder holds nothing to report, or the page cannot be written.
     """
-    from stepjepa.config.parser import build
     from stepjepa.report import ReportOptions
     from stepjepa.report import report as run
 
-    return run(*build((ReportOptions,), options))
+    return run(_options(ReportOptions, options))
 
 
 def analyze(**options: Any) -> AnalysisResult:
@@ -254,8 +265,74 @@ def analyze(**options: Any) -> AnalysisResult:
         StepJepaError: what cannot be used; what an earlier analysis has written is unchanged then.
     """
     from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
-    from stepjepa.analysis.run import analyze as run
-    from stepjepa.config.parser import build
+    from stepjepa.config.option import unread_options
+    from stepjepa.utils.failures import explaining
 
-    kind = EnergyOptions if options.pop("energy", False) else AnalyzeOptions
-    return run(*build((kind,), options))
+    checked: AnalyzeOptions | EnergyOptions
+    if options.pop("energy", False):
+        checked = _options(EnergyOptions, options)
+        notes = [str(unread) for unread in unread_options(checked, options)]
+    else:
+        checked = _options(AnalyzeOptions, options)
+        notes = checked.unread(options)
+    from stepjepa.analysis.run import analyze as run
+
+    with explaining("--batch_size or --max_length", "start the same command again"):
+        return run(checked, notes)
+
+
+def prepare(data: Any = None, **options: Any) -> PrepareResult:
+    """Turn raw questions and answers into chat rows with steps: ``stepjepa prepare``.
+
+    Args:
+        data: the rows: a file, a Hub data set's name, a `datasets.Dataset` or a list of rows.
+        options: those of ``stepjepa prepare`` by name, such as ``output_file="train.jsonl"``.
+
+    Raises:
+        ConfigError: an option that cannot be used, or output files that exist.
+        DataError: the data cannot be read, or no row of it be kept.
+    """
+    from stepjepa.data.answers import answers_match, final_answer
+    from stepjepa.data.prepare import AnswerRules, PrepareOptions
+    from stepjepa.data.prepare import prepare as run
+
+    rules = AnswerRules(final_answer, answers_match)
+    return run(_options(PrepareOptions, options), data, rules)
+
+
+def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyResult:
+    """Train and compare the arms of a study over paired seeds, or what is left of it: ``stepjepa study``.
+
+    Args:
+        file: a study's YAML file, or the name of a recipe.
+        options: those of ``stepjepa study`` by name, such as ``jobs=2``.
+
+    Raises:
+        ConfigError, DataError: nothing was begun.
+        RunError: the disk or the memory is full.
+    """
+    from stepjepa.study.spec import StudyOptions
+
+    named = {} if file is None else {"file": os.fspath(file)}
+    checked = _options(StudyOptions, {**named, **options})
+    from stepjepa.study.run import study as run
+
+    return run(checked)
+
+
+def demo(**options: Any) -> DemoResult:
+    """Train a small model with and without the JEPA objective on built-in data, and compare: ``stepjepa demo``.
+
+    Args:
+        options: those of ``stepjepa demo`` by name, such as ``output_dir="runs/demo"``.
+
+    Raises:
+        ConfigError: the folder holds something, or matplotlib is not installed.
+        StepJepaError: an arm failed.
+    """
+    from stepjepa.study.demo import DemoOptions
+
+    checked = _options(DemoOptions, options)
+    from stepjepa.study.demo import demo as run
+
+    return run(checked)

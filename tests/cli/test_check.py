@@ -7,9 +7,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from stepjepa.cli.check import CheckOptions, folded
+from stepjepa.cli.check import CheckOptions
 from stepjepa.cli.main import main
 from stepjepa.config.parser import StrictParser, positional_argument
+from stepjepa.inspect.check.report import folded
 from stepjepa.training.options import JEPAOptions
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}

@@ -131,11 +131,13 @@ def test_help(capsys):
     assert "--config FILE" in out and "--derived" not in out
 
 
-def test_help_of_some_groups():
-    parser = StrictParser((Options, Trainer))
-    text = parser.format_help(["method"])
-    assert "method:" in text and "--predictors" in text and "--max_steps" not in text and "options:" not in text
-    text = parser.format_help(["method", "options"])
-    assert text.index("method:") < text.index("--lbd") < text.index("options:") < text.index("--max_steps")
+def test_help_of_some_headings():
+    def text(*headings):
+        return StrictParser((Options, Trainer), headings=headings).format_help()
+
+    assert "method:" in text("method") and "--predictors" in text("method")
+    assert "--max_steps" not in text("method") and "options:" not in text("method")
+    both = text("method", "options")
+    assert both.index("method:") < both.index("--lbd") < both.index("options:") < both.index("--max_steps")
     with pytest.raises(ValueError, match="no group 'methods'"):
-        parser.format_help(["methods"])
+        text("methods")

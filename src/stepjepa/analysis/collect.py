@@ -35,7 +35,7 @@ from stepjepa.modeling.forward import causal_lm, read_vectors, row_states
 from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.parts import backbone
 from stepjepa.modeling.trim import decoder_layers
-from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.base import OBJECTIVES, objective_of
 
 Advance = Callable[[int], None]  # called after each batch with the number of items in it
 
@@ -113,8 +113,9 @@ def read_pairs(
         raise nothing_kept(report)
     if len(examples) < 2:
         why = "; ".join(f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items())
+        name = objective.name if objective else OBJECTIVES[0]
         raise DataError(
-            f"{rows.name}: {('no pair', 'one pair')[len(examples)]} for {objective.name if objective else 'regular'}, and "
+            f"{rows.name}: {('no pair', 'one pair')[len(examples)]} for {name}, and "
             f"two are needed{f' (rows: {why})' if why else ''}; "
             f"check --objective{', --step_splitter' if every is not None else ''} and --max_length"
         )

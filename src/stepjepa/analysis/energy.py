@@ -27,6 +27,7 @@ from stepjepa.analysis.draw import slug
 from stepjepa.analysis.models import AnalyzedModel, energy_notes, load_analyzed, packed_form
 from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions
 from stepjepa.analysis.summary import energy_lines
+from stepjepa.config.values import named_by_file
 from stepjepa.data.chat_template import template_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
@@ -47,6 +48,7 @@ from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import saying_out_of_memory
@@ -116,12 +118,17 @@ def load_scorer(options: EnergyOptions) -> tuple[AnalyzedModel, JEPAOptions]:
     values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
     if own.get("multi_horizon"):
         values["horizon"] = min(own["multi_horizon"])
+    if not options.jepa_loss and named_by_file(values.get("jepa_loss")):
+        raise ConfigError(
+            f"--model_name {place.name}: was trained with a loss of one's own, whose file is not run because a folder names "
+            f"it; give --jepa_loss {values['jepa_loss']}, or another one"
+        )
     values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
     if values.get("jepa_loss") == "infonce":
         values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
     if options.chat_template or options.plain:
         values["chat_template_kwargs"] = options.chat_template_kwargs
-    method = JEPAOptions(**{**values, "objective": "step_jepa", "step_pairs": "all", "target_grad": True})
+    method = JEPAOptions(**{**values, "objective": StepJEPA.name, "step_pairs": "all", "target_grad": True})
     method.check()
     model = load_analyzed(place, record, method, options)
     wanted = model.trained_predictors if options.predictors is None else options.predictors

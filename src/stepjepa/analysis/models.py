@@ -32,7 +32,8 @@ from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
 from stepjepa.modeling.trial import choose_forward
-from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.base import objective_of, trained_pairs
+from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions, method_of
 from stepjepa.training.setup import ModelSetup, make_collator
@@ -83,7 +84,7 @@ class AnalyzedModel:
     def trained_predictors(self) -> int | None:
         """K of its training; None where no pair was trained, or nothing is known."""
         own = self.record.settings
-        return own.get("predictors") if own.get("objective") not in (None, "regular") and own.get("lbd") else None
+        return own.get("predictors") if trained_pairs(own) else None
 
 
 def load_analyzed(
@@ -161,7 +162,7 @@ def packed_form(model: AnalyzedModel, method: JEPAOptions) -> tuple[int, Any]:
 def energy_notes(record: TrainingRecord) -> list[str]:
     """Where the energy is not what the model was trained on."""
     own, lines = record.settings, list[str]()
-    if own and own.get("objective") != "step_jepa":
+    if own and own.get("objective") != StepJEPA.name:
         lines.append(f"it was trained with --objective {own.get('objective')}; no step predicted the next one there")
     elif own and not own.get("lbd"):
         lines.append("it was trained with --lbd 0; no step predicted the next one there")
@@ -234,7 +235,7 @@ class Collector:
     def _notes(self, loaded: AnalyzedModel) -> list[str]:
         """Where the states are not those that the model was trained on."""
         own, lines, asked = loaded.record.settings, list[str](), self.options.predictors
-        trained = own.get("objective") not in (None, "regular") and bool(own.get("lbd"))
+        trained = trained_pairs(own)
         if asked and not loaded.predictors.count:
             lines.append(f"it does not hold {asked} predictor tokens")
         elif loaded.trained_predictors and not loaded.predictors.count and asked is None:

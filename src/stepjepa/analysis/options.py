@@ -12,6 +12,8 @@ from stepjepa.config.values import union_members
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.registry import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
+from stepjepa.objectives.base import OBJECTIVES, built_in, own_options
+from stepjepa.objectives.options import PredictorOptions
 from stepjepa.training.options import DataOptions, JEPAOptions, LLMJEPAOptions, SplitOptions, StepJEPAOptions
 
 _MODELS, _STATES, _OUTPUT, _METHOD = "models", "states", "output", "method"
@@ -97,12 +99,16 @@ class _Analysis:
 class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Analysis):
     """All options of ``stepjepa analyze``; those of training mean what they mean there."""
 
-    objective: Literal["llm_jepa", "step_jepa", "split"] = option(
-        "llm_jepa",
+    objective: str = option(
+        OBJECTIVES[1],
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
-        "rest (split).",
+        "rest (split), or a class of your own.",
         _METHOD,
+        choices=tuple(name for name, cls in built_in().items() if PredictorOptions in cls.reads),
+        own=True,
+        brings=("objective_options", own_options),
     )
+    objective_options: dict[str, Any] | None = option(None, "Options of an objective of your own.", _METHOD)
     predictors: int | None = option(
         None,
         "K, predictor tokens after a source. Default: as many as a model's folder holds (predictors.safetensors), 0 for the "
@@ -184,7 +190,7 @@ def _as_trained(name: str, text: str = "") -> Any:
     """An option of training that is as the model's run had it unless it is given."""
     own = options_of(JEPAOptions)[name]
     named = [choice for member in union_members(own.hint) for choice in get_args(member) if isinstance(choice, str)]
-    return option(None, text or own.help, _READ, choices=tuple(named), secret=False)
+    return option(None, text or own.help, _READ, choices=tuple(named) or own.choices, own=own.own, secret=False)
 
 
 @dataclass

@@ -33,6 +33,7 @@ from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import find_model
 from stepjepa.inspect.check.report import folded
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
 from stepjepa.utils.progress import Bar
@@ -204,8 +205,8 @@ def _collect_all(options: AnalyzeOptions, folder: Path, bar: Bar) -> States:
     try:
         collector = Collector(options, new, bar, base)
         method = collector.method
-        if method.step_pairs == "random" and method.objective == "step_jepa":
-            bar.say("note     --step_pairs random: all pairs are read, of which training samples one an epoch")
+        if objective_of(method).draws:
+            bar.say("note     all pairs are read, of which training samples one an epoch (--step_pairs random)")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         found = []

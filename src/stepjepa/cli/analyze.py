@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
-from stepjepa.config.option import unread_options
+from stepjepa.api import analyze
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
-from stepjepa.utils.failures import explaining
 from stepjepa.utils.terminal import print_json, print_text
 
 _ENERGY = "--energy"
@@ -14,9 +13,18 @@ _ENERGY = "--energy"
 
 def run(argv: list[str]) -> int:
     """Analyze; exit status 0, also where there is collapse."""
-    if _ENERGY in argv:
-        return _energy([word for word in argv if word != _ENERGY])
-    parser = StrictParser(
+    energy = _ENERGY in argv
+    values = (_energy_parser() if energy else _parser()).values([word for word in argv if word != _ENERGY])
+    result = analyze(energy=energy, **values)
+    if energy and values.get("json"):
+        print_json(result.record)
+    else:
+        print_text(str(result))
+    return 0
+
+
+def _parser() -> StrictParser:
+    return StrictParser(
         (AnalyzeOptions,),
         aliases=published(AnalyzeOptions),
         positional=("file",),
@@ -28,18 +36,10 @@ def run(argv: list[str]) -> int:
         epilog="example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa; "
         "stepjepa analyze --runs runs/regular runs/llm_jepa",
     )
-    options: AnalyzeOptions
-    (options,) = parser.parse(argv)
-    options.check()
-    from stepjepa.analysis.run import analyze
-
-    with explaining("--batch_size or --max_length", "start the same command again"):
-        print_text(str(analyze(options, options.unread(parser.explicit))))
-    return 0
 
 
-def _energy(argv: list[str]) -> int:
-    parser = StrictParser(
+def _energy_parser() -> StrictParser:
+    return StrictParser(
         (EnergyOptions,),
         aliases=published(EnergyOptions, but={"model_path": "model_name"}),
         positional=("solutions",),
@@ -51,14 +51,3 @@ def _energy(argv: list[str]) -> int:
         epilog="example: stepjepa analyze --energy solutions.jsonl --model_name runs/a --output_file energies.jsonl; "
         "stepjepa analyze --energy --questions test.jsonl --model_name runs/a --best_of 8 --metric gsm8k",
     )
-    options: EnergyOptions
-    (options,) = parser.parse(argv)
-    options.check()
-    from stepjepa.analysis.run import analyze
-
-    result = analyze(options, list(map(str, unread_options(options, parser.explicit))))
-    if options.json:
-        print_json(result.record)
-    else:
-        print_text(str(result))
-    return 0

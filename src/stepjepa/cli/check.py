@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepjepa.config.option import option, options_of
+from stepjepa.api import check
+from stepjepa.config.option import option
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.check.report import check, folded
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.terminal import print_drawn, print_json
-
-__all__ = ["CheckOptions", "folded", "needed_file", "run"]
 
 
 @dataclass
@@ -53,13 +51,10 @@ def run(argv: list[str]) -> int:
         "also report what a model will see of it: pairs, truncation, tokens by kind, padding.",
         epilog="example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl",
     )
-    (options,) = parser.parse(argv)
-    names = {*options_of(FileOptions)} - {"file", "model_name", "json"} | (
-        parser.explicit & {*options_of(ExampleOptions)}
-    )
-    given = {name: getattr(options, name) for name in names}
-    report = check(needed_file(options.file, "check"), options.model_name, **given)
-    if options.json:
+    values = parser.values(argv)
+    as_json = values.pop("json", False)
+    report = check(needed_file(values.pop("file", None), "check"), values.pop("model_name", None), **values)
+    if as_json:
         print_json(report.to_dict())
     else:
         print_drawn(str(report))

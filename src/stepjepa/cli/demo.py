@@ -1,9 +1,10 @@
-"""``stepjepa demo``: train a small model with and without the JEPA objective on built-in data, and compare."""
+"""``stepjepa demo``: train a small model with and without JEPA on built-in data, and compare."""
 
 from __future__ import annotations
 
+from stepjepa.api import demo
 from stepjepa.config.parser import StrictParser
-from stepjepa.study.demo import DemoOptions, demo
+from stepjepa.study.demo import DemoOptions
 from stepjepa.utils.terminal import print_text
 
 
@@ -15,6 +16,5 @@ def run(argv: list[str]) -> int:
         description="Train a small model with and without the JEPA objective on built-in data, and compare.",
         epilog="example: stepjepa demo --output_dir runs/demo --seed 1",
     )
-    (options,) = parser.parse(argv)
-    print_text(str(demo(options)))
+    print_text(str(demo(**parser.values(argv))))
     return 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from stepjepa.config.parser import Alias, StrictParser
+from stepjepa.api import compare, evaluate
+from stepjepa.config.option import Names
+from stepjepa.config.parser import Alias, StrictParser, build
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.utils.progress import ending
 from stepjepa.utils.terminal import print_json, print_text
 
 # Spellings of the published evaluate_step_jepa that are not field names already.
 _PUBLISHED: dict[str, Alias] = {"model_path": "model_name"}
+_ANALYZE = Names(EvaluateOptions).analyze
 
 
 def run(argv: list[str]) -> int:
@@ -23,16 +26,12 @@ def run(argv: list[str]) -> int:
         epilog="example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze "
         "runs/a/evaluation-test/predictions.jsonl",
     )
-    options: EvaluateOptions
-    (options,) = parser.parse(argv)
-    options.check()
-    if options.analyze is not None:
-        return _analyze(options)
-    from stepjepa.evaluation.run import evaluate
-
+    values = parser.values(argv)
+    if _ANALYZE in values:
+        return _analyze(*build((EvaluateOptions,), values))
     with ending("evaluate", lambda: "what is done is kept"):
-        result = evaluate(options)
-    if options.json:
+        result = evaluate(**values)
+    if values.get("json"):
         print_json(result.record)
     else:
         print_text(str(result))
@@ -40,8 +39,7 @@ def run(argv: list[str]) -> int:
 
 
 def _analyze(options: EvaluateOptions) -> int:
-    from stepjepa.api import compare
-
+    options.check()
     done = compare(*(options.analyze or ()), show=options.show, metric=options.metric[0] if options.metric else None)
     if options.json:
         print_json(done.record())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepjepa.api import generate
 from stepjepa.config.parser import StrictParser
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.utils.progress import ending
@@ -18,11 +19,6 @@ def run(argv: list[str]) -> int:
         "unsolved is asked again, --attempts times in all.",
         epilog="example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl",
     )
-    options: GenerateOptions
-    (options,) = parser.parse(argv)
-    options.check()
-    from stepjepa.generation.solve import generate
-
     with ending("generate", lambda: "what is done is kept"):
-        print_text(str(generate(options)))
+        print_text(str(generate(**parser.values(argv))))
     return 0

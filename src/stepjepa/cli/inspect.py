@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepjepa.api import inspect
 from stepjepa.cli.check import needed_file
-from stepjepa.config.option import option, options_of
+from stepjepa.config.option import option
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
-from stepjepa.inspect.view import inspect
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.terminal import print_drawn
 
@@ -65,8 +65,7 @@ def run(argv: list[str]) -> int:
         "options of training mean what they mean for stepjepa train; --predictors 1 2 3 shows several K side by side.",
         epilog="example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2",
     )
-    (options,) = parser.parse(argv)
-    names = {*options_of(RowOptions)} - {"file", "model_name"} | (parser.explicit & {*options_of(ExampleOptions)})
-    given = {name: getattr(options, name) for name in names}
-    print_drawn(str(inspect(needed_file(options.file, "inspect"), options.model_name, **given)))
+    values = parser.values(argv)
+    file, tokenizer = needed_file(values.pop("file", None), "inspect"), values.pop("model_name", RowOptions.model_name)
+    print_drawn(str(inspect(file, tokenizer, **values)))
     return 0

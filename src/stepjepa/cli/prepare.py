@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepjepa.api import prepare
 from stepjepa.cli.check import needed_file
 from stepjepa.config.parser import StrictParser
-from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
+from stepjepa.data.prepare import PrepareOptions
 from stepjepa.errors import ConfigError
 from stepjepa.utils.terminal import print_text
 
@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
         "rows with steps, which stepjepa train reads.",
         epilog="example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05",
     )
-    (options,) = parser.parse(argv)
-    needed_file(options.file, "prepare")
-    print_text(str(prepare(options, rules=AnswerRules(final_answer, answers_match))))
+    values = parser.values(argv)
+    needed_file(values.get("file"), "prepare")
+    print_text(str(prepare(**values)))
     return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from stepjepa.api import report
 from stepjepa.config.parser import StrictParser, positional_argument
-from stepjepa.report import ReportOptions, report
+from stepjepa.report import ReportOptions
 from stepjepa.utils.terminal import print_text
 
 
@@ -17,9 +18,7 @@ def run(argv: list[str]) -> int:
         "side by side.",
         epilog="example: stepjepa report runs/regular runs/step_jepa --output_file report.html",
     )
-    options: ReportOptions
-    (options,) = parser.parse(with_folders(parser, argv))
-    print_text(str(report(options)))
+    print_text(str(report(**parser.values(with_folders(parser, argv)))))
     return 0
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from stepjepa.cli.check import folded
+from stepjepa.api import study
 from stepjepa.config.parser import StrictParser
+from stepjepa.inspect.check.report import folded
 from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.progress import ending
 from stepjepa.utils.terminal import print_text
@@ -20,11 +21,8 @@ def run(argv: list[str]) -> int:
         "what is established. Started again, a study resumes where it stopped.",
         epilog="example: stepjepa study study.yaml --jobs 2; docs/study.md describes the file",
     )
-    options: StudyOptions
-    (options,) = parser.parse(argv)
-    from stepjepa.study.run import study
-
+    values = parser.values(argv)
     with ending("study", lambda: "every stage that is done is kept"):
-        result = study(options)
-    print_text("\n".join(folded(result.lines)) if options.recipes else str(result))
+        result = study(**values)
+    print_text("\n".join(folded(result.lines)) if values.get("recipes") else str(result))
     return 1 if result.failed else 0

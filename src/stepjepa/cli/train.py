@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from stepjepa.api import train
+from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.training.options import JEPAOptions
@@ -17,20 +18,19 @@ _GROUPS = ("options", "run", "method", "loss", "views", "semantic tube", "data",
 def run(argv: list[str]) -> int:
     """Parse, train, print the result. Exit status 0."""
     if any(word in ("-h", "--help") for word in argv):  # without torch
-        print_text(parser_of(RunOptions, JEPAOptions, TrainerOptions).format_help(_GROUPS).rstrip())
-        return 0
+        parser_of(RunOptions, JEPAOptions, TrainerOptions).values(argv)  # exits
     from stepjepa.training.config import JEPAConfig
 
     parser = parser_of(RunOptions, JEPAConfig)
     if "--help_all" in argv:
-        print_text(parser.format_help().rstrip())
-        return 0
+        parser.headings = ()
+        parser.values(["--help", *argv])
     options = parser.values(argv)
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.training.run import leave_process_group
 
-    debug = options.get("debug_level", 0)
+    debug = options.get(Names(RunOptions).debug_level, 0)
     show_log(logging.DEBUG if debug >= 5 else logging.INFO if debug >= 1 else logging.WARNING)
     disable_progress_bar()  # of loading and writing; training has its own
     result = train(**options)
@@ -46,6 +46,7 @@ def parser_of(*dataclass_types: type) -> StrictParser:
     return StrictParser(
         dataclass_types,
         aliases=published(*dataclass_types),
+        headings=_GROUPS,
         prog="stepjepa train",
         description="Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone.",
         epilog="example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 "

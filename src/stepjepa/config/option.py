@@ -218,8 +218,8 @@ class Option:
 
     def metavar(self) -> str:
         """What follows the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
-        further = "|FILE:NAME" if self.own else ""
-        return "{" + ",".join(self.choices) + "}" + further if self.choices else _metavar(self.hint)
+        choices = (*self.choices, "FILE:NAME") if self.own else self.choices
+        return "{" + ",".join(choices) + "}" if choices else _metavar(self.hint)
 
     def help_text(self, aliases: Iterable[str]) -> str:
         """The description with other spellings and the default, escaped for argparse."""

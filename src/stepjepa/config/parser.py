@@ -60,6 +60,7 @@ class StrictParser:
               that field, other values are taken as they are; it may raise ValueError or ConfigError. A YAML list or
               mapping under such a name goes to the field of that name directly.
         positional: fields that free words fill, in this order; those that a flag gives are passed over.
+        headings: groups of options that the help shows, in this order; by default all.
         prog, description, epilog: for the help.
 
     After `parse`, `explicit` holds the names of the fields that a flag or the YAML file has set.
@@ -71,13 +72,14 @@ class StrictParser:
         *,
         aliases: Mapping[str, Alias] | None = None,
         positional: Sequence[str] = (),
+        headings: Sequence[str] = (),
         prog: str = "stepjepa",
         description: str = "",
         epilog: str = "",
     ) -> None:
         self.dataclass_types = tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
         self.prog, self.description, self.epilog = prog, description, epilog
-        self.positional = tuple(positional)
+        self.positional, self.headings = tuple(positional), tuple(headings)
         self.explicit: set[str] = set()
         self.options: dict[str, Option] = {}
         self._brought: set[str] = set()
@@ -122,7 +124,7 @@ class StrictParser:
         if missing:
             names = " and ".join("--" + name for name in missing)
             raise ConfigError(f"{names} must be given, as a flag or in the --config file")
-        return {name: setting.value for name, setting in given.items()}
+        return carried(self.options, {name: setting.value for name, setting in given.items()})
 
     def take_up(self, name: str, value: Any) -> None:
         """Add the options that a value of option `name` brings, where it is the name of a class of one's own.
@@ -185,16 +187,16 @@ class StrictParser:
         """The other spellings of a field, those that give it a value included."""
         return [a for a, target in self.aliases.items() if (target[0] if isinstance(target, tuple) else target) == name]
 
-    def format_help(self, groups: Sequence[str] | None = None) -> str:
-        """The help text; `groups` chooses headings and their order."""
+    def format_help(self) -> str:
+        """The help text."""
         layout = argparse.ArgumentParser(prog=self.prog, formatter_class=argparse.HelpFormatter)
         layout.add_argument("--config", metavar="FILE", help="a YAML file of options; flags win over it")
         formatter = layout._get_formatter()
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
         formatter.add_text(self.description)
         known = self.groups()
-        brought = [title for title in known if groups is not None and self._brought & {o.name for o in known[title]}]
-        for title in known if groups is None else dict.fromkeys([*groups, *brought]):
+        brought = [title for title in known if self._brought & {option.name for option in known[title]}]
+        for title in dict.fromkeys([*self.headings, *brought]) if self.headings else known:
             if title not in known:
                 raise ValueError(f"no group {title!r} among {list(known)}")
             section: Any = layout._optionals if title == "options" else layout.add_argument_group(title)

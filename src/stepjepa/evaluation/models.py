@@ -17,6 +17,7 @@ from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import check_local, load_adapter, load_tokenizer
 from stepjepa.modeling.predictors import predictor_names, vocabulary_size
+from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_json
 
 _ADAPTER = "adapter_config.json"
@@ -49,7 +50,7 @@ class TrainingRecord:
     def added_predictors(self) -> int:
         """Predictor tokens at the end of the vocabulary of the run's checkpoints, if version 0.1 has written them."""
         settings = self.settings
-        if settings.get("objective") == "regular" or not settings.get("lbd") or not settings.get("predictors"):
+        if not trained_pairs(settings) or not settings.get("predictors"):
             return 0
         return 1 if settings.get("same_predictor") else _count(settings["predictors"])
 

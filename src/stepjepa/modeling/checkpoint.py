@@ -11,6 +11,7 @@ from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_adapter, load_model, load_tokenizer
+from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import check_writable, read_json, write_whole
 from stepjepa.utils.manifest import MANIFEST, mismatch
 
@@ -67,7 +68,7 @@ def export_checkpoint(
         raise ConfigError(f"{target}: the folder is not empty; give another one, or --overwrite_output_dir")
     check_writable(target)
     settings = run_settings(folder)
-    predictors = settings.get("lbd") and settings.get("predictors") and settings.get("objective") != "regular"
+    predictors = trained_pairs(settings) and settings.get("predictors")
     if predictors and (folder / "trainer_state.json").is_file() and not (folder / PREDICTORS_FILE).is_file():
         raise ConfigError(
             f"{folder}: {PREDICTORS_FILE} is missing, as in checkpoints of version 0.1; export it with that"

@@ -10,6 +10,7 @@ Shapes: P pairs, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -89,7 +90,7 @@ class Objective:
     """An objective whose pairs are compared by `--jepa_loss`. Subclasses say at least what pairs a chat has.
 
     Attributes:
-        name: what ``--objective`` calls it.
+        name: what ``--objective`` calls it; of one's own, by default the name of the class.
         Options: dataclass of the options that it alone has; None for none.
         reads: the shared topics of options that it reads; all where it reads predictors.
         defaults: of shared options that are left open.
@@ -121,6 +122,10 @@ class Objective:
     halves: ClassVar[bool] = False
     stream: ClassVar[int] = 6
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.name = cls.name or cls.__name__
+
     def __init__(self, options: Any = None, **own: Any):
         self.options = options
         self.own: Any = options
@@ -135,13 +140,13 @@ class Objective:
         for name in values:
             if name not in known:
                 near = f"; did you mean {nearest(name, known)!r}?" if known else ""
-                raise ConfigError(f"objective {cls.name or cls.__name__} has no option {name!r}{near}")
+                raise ConfigError(f"objective {cls.name} has no option {name!r}{near}")
         if cls.Options is None:
             return None
         try:
             own: Any = cls.Options(**values)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"objective {cls.name or cls.__name__}: {error}") from None
+            raise ConfigError(f"objective {cls.name}: {error}") from None
         check_fields(own)
         if not is_built_in(cls) and hasattr(own, "check"):
             own.check()
@@ -151,12 +156,20 @@ class Objective:
         """Equal for objectives that make the same examples of the same chats."""
         pairing = dict(self.pairing)
         if not is_built_in(type(self)):
-            pairing |= {**({} if self.own is None else vars(self.own)), "code": source_fingerprint(type(self))}
+            pairing |= {**({} if self.own is None else vars(self.own)), **self.code}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in pairing.items())})"
 
     def __reduce__(self) -> Any:
         """By the name of its class, so that worker processes import the file that it is in."""
         return _made, (given_name(type(self)), self.options)
+
+    @property
+    def code(self) -> dict[str, str]:
+        """A fingerprint of the file of one's own class or loss, by which of them it is; empty for built-in ones."""
+        found = {} if is_built_in(type(self)) else {"code of the objective": source_fingerprint(type(self))}
+        if self.makes_pairs and self.options.jepa_loss not in LOSSES:
+            found["code of the loss"] = source_fingerprint(load_distance(self.options.jepa_loss))
+        return found
 
     @classmethod
     def topics(cls) -> tuple[type, ...]:
@@ -448,20 +461,35 @@ def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
     if name in DISTANCES:
         return DISTANCES[name]
+    found = load_distance(name)
+    return lambda source_PD, target_PD: found(source_PD, target_PD).float()
+
+
+def load_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A function of one's own for ``--jepa_loss``, of states (P, D), as it is; two pairs are tried.
+
+    Raises:
+        ConfigError: there is none of that name, or it does not return one number a pair.
+    """
     found = load_named(name, "jepa_loss", LOSSES)
-    if not callable(found):
-        raise ConfigError(f"jepa_loss {name}: is no function of the source and the target states")
+    wrong = _trial(found)
+    if wrong:
+        raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {wrong}")
+    return found
 
-    def checked(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-        losses_P = found(source_PD, target_PD)
-        if losses_P.shape != source_PD.shape[:1]:
-            raise ConfigError(
-                f"jepa_loss {name}: returned {tuple(losses_P.shape)} for {len(source_PD)} pairs; it must return one "
-                "number a pair"
-            )
-        return losses_P.float()
 
-    return checked
+@cache
+def _trial(function: Any) -> str:
+    """What is wrong with a function for ``--jepa_loss``, empty for nothing."""
+    import torch
+
+    try:
+        losses_P = function(torch.ones(2, 8), torch.eye(2, 8))
+    except Exception as error:
+        return f"it fails: {' '.join(str(error).split()) or type(error).__name__}"
+    if not isinstance(losses_P, torch.Tensor) or losses_P.shape != (2,):
+        return f"for (2, 8) it returns {tuple(losses_P.shape) if isinstance(losses_P, torch.Tensor) else losses_P!r}"
+    return ""
 
 
 def built_in() -> dict[str, type[Objective]]:

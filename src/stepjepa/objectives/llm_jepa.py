@@ -52,7 +52,7 @@ class LLMJEPAOptions(Topic):
             self.views = "standalone" if self.front_pred or self.reverse_pred else "in_context"
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """As `Topic.check`; raises ConfigError."""
         for name, given in ((_NAME.front_pred, self.front_pred), (_NAME.reverse_pred, self.reverse_pred)):
             if given and self.views == "in_context":
                 raise ConfigError(
@@ -108,7 +108,7 @@ class LLMJEPA(Objective):
         return (f"views {self.options.views}",)
 
     def check(self) -> None:
-        """See `Objective`."""
+        """As `Objective.check`; raises ConfigError."""
         super().check()
         if self.options.forward == "inline" and self.options.views == "standalone":
             raise ConfigError(

@@ -84,9 +84,9 @@ def _file_module(path: Path) -> Any:
     return sys.modules[name]
 
 
-def source_fingerprint(cls: type) -> str:
-    """A fingerprint of the module that a class is in; its name where there is no source."""
+def source_fingerprint(thing: Any) -> str:
+    """A fingerprint of the module that a class or function is in; its name where there is no source."""
     try:
-        return hashlib.sha256(inspect.getsource(sys.modules[cls.__module__]).encode()).hexdigest()[:12]
+        return hashlib.sha256(inspect.getsource(sys.modules[thing.__module__]).encode()).hexdigest()[:12]
     except (OSError, TypeError):
-        return cls.__qualname__
+        return str(thing.__qualname__)

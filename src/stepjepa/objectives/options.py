@@ -197,7 +197,7 @@ class LossOptions(Topic):
             self.regularizer_weight = 0.05 if self.regularizer == "sigreg" else 1.0
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """As `Topic.check`; raises ConfigError."""
         if self.control == "random" and self.jepa_loss == "infonce" and self.lbd:
             raise ConfigError(
                 f"{_NAME.control}=random gives every source the same target, so infonce has nothing to distinguish; use "

@@ -136,7 +136,7 @@ class SemanticTube(Objective):
         return f"{'turning angle' if angle else super().distance_name} of {self.options.tube_mode}"
 
     def check(self) -> None:
-        """See `Objective`."""
+        """As `Objective.check`; raises ConfigError."""
         super().check()
         options = self.options
         if options.jepa_loss == "infonce":

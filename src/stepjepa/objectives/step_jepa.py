@@ -41,7 +41,7 @@ class StepJEPAOptions(StepsOptions):
         return tuple(self.multi_horizon) if self.multi_horizon else (self.horizon,)
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """As `Topic.check`; raises ConfigError."""
         if self.horizon != 1 and self.multi_horizon:
             raise ConfigError(f"{_NAME.horizon} and {_NAME.multi_horizon} are both set; give one of them")
         if len(set(self.horizons)) < len(self.horizons):
@@ -89,7 +89,7 @@ class StepJEPA(Objective):
         return (f"{self.options.step_pairs} pairs", *further)
 
     def check(self) -> None:
-        """See `Objective`."""
+        """As `Objective.check`; raises ConfigError."""
         super().check()
         options = self.options
         if options.forward == "inline" and (options.step_pairs == "all" or len(options.horizons) > 1):

@@ -22,10 +22,12 @@ from typing import Any
 from stepjepa.config.option import check_fields, option
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.objectives.regular import Regular
+from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
-ARMS = ("regular", "step_jepa")
+ARMS = (Regular.name, StepJEPA.name)
 # Long enough for the longest solution of the generator's default difficulty.
 MAX_NEW_TOKENS = 160
 _RESULT = "demo_result.json"

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.synthetic import ArithmeticConfig
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
+from stepjepa.objectives.base import OBJECTIVES
 from stepjepa.study.spec import (
     SAME_FLOP,
     SPLITS,
@@ -64,7 +65,7 @@ class _BlockValues:
     """What a block says by plain values."""
 
     seeds: list[int] = field(default_factory=list)
-    baseline: str = "regular"
+    baseline: str = OBJECTIVES[0]
     controls: list[Literal["shuffled", "random"]] = field(default_factory=list)
     equal_compute: bool = False
 
@@ -387,6 +388,8 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
         ConfigError: an unknown key, a value that does not fit, a secret, or an option that the study itself sets.
     """
     parser, values, spelt = _parser(), dict[str, Any](), dict[str, str]()
+    for name in section.keys() & {one.name for one in parser.options.values() if one.brings}:
+        parser.take_up(name, section[name].written)
     check_keys(section, [*parser.options, *parser.aliases])
     for name, node in section.items():
         place = f"{node.where}: {name}"
@@ -413,6 +416,7 @@ def config_of(values: Mapping[str, Any]) -> JEPAConfig:
     # The check needs no accelerator, and the machine that it runs on may have none.
     given = {"output_dir": "unused", **values, "use_cpu": True, "fp16": False, "tf32": None}
     try:
+        given = carried(options_of(JEPAOptions), given)
         RunOptions(**{k: v for k, v in given.items() if k in options_of(RunOptions)})
         return JEPAConfig(**{k: v for k, v in given.items() if k in options_of(JEPAConfig)})
     except (ValueError, OSError) as error:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import options_of
+from stepjepa.config.parser import carried
+from stepjepa.config.values import named_by_file
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.chat import RowError
 from stepjepa.data.signs import question_of
@@ -25,6 +27,7 @@ from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study
+from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DataOptions
 from stepjepa.training.run_options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, write_json, write_whole
@@ -109,6 +112,17 @@ class Item:
         return [stage for stage in self.stages if self.folder.done(stage) is None]
 
 
+def _file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run as its file has them: without those of other arms' own objectives, and own files in full."""
+    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    found = {name: value for name, value in carried(known, settings).items() if name in known}
+    for name, value in found.items():
+        if known[name].own and named_by_file(value) and Path(value.rpartition(":")[0]).is_file():
+            file, _, attribute = value.rpartition(":")
+            found[name] = f"{Path(file).resolve()}:{attribute}"
+    return found
+
+
 def write_plan(folder: StudyRunFolder, run: Run, study_folder: Path) -> None:
     """All that carrying a run out needs, in its folder."""
     block, settings = run.block, run.settings
@@ -118,7 +132,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study_folder: Path) -> None:
     values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
     if "train" in block.data.splits:
         values["dataset_split"] = block.data.splits["train"]
-    write_yaml({**settings, **values}, folder.train_config, header=f"One run of a study: {run.name}")
+    write_yaml({**_file_settings(settings), **values}, folder.train_config, header=f"One run of a study: {run.name}")
     plan = {
         "run": run.name,
         "files": {split: names[0] for split, names in files.items()},

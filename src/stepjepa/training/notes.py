@@ -39,7 +39,7 @@ def published_notes(run: RunOptions, options: JEPAOptions, given: Collection[str
     if ratio in given and not run.additive_mask and options.jepa_ratio < 1:
         lines.append(f"--{ratio}: used as given; the published script ignores it without --{mask}")
     if find_objective(options.objective).makes_pairs and not objective.makes_pairs and _NAME.lbd in given:
-        lines.append(f"--lbd 0: no pair is made, and the run trains exactly like objective {objective.name}")
+        lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
     return lines
 
 

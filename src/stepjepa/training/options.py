@@ -102,7 +102,7 @@ class DataOptions(Topic):
     )
 
     def check(self) -> None:
-        """See `Topic.check`."""
+        """As `Topic.check`; raises ConfigError."""
         columns = f"{_NAME.source_column} and {_NAME.target_column}"
         if (self.source_column is None) != (self.target_column is None):
             raise ConfigError(f"{columns} go together; give both")
@@ -293,7 +293,7 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     unread = [one for one in found if one.name in changed]
     unread += unread_options(options, changed - idle)
     if options.control == "random" and options.target_encoder == "ema" and options.uses_pairs:
-        unread.append(Unread(_NAME.target_encoder, "with --control random: no target is used"))
+        unread.append(Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used"))
     return unread
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from stepjepa.config.option import options_of
 from stepjepa.config.yaml_file import representable
 from stepjepa.errors import ConfigError
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.run_folder import RESUME_RECORD
 from stepjepa.training.run_options import RunOptions
@@ -83,6 +84,7 @@ def fixed_settings(config: JEPAConfig, run: RunOptions | None = None, peft_confi
         names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules")
         found = {f"peft.{name}": adapter[name] for name in names if name in adapter}
     found |= {name: getattr(config, name) for name in fixed_on_resume()}
+    found |= objective_of(config).code
     return plain_settings(found)
 
 

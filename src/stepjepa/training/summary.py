@@ -15,15 +15,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from stepjepa.config.option import Names
 from stepjepa.data.types import Batch
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.compute import planned_steps
+from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.progress import clock, short
 from stepjepa.training.run_options import RunOptions
 from stepjepa.training.trainer import JEPATrainer
 
+_NAME = Names(JEPAConfig)
 _LABELS = 7  # columns of the labels
 # Micro-batches that are laid out beforehand, at most, and the seconds after which no more are.
 _BATCHES, _SECONDS = 8, 0.2
@@ -79,7 +82,7 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
     if broken is not None:
         lines.append(
             f"warning: the loss is not a finite number from step {broken} on (of those in the log), so the model is of no "
-            "use; try a lower --learning_rate or --lbd, and see docs/troubleshooting.md"
+            f"use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
         )
     metric = " ".join(run.eval_metrics or ["exact"])
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"

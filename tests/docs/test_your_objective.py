@@ -1,0 +1,160 @@
+"""The code and the commands of docs/howto/your_objective.md run as they stand; the class is a full citizen."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stepjepa.cli.main import main
+from support.rows import step_rows
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "your_objective.md").read_text(encoding="utf-8")
+CODE, PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(COMMANDS,) = re.findall(r"^```\n(stepjepa .*?)```", PAGE, re.DOTALL | re.MULTILINE)
+NAME = "conclusion.py:Conclusion"
+TRAIN = shlex.split(COMMANDS.splitlines()[-1])[1:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The page's files, after its commands."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "conclusion.py").write_text(CODE)
+    for seed, name in enumerate(("train", "select", "test")):
+        rows = step_rows(24, seed=seed)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main([*TRAIN, "--save_steps", "2", "--disable_tqdm"]) == 0
+    return folder / "run"
+
+
+def settings(run):
+    return json.loads((run / "run.json").read_text())["settings"]
+
+
+def test_the_class_is_forty_lines_and_the_pages_commands_run(trained, capsys):
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 40
+    for line in COMMANDS.splitlines()[:-1]:
+        assert main(shlex.split(line)[1:]) == 0
+        said = capsys.readouterr().out
+        assert "--from_end INT" in said if "--help" in line else f"{NAME}, K = 2, packed" in said
+    assert settings(trained)["objective_options"] == {"from_end": 2}
+    resolved = yaml.safe_load((trained / "resolved.yaml").read_text())
+    assert (resolved["objective"], resolved["jepa_loss"]) == (NAME, "conclusion.py:log_cosh")
+    last = json.loads((trained / "metrics.json").read_text())["metrics"]
+    assert last["jepa_loss"] > 0
+
+
+def test_from_python_as_on_the_page(trained, folder):
+    done = subprocess.run([sys.executable, "-c", PYTHON], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--from_ent", "2"], "unknown flag --from_ent; did you mean --from_end?"),
+        (["--from_end", "0"], "from_end is 0; it must be at least 1"),
+        (["--from_end", "x"], "--from_end: expected a whole number, got 'x'"),
+        (["--objective", "conclusion.py:Conclusio"], "conclusion.py has no Conclusio"),
+        (["--objective", "conclusion.py:log_cosh"], "is no class made from stepjepa.objectives.Objective"),
+        (["--objective", "missing.py:Conclusion"], "missing.py: there is no such file"),
+        (["--objective", "broken.py:Conclusion"], "broken.py cannot be loaded (division by zero)"),
+        (["--objective", "clash.py:Clash"], "its option 'lbd' is an option already; choose another name"),
+        (["--jepa_loss", "conclusion.py:log_sinh"], "conclusion.py has no log_sinh"),
+        (["--jepa_loss", "conclusion.py:ConclusionOptions"], "must return one number a pair"),
+    ],
+)
+def test_one_line_for_what_cannot_be_used(words, message, folder, capsys):
+    (folder / "broken.py").write_text("1 / 0\n")
+    clash = CODE.replace("from_end", "lbd").replace("Conclusion(", "Clash(")
+    (folder / "clash.py").write_text(clash)
+    (folder / "conclusion.py").write_text(CODE)
+    words = [*words] if "--objective" in words else ["--objective", NAME, *words]
+    file = ["--train_file", "train.jsonl", "--model_name", "tiny", "--max_steps", "1", "--output_dir", "never"]
+    assert main(["train", *file, *words]) in (1, 2)
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+
+
+def test_resumed_with_the_same_options_and_code_only(trained, folder, capsys):
+    again = [*TRAIN, "--max_steps", "6", "--resume_from_checkpoint", "true", "--disable_tqdm"]
+    assert main([*again, "--from_end", "3"]) == 2
+    assert "has objective_options={'from_end': 2}, not {'from_end': 3}" in capsys.readouterr().err
+    other = [word.replace("conclusion.py", "changed.py") for word in again]
+    (folder / "changed.py").write_text(CODE)
+    assert main(other) == 2
+    assert "objective=conclusion.py:Conclusion, not changed.py:Conclusion" in capsys.readouterr().err
+    resolved = ["train", "--config", "run/resolved.yaml", "--max_steps", "6", "--resume_from_checkpoint", "true"]
+    assert main(resolved) == 0 and "done   6 steps" in capsys.readouterr().out
+
+
+def test_tokenised_in_worker_processes_and_cached_by_its_code(folder, capsys):
+    words = ["train", "--train_file", "train.jsonl", "--model_name", "tiny", "--objective", NAME, "--max_steps", "1"]
+    words += ["--dataset_num_proc", "2", "--data_cache", "cache", "--disable_tqdm", "--overwrite_output_dir"]
+    for name, entries in (("once", 1), ("again", 1), ("other", 2)):
+        if name == "other":
+            words += ["--from_end", "2"]
+        assert main([*words, "--output_dir", name]) == 0
+        assert len(list(Path("cache").iterdir())) == entries
+
+
+def test_the_folder_of_a_run_imports_nothing(trained, folder, tmp_path, monkeypatch, capsys):
+    """Without the file, everything that reads the run's folder works, or names the flag to give."""
+    shutil.copytree(folder, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    Path("conclusion.py").unlink()
+    evaluate = ["evaluate", "run", "train.jsonl", "--metric", "exact", "--max_examples", "2", "--max_new_tokens", "4"]
+    assert main(evaluate) == 0
+    assert main(["report", "run"]) == 0 and NAME in Path("run/report.html").read_text()
+    assert main(["analyze", "train.jsonl", "--models", "run", "--step_jepa"]) == 0
+    assert main(["export", "run/checkpoint-4", "exported"]) == 0
+    capsys.readouterr()
+    energy = ["analyze", "--energy", "train.jsonl", "--model_name", "run", "--output_file", "energies.jsonl"]
+    assert main(energy) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0 and "give --jepa_loss conclusion.py:log_cosh" in error
+    assert main([*energy, "--jepa_loss", "l2"]) == 0
+
+
+STUDY = f"""
+output_dir: study
+seeds: [0]
+baseline: regular
+data: {{train_file: train.jsonl, select_file: select.jsonl, test_file: test.jsonl}}
+metrics: [exact]
+base: {{model_name: tiny, max_steps: 1, objective: "{NAME}", from_end: 1}}
+arms:
+  regular: {{objective: regular}}
+  own: {{tune: {{from_end: [1, 2]}}}}
+select: {{metric: exact}}
+evaluate: {{max_examples: 1, max_new_tokens: 2}}
+"""
+
+
+def test_studied(folder, capsys):
+    (folder / "study.yaml").write_text(STUDY)
+    assert main(["study", "study.yaml", "--dry_run"]) == 0
+    assert "tuned: from_end=[1, 2]" in capsys.readouterr().out
+    (folder / "study.yaml").write_text(STUDY.replace("from_end: [1, 2]", "from_ent: [1, 2]"))
+    assert main(["study", "study.yaml", "--dry_run"]) == 2
+    assert "did you mean 'from_end'" in capsys.readouterr().err
