@@ -159,7 +159,7 @@ def show_rows(
         DataError: training would skip the first row, or stop at one.
     """
     from stepjepa.objectives.base import objective_of
-    from stepjepa.training.draws import ExampleDraw
+    from stepjepa.training.batches import ExampleDraw
     from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 
     tokenizer = chat_tokenizer(tokenizer, method)
@@ -225,7 +225,7 @@ def _notes(
         index: of the example among all examples.
         report: on its row.
     """
-    from stepjepa.training.draws import keeps_pairs
+    from stepjepa.training.batches import keeps_pairs
 
     example, sampled = before_and_after
     asked, pairs = traits(method), example.view_pairs
