@@ -108,6 +108,31 @@ def test_evaluation_is_the_same_for_every_batch_size_and_for_rows(tmp_path, toke
     assert trainer.evaluate(rows)["eval_loss"] == values[-1]["eval_loss"]
 
 
+@pytest.mark.parametrize("options", [{"objective": "llm_jepa"}, STEPS, {**STEPS, "target_grad": False}], ids=name_of)
+def test_shuffled_targets_are_those_of_other_examples(tmp_path, tokenizer, options):
+    plain, shuffled = (trainer_for(tmp_path, tokenizer, control=c, **options) for c in ("none", "shuffled"))
+    owner = [number for number, example in enumerate(plain.train_dataset.store) for _ in example.pairs]
+    with torch.no_grad():
+        output, moved = (trainer.model(batch=batch_of(trainer)) for trainer in (plain, shuffled))
+    torch.testing.assert_close(moved.source_states, output.source_states)
+    distance = (moved.target_states[:, None] - output.target_states[None]).abs().amax(dim=-1)
+    assert (distance.min(dim=1).values < 1e-5).all(), "every target is one of the batch"
+    assert (distance.min(dim=0).values < 1e-5).all(), "and each is used"
+    nearest = distance.argmin(dim=1).tolist()
+    assert len(set(nearest)) > 0.8 * len(owner), "equal texts have equal states"
+    assert all(owner[new] != own for new, own in zip(nearest, owner, strict=True))
+
+
+def test_where_no_other_example_has_a_pair_no_target_is_shuffled(tmp_path, tokenizer):
+    rows = sorted(step_rows(12), key=lambda row: row["messages"][1]["content"].count("\n\n"))
+    rows = [*rows[:2], *rows[-4:]]  # the first two have no pair
+    options = {"control": "shuffled", "train_sampling_strategy": "sequential", "predictor_head": "mlp", **STEPS}
+    for target_grad in (True, False):
+        trainer = trainer_for(tmp_path, tokenizer, rows, 3, target_grad=target_grad, **options)
+        trainer.train()
+        assert [log["num_pairs"] for log in logs_of(trainer)] == [0, 9]
+
+
 def test_data_loader_workers_give_the_same_run(tmp_path, tokenizer):
     losses = []
     for workers in (0, 2):

@@ -129,13 +129,12 @@ class CheckpointedTrainer(Trainer):
                     *(checkpoint, planned, steps),
                 )
             if self.args.should_save:
-                self._folder.finish_rotation(checkpoint, self.args.save_total_limit)
+                self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
         if isinstance(self.train_dataset, StreamedExamples):
             self.train_dataset.resume(checkpoint, done * self.args.gradient_accumulation_steps)
         if self.args.should_save:
             (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
-        self._last_step = LastStep()
         resume_log = None if checkpoint is None else ResumeLog(self, checkpoint)
         if resume_log is not None:
             self.add_callback(resume_log)
@@ -242,7 +241,7 @@ class CheckpointedTrainer(Trainer):
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
-            RunFolder(folder.parent).rotate(folder, limit, self.state.best_model_checkpoint)
+            RunFolder(folder.parent).rotate(folder, limit)
         self.accelerator.wait_for_everyone()
         self._meter.since += time.perf_counter() - begin
 

@@ -1,7 +1,7 @@
 """The numbers of a run: from the parts of the loss to that of an optimizer step, and what is summed between two log entries.
 
 Shapes: P pairs, D width; B examples of a batch, N labelled tokens of it, L those of the example that has most, E examples of
-a data set.
+a data set; 2 stands for the predicted and the true id.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from stepjepa.data.types import LM, Batch, ForestOutput, LossParts
 from stepjepa.modeling.flops import KINDS
@@ -236,7 +237,7 @@ class Predictions:
     ``compute_metrics`` and ``predict`` of the Trainer's interface give."""
 
     def __init__(self) -> None:
-        self._rows: list[np.ndarray] = []  # (2, L) of each example
+        self._rows: list[torch.Tensor] = []  # (L, 2) of each example
 
     def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Any) -> None:
         """Add a batch of every process. Every process must call it.
@@ -246,24 +247,17 @@ class Predictions:
             predicted_N: (N,) int64, the most likely next token at each labelled position.
             size: B, the same on every process.
         """
-        if batch.rows.example is not None:
+        examples_N = batch.label_positions // batch.rows.input_ids.shape[1]
+        if batch.rows.example is not None:  # packed rows hold several
             examples_N = batch.rows.example.flatten()[batch.label_positions]
-        else:
-            examples_N = batch.label_positions // batch.rows.input_ids.shape[1]
-        counts_B = torch.bincount(examples_N, minlength=size)
-        width = int(accelerator.gather(counts_B.max()[None]).max())
-        both = torch.full((size, 2, width), IGNORED, dtype=torch.int64, device=predicted_N.device)
-        columns_N = (
-            torch.arange(len(examples_N), device=examples_N.device) - (counts_B.cumsum(0) - counts_B)[examples_N]
-        )
-        both[examples_N, 0, columns_N], both[examples_N, 1, columns_N] = predicted_N, batch.label_ids
-        self._rows += list(accelerator.gather(both).cpu().numpy())
+        counts = torch.bincount(examples_N, minlength=size).tolist()
+        both_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
+        both_BL2 = pad_sequence(both_N2.split(counts), batch_first=True, padding_value=IGNORED)
+        both_BL2 = accelerator.pad_across_processes(both_BL2, dim=1, pad_index=IGNORED)
+        self._rows += accelerator.gather(both_BL2).cpu()
 
     def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Predicted and true ids, (E, L) int64 each, of the first `size` examples; `IGNORED` where a row has no more."""
-        rows = self._rows[:size]
-        width = max((int((labels != IGNORED).sum()) for _, labels in rows), default=0)
-        found = np.full((2, len(rows), width), IGNORED, np.int64)
-        for number, row in enumerate(rows):
-            found[:, number, : row.shape[1]] = row[:, :width]
-        return found[0], found[1]
+        both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=IGNORED).numpy()
+        predicted_EL, labels_EL = both_EL2[:, : int((both_EL2[..., 1] != IGNORED).sum(1).max()), :].transpose(2, 0, 1)
+        return predicted_EL, labels_EL

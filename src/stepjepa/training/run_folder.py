@@ -252,35 +252,29 @@ class RunFolder:
             return self.newest()[0]
         return None
 
-    def rotate(self, newest: Path, limit: int | None, best: str | None) -> None:
-        """Remove checkpoints until `limit` are left, the oldest first, but neither `newest` nor the `best`.
+    def rotate(self, checkpoint: Path, limit: int | None, resumed: bool = False) -> None:
+        """Remove what was cut short among the checkpoints older than this one of the same folder, and complete ones until
+        `limit` are left (None and numbers below 1 are no limit), the oldest first, but neither this one nor the best.
 
-        None and numbers below 1 are no limit. Those with a higher number than the newest are of an earlier start: first.
-        """
-        if limit is None or limit < 1:
-            return
-        step = int(newest.name.rpartition("-")[2])
-        kept = {newest.resolve(), *([Path(best).resolve()] if best else [])}
-        others = sorted((number <= step, number, one) for number, one in self._numbered() if one.resolve() not in kept)
-        room = max(limit - sum(folder.is_dir() for folder in kept), 0)
-        for _, _, folder in others[: max(len(others) - room, 0)]:
-            _remove(folder)
-
-    def finish_rotation(self, checkpoint: Path, limit: int | None) -> None:
-        """Finish removing checkpoints older than this one of the same folder, where a kill came in between.
-
-        What was cut short goes in any case; complete ones beyond `limit` go where this checkpoint is the newest.
+        Args:
+            resumed: the run resumes from it, and a kill may have come before the others were removed; those after it stay.
+                Else it was just written, and those with a higher number are of an earlier start: they go first.
         """
         numbers = {folder.resolve(): number for number, folder in self._numbered()}
         step = numbers.get(checkpoint.resolve())
         if step is None:
             return
-        for number, folder in self._numbered():
-            if number < step and _cut_short(folder):
-                _remove(folder)
-        if max(numbers.values()) == step:
-            best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
-            self.rotate(checkpoint, limit, str(self.path / Path(best).name) if best else None)
+        for folder in [folder for folder, number in numbers.items() if number < step and _cut_short(folder)]:
+            del numbers[folder]
+            _remove(folder)
+        if limit is None or limit < 1 or (resumed and max(numbers.values()) > step):
+            return
+        best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
+        kept = {checkpoint.resolve(), *([(self.path / Path(best).name).resolve()] if best else [])}
+        others = sorted((number <= step, number, folder) for folder, number in numbers.items() if folder not in kept)
+        room = max(limit - sum(folder.is_dir() for folder in kept), 0)
+        for _, _, folder in others[: max(len(others) - room, 0)]:
+            _remove(folder)
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()

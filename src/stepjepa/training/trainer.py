@@ -217,6 +217,7 @@ class JEPATrainer(CheckpointedTrainer):
             return
         if not isinstance(self.train_dataset, StreamedExamples):
             self._sampler.epoch = epoch
+        self._last_step = LastStep()
         super()._run_epoch(model, epoch, *args, **kwargs)
 
     # The loss
