@@ -25,7 +25,7 @@ from measure import ratio, table
 from step_cost import _DATA, measure_rounds
 from workload import Workload, load_workload, make_tokenizer
 
-from stepjepa.training.compute import cost_over_regular
+from stepjepa.training.setup import cost_over_regular
 
 _STEP = {"objective": "step_jepa", "step_splitter": "lines", "predictors": 2}
 ARMS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from stepjepa.training import saving
+from stepjepa.training import checkpoints as saving
 from support.runs import files_of, one_line, result_of, resume, train
 
 FLAGS = ("--lr_scheduler_type", "constant", "--max_steps", 5)  # checkpoints 2, 4 and 5

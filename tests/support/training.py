@@ -21,7 +21,9 @@ def name_of(options: Options) -> str:
     return "-".join(str(value) if isinstance(value, str) else f"{name}={value}" for name, value in options.items())
 
 
-def trainer_for(tmp_path, tokenizer, rows=None, batch=4, peft=None, eval_rows=None, **options) -> JEPATrainer:
+def trainer_for(
+    tmp_path, tokenizer, rows=None, batch=4, peft=None, eval_rows=None, model=None, **options
+) -> JEPATrainer:
     arguments = {"max_steps": 2, "lbd": 0.5, "learning_rate": 1e-2, "save_strategy": "no", **options}
     config = JEPAConfig(
         output_dir=str(tmp_path / "out"),
@@ -30,7 +32,7 @@ def trainer_for(tmp_path, tokenizer, rows=None, batch=4, peft=None, eval_rows=No
         disable_tqdm=True,
         **arguments,
     )
-    model = tiny_model("llama", vocab_size=len(tokenizer))
+    model = model or tiny_model("llama", vocab_size=len(tokenizer))
     return JEPATrainer(model, config, rows or step_rows(20), eval_rows, tokenizer, peft)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,18 +10,16 @@ from transformers import TrainerCallback
 
 from stepjepa.modeling.ema import momentum_at, target_encoder
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.modeling.load import lora_config
 from stepjepa.objectives.base import random_target
-from stepjepa.training.batches import Draw
-from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
+from support import training
 from support.models import tiny_model
 from support.rows import step_rows
+from support.training import STEPS, Options, batch_of, name_of
 
-Options = dict[str, Any]
 IN_CONTEXT: Options = {"objective": "llm_jepa"}
 STANDALONE: Options = {"objective": "llm_jepa", "views": "standalone"}
-STEPS: Options = {"objective": "step_jepa", "step_pairs": "all"}
 VARIANTS: tuple[Options, ...] = (
     IN_CONTEXT,
     STANDALONE,
@@ -36,34 +33,15 @@ VARIANTS: tuple[Options, ...] = (
     {"objective": "step_jepa", "forward": "inline"},
     {"objective": "split"},
 )
+LOSSES = tuple({**STEPS, "jepa_loss": loss} for loss in ("l2", "mse", "smooth_l1", "infonce"))
 EMBEDDING, OUTPUT, ROWS = "model.embed_tokens.weight", "lm_head.weight", "jepa.predictors.weight"
 
 
-def name_of(options: Options) -> str:
-    return "-".join(str(value) if isinstance(value, str) else f"{name}={value}" for name, value in options.items())
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
-
-
-def trainer_for(tmp_path, tokenizer, rows=None, peft=None, prepare=None, **options) -> JEPATrainer:
+def trainer_for(tmp_path, tokenizer, rows=None, peft=None, model=None, **options) -> JEPATrainer:
     """A trainer with plain gradient descent, without clipping and decay: what has a gradient moves, and nothing else."""
-    arguments = {"lbd": 1.0, "max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "logging_steps": 1, **options}
-    config = JEPAConfig(
-        output_dir=str(tmp_path / "out"),
-        per_device_train_batch_size=8,
-        max_grad_norm=0.0,
-        lr_scheduler_type="constant",
-        save_strategy="no",
-        disable_tqdm=True,
-        **arguments,
-    )
-    model = tiny_model("llama", vocab_size=len(tokenizer))
-    if prepare is not None:
-        prepare(model)
-    return JEPATrainer(model, config, rows or step_rows(8), processing_class=tokenizer, peft_config=peft)
+    options = {"lbd": 1.0, "max_steps": 1, "optim": "sgd", "learning_rate": 0.1, **options}
+    options |= {"max_grad_norm": 0.0, "lr_scheduler_type": "constant", "model": model}
+    return training.trainer_for(tmp_path, tokenizer, rows or step_rows(8), 8, peft, **options)
 
 
 def weights(model) -> dict[str, torch.Tensor]:
@@ -77,17 +55,11 @@ def train(trainer) -> set[str]:
     return {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
 
 
-def collated(trainer) -> dict[str, torch.Tensor]:
-    """All rows as one batch, with the draws of the first epoch."""
-    dataset = trainer.train_dataset
-    return trainer.data_collator([dataset[Draw(0, row)] for row in range(len(dataset))])
-
-
 def gradients(trainer, batch=None) -> dict[str, torch.Tensor]:
     """Gradients of the loss that training computes, by name; None counts as zero."""
     model = trainer.model
     model.zero_grad()
-    trainer.compute_loss(model, collated(trainer) if batch is None else batch).backward()
+    trainer.compute_loss(model, batch_of(trainer) if batch is None else batch).backward()
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
 
 
@@ -98,7 +70,7 @@ def flat(found: dict[str, torch.Tensor]) -> torch.Tensor:
 # Full fine-tuning
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
+@pytest.mark.parametrize("options", [*VARIANTS, *LOSSES], ids=name_of)
 def test_every_parameter_and_every_predictor_moves(tmp_path, tokenizer, options):
     trainer = trainer_for(tmp_path, tokenizer, predictors=3, predictor_head="mlp", **options)
     vocabulary, rows = trainer.model.get_input_embeddings().weight, trainer.model.jepa.predictors.weight
@@ -109,7 +81,7 @@ def test_every_parameter_and_every_predictor_moves(tmp_path, tokenizer, options)
     assert len(vocabulary) == len(tokenizer) and len(rows) == 3
     assert trainer.setup.predictor_ids == [len(tokenizer), len(tokenizer) + 1, len(tokenizer) + 2]
     assert ((rows - rows_before).norm(dim=-1) > 1e-6).all()
-    unused = set(range(len(tokenizer))) - set(collated(trainer).rows.input_ids.unique().tolist())
+    unused = set(range(len(tokenizer))) - set(batch_of(trainer).rows.input_ids.unique().tolist())
     assert unused and torch.equal(vocabulary[sorted(unused)], before[sorted(unused)])
 
 
@@ -145,7 +117,7 @@ def test_a_linear_head_starts_as_none(tmp_path, tokenizer):
 
 def test_the_head_is_on_the_source_alone(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path, tokenizer, predictor_head="mlp", **STEPS)
-    batch = collated(trainer)
+    batch = batch_of(trainer)
     with torch.no_grad():
         before = trainer.model(batch=batch)
         trainer.model.jepa.head.layers[2].bias += 1.0
@@ -166,7 +138,7 @@ def test_the_gradient_is_the_sum_of_both_sides(tmp_path, tokenizer, options):
     both = trainer_for(tmp_path, tokenizer, **options, target_grad=True)
     source_only = trainer_for(tmp_path, tokenizer, **options, target_grad=False)
     found, without = gradients(both), gradients(source_only)
-    model, batch = both.model, collated(both)
+    model, batch = both.model, batch_of(both)
     model.zero_grad()
     output = model(batch=batch)
     held = both.setup.objective.distances(output.source_states.detach(), output.target_states)
@@ -226,7 +198,7 @@ def test_a_random_target_has_no_gradient(tmp_path, tokenizer, options):
         norms = found[-1][EMBEDDING].norm(dim=-1)
         assert (norms[letters(trainer, tokenizer, "bcd")] > 0).all()
         assert (norms[letters(trainer, tokenizer, "fghjklmno")] == 0).all()
-        batch = collated(trainer)
+        batch = batch_of(trainer)
         output = trainer.model(batch=batch)
         expected = 1 - torch.cosine_similarity(output.source_states, random_target(32, 42, torch.device("cpu"))[None])
         assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.mean().item(), rel=1e-5)
@@ -273,15 +245,13 @@ def test_under_lora_adapter_predictors_and_head_move(tmp_path, tokenizer, option
     assert base and all(torch.equal(trainer.model.state_dict()[name], value) for name, value in base.items())
 
 
-def freeze_first_layer(model) -> None:
-    for parameter in model.model.layers[0].parameters():
-        parameter.requires_grad_(False)
-
-
 @pytest.mark.parametrize("encoder", ["self", "ema"])
 def test_what_was_frozen_stays(tmp_path, tokenizer, encoder):
     options = {**STEPS, "target_encoder": encoder, "predictor_head": "mlp"}
-    trainer = trainer_for(tmp_path, tokenizer, prepare=freeze_first_layer, **options)
+    model = tiny_model("llama", vocab_size=len(tokenizer))
+    for parameter in model.model.layers[0].parameters():
+        parameter.requires_grad_(False)
+    trainer = trainer_for(tmp_path, tokenizer, model=model, **options)
     frozen = {name for name, value in trainer.model.named_parameters() if not value.requires_grad}
     assert len(frozen) == 9 and all(name.startswith("model.layers.0.") for name in frozen)
     assert train(trainer) == set(weights(trainer.model)) - frozen
@@ -356,7 +326,7 @@ def test_targets_come_from_the_shadows_and_sources_from_the_weights(tmp_path, to
         for each in (options, without)
     )
     plain.model.load_state_dict(trainer.model.state_dict())
-    model, batch = trainer.model, collated(trainer)
+    model, batch = trainer.model, batch_of(trainer)
     encoder = target_encoder(causal_lm(model))
 
     def states():
@@ -399,7 +369,7 @@ def test_the_weights_are_put_back_when_the_targets_fail(tmp_path, tokenizer):
 
 def test_under_autocast_the_trunk_keeps_its_own_weights(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path, tokenizer, target_encoder="ema", **STEPS)
-    batch = collated(trainer)
+    batch = batch_of(trainer)
     encoder = target_encoder(trainer.model)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         alone = trainer.model(batch=batch)

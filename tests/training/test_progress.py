@@ -14,10 +14,11 @@ import sys
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from stepjepa.training.progress import BarCallback, LinesCallback, clock, display_callback, short
+from stepjepa.training.progress import RunDisplay, clock, short
 from support.rows import step_rows
 
-FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no --eval_strategy steps"
+FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no"
+FLAGS += " --eval_strategy steps --eval_steps 2"
 ESCAPE, HIDE, SHOW = b"\x1b", b"\x1b[?25l", b"\x1b[?25h"
 BAR = re.compile(r"3/3 \S+ +lm \d\.\d{4}  jepa \d\.\d{4}  cos -?\d\.\d{3}  tok/s \d+ +0:\d\d:\d\d taken")
 
@@ -27,18 +28,8 @@ def command(tmp_path):
     for name, rows in (("train", step_rows(16)), ("eval", step_rows(6))):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = ["--train_file", str(tmp_path / "train.jsonl"), "--eval_file", str(tmp_path / "eval.jsonl")]
-    return [
-        sys.executable,
-        "-m",
-        "stepjepa",
-        "train",
-        *files,
-        "--output_dir",
-        str(tmp_path / "out"),
-        *FLAGS.split(),
-        "--eval_steps",
-        "2",
-    ]
+    command = [sys.executable, "-m", "stepjepa", "train", *files, "--output_dir", str(tmp_path / "out")]
+    return [*command, *FLAGS.split()]
 
 
 ENVIRONMENT = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
@@ -47,7 +38,7 @@ for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
 
 
 def in_terminal(command, interrupt_at=None):
-    """What a command writes to a terminal, and its status; SIGINT behind the bytes `interrupt_at`."""
+    """What a command writes to a terminal, and its status; SIGINT after the bytes `interrupt_at`."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=ENVIRONMENT)
     os.close(follower)
@@ -148,16 +139,14 @@ LOGS = [{"lm_loss": 2.5, "jepa_loss": 0.25, "cosine_similarity": 0.75, "tokens_p
 
 def test_other_processes_show_nothing(terminal, capsys):
     shown = terminal()
-    for view in (BarCallback(), LinesCallback()):
-        run_steps(view, TrainerState(max_steps=4, is_world_process_zero=False), LOGS)
+    for lines in (False, True):
+        run_steps(RunDisplay(lines), TrainerState(max_steps=4, is_world_process_zero=False), LOGS)
     assert shown.written == "" and capsys.readouterr().out == ""
 
 
 def test_a_resumed_run_starts_where_it_was(terminal, capsys):
     shown = terminal()
-    view = display_callback(False)
-    assert isinstance(view, BarCallback)
-    run_steps(view, TrainerState(max_steps=9, global_step=5, is_world_process_zero=True), LOGS)
+    run_steps(RunDisplay(), TrainerState(max_steps=9, global_step=5, is_world_process_zero=True), LOGS)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.written)
     assert "5/9" in text and "6/9" in text and "0/9" not in text
     assert "lm 2.5000  jepa 0.2500  cos 0.750  tok/s 1234" in text
@@ -169,7 +158,7 @@ def test_what_others_print_stands_above_the_bar(terminal):
     handler = logging.StreamHandler()  # holds the stream of now
     logger = logging.getLogger("stepjepa.test_view")
     logger.addHandler(handler)
-    view = BarCallback()
+    view = RunDisplay()
     state = TrainerState(max_steps=3, is_world_process_zero=True)
     try:
         view.on_train_begin(None, state, TrainerControl())
@@ -179,23 +168,18 @@ def test_what_others_print_stands_above_the_bar(terminal):
         assert sys.stderr is shown and handler.stream is shown
     finally:
         logger.removeHandler(handler)
-    # The bar's line is cleared before, and it is drawn anew below.
+    # The bar's line is cleared before, and it is drawn again below.
     assert re.search(r"\r\x1b\[2K(\x1b\[[0-9;]*m)*beware", shown.written)
     assert "0/3" in shown.written.partition("beware")[2]
 
 
-@pytest.mark.parametrize(("variable", "value"), [("TERM", "dumb"), ("TTY_COMPATIBLE", "0")])
-def test_terminals_without_cursor_get_lines(terminal, monkeypatch, variable, value):
+@pytest.mark.parametrize(("variable", "value"), [("TERM", "dumb"), ("TTY_COMPATIBLE", "0"), ("TERM", "xterm")])
+def test_where_there_is_a_bar(terminal, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     terminal()
-    assert type(display_callback(False)) is LinesCallback
+    assert RunDisplay().has_bar == (value == "xterm") and not RunDisplay(disable_tqdm=True).has_bar
 
 
-def test_no_bar_where_it_is_not_wanted(terminal):
-    terminal()
-    assert type(display_callback(True)) is LinesCallback
-
-
-def test_words():
+def test_a_log_entry_in_one_line():
     assert short({"lm_loss": 1.23456, "eval_gsm8k": 0.5, "epoch": 1.0}, ["gsm8k"]) == "lm 1.2346  gsm8k 0.500"
     assert clock(3725.4) == "1:02:05"

@@ -1,4 +1,5 @@
-"""The scale of the loss: the same numbers however an optimizer step is cut into micro-batches and processes."""
+"""The scale of the loss: the same numbers however an optimizer step is cut into micro-batches and processes; lambda, the
+regularizers, equal compute."""
 
 from __future__ import annotations
 
@@ -7,113 +8,92 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.training.batches import FILLER, Draw, EpochSampler
-from stepjepa.training.config import JEPAConfig
+from stepjepa.cli.main import main
+from stepjepa.losses.sigreg import random_directions, sigreg_regularizer
+from stepjepa.losses.vicreg import vicreg_regularizer
+from stepjepa.modeling.flops import KINDS
+from stepjepa.training.meter import lbd_at
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.setup import equal_compute
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows
+from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 
-ROWS = 20  # two full groups of 8 and a short last one of 4
-
-
-def trained(tmp_path, batch, accumulation, **options):
-    """Train one epoch and return the losses logged at every step and the final weights."""
-    rows = step_rows(ROWS)
-    tokenizer = load_tokenizer("tiny", (message["content"] for row in rows for message in row["messages"]))
-    model = load_model("tiny", tokenizer, seed=3)
-    gradients = []
-    arguments = {"objective": "step_jepa", "predictors": 2, "lbd": 0.5, "step_pairs": "all", **options}
-    config = JEPAConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulation,
-        num_train_epochs=1,
-        learning_rate=1e-2,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        optim="sgd",  # Adam would turn a rounding error of a gradient near zero into a step of full size
-        **arguments,
-    )
-    trainer = JEPATrainer(model, config, rows, processing_class=tokenizer)
-    clip = trainer._clip_grad_norm
-
-    def keep_gradients(model):
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
-        return clip(model)
-
-    trainer._clip_grad_norm = keep_gradients
-    trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "lm_loss" in entry]
-    return logs, gradients
+TUBE: Options = {"objective": "semantic_tube", "tube_length_adjustment": "cosine_like", "tube_times": 2}
+# Two full groups of 8 rows and a short last one of 4. Adam would turn a rounding error of a gradient near zero into a
+# step of full size.
+EPOCH: Options = {"num_train_epochs": 1, "max_steps": -1, "optim": "sgd"}
 
 
-@pytest.mark.parametrize("forward", ["packed", "two_pass"])
-def test_micro_batches_do_not_matter(tmp_path, forward):
-    expected, expected_gradients = trained(tmp_path, 8, 1, forward=forward)
-    assert len(expected) == 3
-    assert expected[-1]["num_pairs"] < expected[0]["num_pairs"]
-    for batch, accumulation in ((4, 2), (1, 8)):
-        logs, gradients = trained(tmp_path, batch, accumulation, forward=forward)
-        assert len(logs) == 3
-        for got, want in zip(logs, expected, strict=True):
-            for name in ("loss", "lm_loss", "jepa_loss", "cosine_similarity"):
-                assert got[name] == pytest.approx(want[name], abs=1e-5), name
-            assert got["num_pairs"] == want["num_pairs"]
-        for got, want in zip(gradients, expected_gradients, strict=True):
-            assert want.norm() > 0.1
-            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+def epoch(tmp_path, tokenizer, batch, accumulation, **options):
+    options = {**EPOCH, "gradient_accumulation_steps": accumulation, **options}
+    return trained(trainer_for(tmp_path, tokenizer, batch=batch, **options))
 
 
-def test_grouping_by_length_changes_neither_losses_nor_gradients(tmp_path):
-    expected, expected_gradients = trained(tmp_path, 8, 1)
-    logs, gradients = trained(tmp_path, 2, 4, train_sampling_strategy="group_by_length")
-    for got, want in zip(logs, expected, strict=True):
-        assert got["lm_loss"] == pytest.approx(want["lm_loss"], abs=1e-5)
-        assert got["jepa_loss"] == pytest.approx(want["jepa_loss"], abs=1e-5)
+def assert_same_steps(found, expected):
+    (logs, gradients), (expected_logs, expected_gradients) = found, expected
+    assert len(logs) == len(expected_logs) == len(expected_gradients) == 3
+    for got, want in zip(logs, expected_logs, strict=True):
+        for name in ("loss", "lm_loss", "jepa_loss", "cosine_similarity"):
+            assert got[name] == pytest.approx(want[name], abs=2e-5), name
+        assert got["num_pairs"] == want["num_pairs"] > 0
     for got, want in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+        assert want.norm() > 0.1 and (got - want).norm() < 1e-4 * want.norm()
 
 
-def test_grouping_keeps_the_examples_of_a_step_and_sorts_them():
-    lengths = np.random.default_rng(0).integers(5, 500, 50)
-    plain, grouped = (EpochSampler(50, 4, 7, lengths=given, window=16) for given in (None, lengths))
-    for epoch in (0, 3):
-        plain.set_epoch(epoch)
-        grouped.set_epoch(epoch)
-        before, after = list(plain), list(grouped)
-        assert len(after) == 52 and after[50:] == before[50:] == [Draw(epoch, FILLER)] * 2
-        for start in range(0, 50, 16):
-            window = after[start : min(start + 16, 50)]
-            assert sorted(window) == sorted(before[start : min(start + 16, 50)])
-            sizes = [lengths[draw.row] for draw in window]
-            assert sizes == sorted(sizes, reverse=True)
-        assert before != after
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**STEPS, "predictors": 2},
+        {**STEPS, "predictors": 2, "forward": "two_pass"},
+        TUBE,
+        {**TUBE, "tube_mode": "three_index", "tube_length_adjustment": "jaccard_like", "target_grad": False},
+        {"objective": "semantic_tube", "tube_mode": "curvature"},
+        {**STEPS, "target_grad": False},
+        {**STEPS, "target_encoder": "ema", "predictor_head": "mlp", "jepa_ratio": 0.6},
+        {"objective": "step_jepa", "step_pairs": "random", "jepa_loss": "l2", "predictors": 0},
+        {"objective": "llm_jepa", "views": "standalone", "target_grad": False, "predictors": 1},
+        {"objective": "llm_jepa", "forward": "inline", "jepa_loss": "smooth_l1"},
+        {"objective": "split"},
+    ],
+    ids=name_of,
+)
+def test_micro_batches_do_not_matter(tmp_path, tokenizer, options):
+    expected = epoch(tmp_path, tokenizer, 8, 1, **options)
+    for batch, accumulation in ((4, 2), (1, 8)):
+        assert_same_steps(epoch(tmp_path, tokenizer, batch, accumulation, **options), expected)
 
 
-def test_micro_batches_matter_where_the_divisor_is_local(tmp_path):
-    """The test above can fail: dividing by the micro-batch's own counts gives other gradients."""
-    _, expected = trained(tmp_path, 8, 1)
+def test_grouping_by_length_changes_neither_losses_nor_gradients(tmp_path, tokenizer):
+    found = epoch(tmp_path, tokenizer, 2, 4, train_sampling_strategy="group_by_length", **STEPS)
+    assert_same_steps(found, epoch(tmp_path, tokenizer, 8, 1, **STEPS))
+
+
+def test_micro_batches_matter_where_the_divisor_is_local(tmp_path, tokenizer, monkeypatch):
+    """The tests above can fail: dividing by the micro-batch's own counts, or by pairs instead of weights, is different."""
+    _, expected = epoch(tmp_path, tokenizer, 8, 1, **STEPS)
     original = JEPATrainer.compute_loss
 
     def local(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return original(self, model, inputs, return_outputs, None) / self.args.gradient_accumulation_steps
 
-    JEPATrainer.compute_loss = local
-    try:
-        _, gradients = trained(tmp_path, 1, 8)
-    finally:
-        JEPATrainer.compute_loss = original
+    with monkeypatch.context() as patch:
+        patch.setattr(JEPATrainer, "compute_loss", local)
+        _, gradients = epoch(tmp_path, tokenizer, 1, 8, **STEPS)
     assert (gradients[0] - expected[0]).abs().max() > 1e-4
+    losses = [
+        trained(trainer_for(tmp_path, tokenizer, **{**TUBE, "tube_length_adjustment": adjustment}))[0][0]["jepa_loss"]
+        for adjustment in ("cosine_like", "none")
+    ]
+    assert abs(losses[0] - losses[1]) > 1e-4
 
 
 def command_line(output, batch, processes, data, more=""):
-    """One epoch through the real command line, alone or with gloo processes."""
+    """One epoch through the real command line, in one process or in several."""
     run = [sys.executable, "-m"]
     if processes > 1:
         run += ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"]
@@ -121,9 +101,8 @@ def command_line(output, batch, processes, data, more=""):
     arguments += f" --per_device_train_batch_size {batch} --per_device_eval_batch_size 3 --num_epochs 1 --optim sgd"
     arguments += f" {more} --logging_steps 1 --save_strategy no --disable_tqdm true --seed 3 --output_dir {output}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*run, "stepjepa", "train", *arguments.split()], capture_output=True, text=True, env=environment, timeout=300
-    )
+    command = [*run, "stepjepa", "train", *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((output / "metrics.json").read_text())
     logs = [entry for entry in record["log_history"] if "lm_loss" in entry]
@@ -139,7 +118,7 @@ OVER_A_BATCH = "--infonce --infonce_symmetric --regularizer vicreg --predictor_h
 )
 def test_two_processes_equal_one(tmp_path, more):
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(ROWS)))
+    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
     one, metrics_one, weights_one = command_line(tmp_path / "one", 8, 1, data, more)
     two, metrics_two, weights_two = command_line(tmp_path / "two", 4, 2, data, more)
     assert len(one) == len(two) == 3
@@ -152,3 +131,162 @@ def test_two_processes_equal_one(tmp_path, more):
         assert metrics_two[name] == pytest.approx(metrics_one[name], abs=1e-5)
     for name, value in weights_one.items():
         torch.testing.assert_close(weights_two[name], value, atol=1e-5, rtol=0)
+
+
+# --loss_scale
+
+
+def first_step(tmp_path, tokenizer, rows, batch, accumulation, **options):
+    options = {"max_steps": 1, "optim": "sgd", "gradient_accumulation_steps": accumulation, **options}
+    logs, (gradient,) = trained(trainer_for(tmp_path, tokenizer, rows, batch, **options))
+    return logs[0]["loss"], gradient
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("mean", 1.0), ("reference", 4.0)])
+def test_the_published_scale_grows_with_accumulation(tmp_path, tokenizer, scale, factor):
+    row = next(row for row in step_rows(20) if "\n\n" in row["messages"][1]["content"])
+    options = {**STEPS, "loss_scale": scale}
+    loss, gradient = first_step(tmp_path, tokenizer, [row] * 4, 1, 1, **options)
+    loss_of_four, gradient_of_four = first_step(tmp_path, tokenizer, [row] * 4, 1, 4, **options)
+    assert gradient.norm() > 1
+    torch.testing.assert_close(gradient_of_four, factor * gradient, atol=1e-5, rtol=1e-4)
+    assert loss_of_four == pytest.approx(factor * loss, rel=1e-5)
+
+
+def test_the_published_scale_adds_up_the_micro_batches_own_means(tmp_path, tokenizer):
+    rows = step_rows(4, seed=2)
+    options = {**STEPS, "loss_scale": "reference", "train_sampling_strategy": "sequential"}
+    loss, gradient = first_step(tmp_path, tokenizer, rows, 1, 4, **options)
+    each = [first_step(tmp_path, tokenizer, [row, *rows], 1, 1, **options) for row in rows]
+    torch.testing.assert_close(gradient, sum(g for _, g in each), atol=1e-5, rtol=1e-4)
+    assert loss == pytest.approx(sum(value for value, _ in each), rel=1e-5)
+    mean_loss, mean = first_step(tmp_path, tokenizer, rows, 1, 4, **{**options, "loss_scale": "mean"})
+    assert (gradient / 4 - mean).norm() > 1e-2 * mean.norm() and loss > 3 * mean_loss
+    plain = [
+        first_step(tmp_path, tokenizer, rows, 1, 4, loss_scale=scale, objective="regular")
+        for scale in ("mean", "reference")
+    ]
+    assert plain[0][0] == plain[1][0] and torch.equal(plain[0][1], plain[1][1]), "the plain arm has one scale"
+
+
+# lambda
+
+
+RISING_AND_FALLING = [0.0, 0.25, 0.5, 0.75, 1.0, 0.853553, 0.5, 0.146447]  # of 8 steps, half of them warm-up
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "expected"),
+    [
+        ({"lbd": 1.0, "lbd_warmup_ratio": 0.5, "lbd_schedule": "cosine"}, 8, [*RISING_AND_FALLING, 0.0]),
+        ({"lbd": 0.4, "lbd_warmup_ratio": 1.0}, 4, [0.0, 0.1, 0.2, 0.3, 0.4]),
+        ({"lbd": 1.0, "lbd_schedule": "cosine"}, 4, [1.0, 0.853553, 0.5, 0.146447, 0.0]),
+        ({"lbd": 0.3}, 2, [0.3, 0.3, 0.3]),
+    ],
+)
+def test_lambda_by_hand(options, steps, expected):
+    settings = JEPAOptions(**options)
+    settings.check()
+    assert [lbd_at(settings, step, steps) for step in range(steps + 1)] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_lambda_in_training(tmp_path, tokenizer, accumulation):
+    options = {"lbd": 2.0, "lbd_warmup_ratio": 0.5, "lbd_schedule": "cosine", "learning_rate": 1e-3, "max_steps": 8}
+    trainer = trainer_for(tmp_path, tokenizer, gradient_accumulation_steps=accumulation, batch=2, **options, **STEPS)
+    trainer.train()
+    logs, expected = logs_of(trainer), [2 * x for x in RISING_AND_FALLING]
+    assert [(log["loss"] - log["lm_loss"]) / log["jepa_loss"] for log in logs] == pytest.approx(expected, abs=2e-5)
+    assert [log["lbd"] for log in logs] == pytest.approx(expected, abs=1e-5), "logged is that of the step"
+
+
+# The regularizer
+
+
+@pytest.mark.parametrize(("kind", "weight"), [("vicreg", None), ("vicreg", 3.0), ("sigreg", None), ("sigreg", 0.2)])
+@pytest.mark.parametrize("target_grad", [True, False])
+def test_the_regularizer_enters_the_loss_with_its_weight(tmp_path, tokenizer, kind, weight, target_grad):
+    options = {**STEPS, "regularizer": kind, "regularizer_weight": weight, "sigreg_directions": 16}
+    options |= {"eval_rows": step_rows(6, seed=1), "per_device_eval_batch_size": 6, "target_grad": target_grad}
+    trainer = trainer_for(tmp_path, tokenizer, **options)
+    used = {"vicreg": 1.0, "sigreg": 0.05}[kind] if weight is None else weight
+    batch = batch_of(trainer)
+    output = trainer.model(batch=batch)
+    source, target = output.source_states, output.target_states
+    if kind == "vicreg":
+        plain = vicreg_regularizer(source, target, 1.0, 0.04)
+    else:
+        plain = sigreg_regularizer(source, target, random_directions(32, 16, 0))
+    jepa = 1 - torch.cosine_similarity(source, target)
+    expected = output.lm_loss_sum / len(batch.label_ids) + 0.5 * (jepa.mean() + used * plain)
+    parameters = list(trainer.model.parameters())
+    expected_gradient = torch.autograd.grad(expected, parameters)
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert plain > 1e-2 and loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for got, want in zip(torch.autograd.grad(loss, parameters), expected_gradient, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-3)
+    for log in trained(trainer)[0]:
+        assert log["loss"] == pytest.approx(log["lm_loss"] + 0.5 * (log["jepa_loss"] + log["regularizer"]), rel=1e-5)
+    metrics = trainer.evaluate()
+    parts = metrics["eval_lm_loss"] + 0.5 * (metrics["eval_jepa_loss"] + metrics["eval_regularizer"])
+    assert metrics["eval_loss"] == pytest.approx(parts, rel=1e-5) and metrics["eval_regularizer"] > 0
+
+
+def test_sigreg_samples_its_directions_at_every_step(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, regularizer="sigreg", sigreg_directions=4, **STEPS)
+    batch, found = batch_of(trainer), []
+    output = trainer.model(batch=batch)
+    source, target = output.source_states, output.target_states
+    distance = (1 - torch.cosine_similarity(source, target)).mean()
+    for step in (0, 3):
+        trainer.state.global_step = step
+        plain = sigreg_regularizer(source, target, random_directions(32, 4, step))
+        expected = output.lm_loss_sum / len(batch.label_ids) + 0.5 * (distance + 0.05 * plain)
+        found.append(trainer.compute_loss(trainer.model, batch).item())
+        assert found[-1] == pytest.approx(expected.item(), rel=1e-6)
+    assert abs(found[0] - found[1]) > 1e-4
+
+
+# Compute
+
+
+def test_flops_are_logged_by_kind(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, objective="step_jepa", predictors=2, track_flop=True)
+    logs, _ = trained(trainer)
+    sums = {kind: sum(entry[f"flops_{kind}"] for entry in logs) for kind in KINDS}
+    assert all(sums[kind] > 0 for kind in ("trunk", "branch", "target", "head"))
+    assert trainer.state.total_flos == pytest.approx(sum(sums.values()))
+    plain, _ = trained(trainer_for(tmp_path, tokenizer, objective="regular", track_flop=True))
+    assert sum(entry["flops_trunk"] for entry in plain) == pytest.approx(sums["trunk"], rel=0.2)
+    assert all(entry["flops_branch"] == entry["flops_target"] == 0 for entry in plain)
+    uncounted = trainer_for(tmp_path, tokenizer, objective="regular")
+    assert not any(name.startswith("flops") for name in trained(uncounted)[0][0])
+    assert uncounted.state.total_flos == 0
+
+
+def test_equal_compute_costs_what_a_regular_run_costs(tmp_path, tokenizer):
+    """Full epochs of both: the sampled ratio covers all of the data set, so the totals agree to a step."""
+    assert equal_compute(1, 3.0).steps == 1, "at least one step"
+    assert equal_compute(100, 1.25) == (100, 80, 1.25)
+    options = {**STEPS, "max_steps": -1, "num_train_epochs": 8, "track_flop": True}
+    regular, plain, same = (
+        trainer_for(tmp_path, tokenizer, **{**options, **more})
+        for more in ({"objective": "regular"}, {}, {"same_flop": True})
+    )
+    for trainer in (regular, plain, same):
+        trainer.train()
+    assert regular.state.max_steps == plain.state.max_steps == same.equal_compute.regular_steps == 40
+    assert plain.state.total_flos > 1.2 * regular.state.total_flos
+    assert len(logs_of(same)) == same.state.max_steps == same.equal_compute.steps < 35
+    step = same.state.total_flos / same.state.max_steps
+    assert abs(same.state.total_flos - regular.state.total_flos) < 1.5 * step
+
+
+def test_the_command_says_what_a_step_costs(tmp_path, capsys):
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(40)))
+    flags = "--model_name tiny --step_jepa --max_steps 4 --batch_size 8 --same_flop --track_flop --disable_tqdm true"
+    assert main(["train", "--train_file", str(data), "--output_dir", str(tmp_path / "out"), *flags.split()]) == 0
+    said = capsys.readouterr().out
+    assert "a step costs 1." in said and "steps for 4 regular ones" in said
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]["total_flos"] > 0

@@ -1,37 +1,27 @@
-"""`JEPATrainer` from Python: what is trained, logged, evaluated and written."""
+"""`JEPATrainer` from Python: what is trained, logged and evaluated, and on which rows."""
 
 from __future__ import annotations
+
+import math
 
 import datasets
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import transformers
+from transformers import AutoModelForCausalLM
 
 from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.meter import collapse_signs
 from stepjepa.training.trainer import JEPATrainer
+from support.encoding import views_of
 from support.rows import step_rows
+from support.training import STEPS, batch_of, logs_of, name_of, trainer_for
 
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
-
-
-def trainer_for(tmp_path, tokenizer, rows=None, peft=None, eval_rows=None, model=None, **options):
-    arguments = {"objective": "step_jepa", "max_steps": 4, "logging_steps": 1, "save_strategy": "no", **options}
-    config = JEPAConfig(
-        output_dir=str(tmp_path / "out"),
-        per_device_train_batch_size=arguments.pop("batch", 4),
-        learning_rate=1e-3,
-        disable_tqdm=True,
-        **arguments,
-    )
-    model = model or load_model("tiny", tokenizer, seed=1)
-    return JEPATrainer(model, config, rows or step_rows(24), eval_rows, tokenizer, peft)
+TUBE = {"objective": "semantic_tube", "tube_length_adjustment": "cosine_like", "tube_times": 2}
 
 
 def weights(model):
@@ -41,108 +31,124 @@ def weights(model):
 @pytest.mark.parametrize("objective", ["step_jepa", "llm_jepa"])
 @pytest.mark.parametrize("predictors", [0, 2])
 def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, objective, predictors):
+    given = {"objective": objective, "predictors": predictors}
     results = []
-    for options in ({"objective": "regular"}, {"objective": objective, "lbd": 0.0, "predictors": predictors}):
-        trainer = trainer_for(tmp_path, tokenizer, **options)
+    for options in ({"objective": "regular"}, {**given, "lbd": 0.0}, {**given, "lbd": 0.5}):
+        trainer = trainer_for(tmp_path, tokenizer, **{"max_steps": 4, **options})
         trainer.train()
-        results.append((weights(trainer.model), [e["loss"] for e in trainer.state.log_history if "loss" in e]))
-    (regular, regular_loss), (zero, zero_loss) = results
-    assert regular_loss == zero_loss and len(zero_loss) == 4
-    assert regular.keys() == zero.keys()
-    for name in regular:
-        assert torch.equal(regular[name], zero[name]), name
+        results.append((weights(trainer.model), [log["loss"] for log in logs_of(trainer)]))
+    (regular, regular_losses), (zero, zero_losses), (other, _) = results
+    assert regular_losses == zero_losses and len(zero_losses) == 4 and regular.keys() == zero.keys()
+    assert all(torch.equal(value, zero[name]) for name, value in regular.items())
+    assert not torch.equal(other["model.norm.weight"], regular["model.norm.weight"]), "the test can fail"
 
 
 def test_an_adapter_begins_with_the_seed_alone(tmp_path, tokenizer):
-    """Arms and seeds are compared in pairs: what was drawn before must not matter."""
+    """Arms and seeds are compared in pairs: what was sampled before must not matter."""
     found = []
     for seed, before in ((3, 0), (3, 1), (4, 0)):
         torch.manual_seed(before)
-        trainer = trainer_for(tmp_path, tokenizer, peft=lora_config(4), seed=seed, predictors=2)
+        trainer = trainer_for(tmp_path, tokenizer, peft=lora_config(4), seed=seed, **STEPS)
         found.append({name: value for name, value in weights(trainer.model).items() if "lora_A" in name})
-    assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    assert not any(torch.equal(found[0][name], found[2][name]) for name in found[0])
+    assert found[0] and all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert not any(torch.equal(value, found[2][name]) for name, value in found[0].items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"objective": "regular"},
+        STEPS,
+        {**STEPS, "regularizer": "vicreg", "target_encoder": "ema"},
+        TUBE,
+        {"objective": "split"},
+    ],
+    ids=name_of,
+)
+def test_log_and_evaluation(tmp_path, tokenizer, options):
+    trainer = trainer_for(tmp_path, tokenizer, eval_rows=step_rows(6, seed=1), gamma=0.5, **options)
+    trainer.train()
+    metrics = trainer.evaluate()
+    names = {"loss", "lm_loss"}
+    if options["objective"] != "regular":
+        names |= {"jepa_loss", "cosine_similarity", "num_pairs", "target_std", "effective_rank"}
+        drawn = (trainer.eval_dataset[Draw(0, row)] for row in range(6))
+        assert metrics["eval_num_pairs"] == sum(len(example.pairs) for example in drawn) > 1
+    names |= {"regularizer"} if "regularizer" in options else set()
+    timing = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch"}
+    assert metrics.keys() - timing == {f"eval_{name}" for name in names}
+    for log in logs_of(trainer):
+        assert log.keys() - {"tokens_per_second", "grad_norm", "learning_rate", "epoch", "step"} == names
+        assert log["loss"] == pytest.approx(
+            0.5 * log["lm_loss"] + 0.5 * (log.get("jepa_loss", 0.0) + log.get("regularizer", 0.0)), abs=1e-5
+        )
+    jepa = metrics.get("eval_jepa_loss", 0.0) + metrics.get("eval_regularizer", 0.0)
+    assert metrics["eval_loss"] == pytest.approx(0.5 * metrics["eval_lm_loss"] + 0.5 * jepa, rel=1e-6)
 
 
 @pytest.mark.parametrize("logging_steps", [1, 3])
 def test_the_final_losses_are_means_only(tmp_path, tokenizer, logging_steps):
-    """With 4 steps the last log was written behind step 4 or behind step 3."""
-    trainer = trainer_for(tmp_path, tokenizer, logging_steps=logging_steps, regularizer="vicreg", predictors=0)
+    """With 4 steps the last log was written after step 4 or after step 3."""
+    options = {"regularizer": "vicreg", "predictors": 0, "max_steps": 4, **STEPS}
+    trainer = trainer_for(tmp_path, tokenizer, **options)
+    trainer.args.logging_steps = logging_steps
     trainer.train()
     names = "lm_loss jepa_loss cosine_similarity regularizer target_std effective_rank".split()
     assert list(trainer.recent_losses()) == names
 
 
-def test_the_jepa_loss_changes_the_weights(tmp_path, tokenizer):
-    """The test above can fail: with lbd > 0 the same runs differ."""
-    ends = []
-    for lbd in (0.0, 0.5):
-        trainer = trainer_for(tmp_path, tokenizer, lbd=lbd, predictors=0)
-        trainer.train()
-        ends.append(weights(trainer.model))
-    assert not torch.equal(ends[0]["model.norm.weight"], ends[1]["model.norm.weight"])
-
-
-@pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "infonce"])
-def test_every_trainable_parameter_moves(tmp_path, tokenizer, loss):
-    trainer = trainer_for(tmp_path, tokenizer, predictors=3, lbd=1.0, jepa_loss=loss)
-    before = weights(trainer.model)
-    trainer.train()
-    for name, value in trainer.model.named_parameters():
-        assert not torch.equal(value, before[name]), name
-    moved = (trainer.model.jepa.predictors.weight - before["jepa.predictors.weight"]).abs()
-    assert (moved.sum(dim=-1) > 0).all()
-
-
-def test_lora_trains_the_adapter_and_the_predictor_rows_only(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, predictors=2, lbd=1.0, peft=lora_config(4, dropout=0.0))
-    before = weights(trainer.model)
-    trainer.train()
-    moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
-    trained = {name for name, value in trainer.model.named_parameters() if value.requires_grad}
-    assert moved == trained
-    assert any("jepa.predictors" in name for name in moved)
-    assert all("lora_" in name or "jepa.predictors" in name for name in moved)
-    delta = [value for name, value in trainer.model.named_parameters() if "jepa.predictors" in name][0]
-    old = [value for name, value in before.items() if "jepa.predictors" in name][0]
-    assert ((delta - old).abs().sum(dim=-1) > 0).tolist() == [True, True]
-
-
-def test_logs_and_evaluate(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, eval_rows=step_rows(7, seed=1), step_pairs="all")
-    trainer.train()
-    log = next(entry for entry in trainer.state.log_history if "loss" in entry)
-    expected = {"loss", "lm_loss", "jepa_loss", "cosine_similarity", "num_pairs", "tokens_per_second"}
-    assert expected | {"target_std", "effective_rank", "grad_norm", "learning_rate"} <= log.keys()
-    assert log["loss"] == pytest.approx(log["lm_loss"] + 0.1 * log["jepa_loss"], abs=1e-5)
-    assert log["jepa_loss"] == pytest.approx(1 - log["cosine_similarity"], abs=1e-5)
-    metrics = trainer.evaluate()
-    assert {"eval_loss", "eval_lm_loss", "eval_jepa_loss", "eval_cosine_similarity"} <= metrics.keys()
-    assert metrics["eval_num_pairs"] == trainer.data_reports["eval"].pairs
-    assert metrics["eval_loss"] == pytest.approx(metrics["eval_lm_loss"] + 0.1 * metrics["eval_jepa_loss"])
-
-
-def test_evaluate_does_not_depend_on_the_batch_size(tmp_path, tokenizer):
-    values = []
+def test_evaluation_is_the_same_for_every_batch_size_and_for_rows(tmp_path, tokenizer):
+    rows, values = step_rows(7, seed=1), []
     for size in (1, 3, 8):
-        trainer = trainer_for(tmp_path, tokenizer, eval_rows=step_rows(7, seed=1), per_device_eval_batch_size=size)
+        trainer = trainer_for(tmp_path, tokenizer, eval_rows=rows, per_device_eval_batch_size=size, **STEPS)
         values.append(trainer.evaluate())
     for other in values[1:]:
         for name in ("eval_lm_loss", "eval_jepa_loss"):
             assert other[name] == pytest.approx(values[0][name], abs=1e-5)
+    assert trainer.evaluate(rows)["eval_loss"] == values[-1]["eval_loss"]
 
 
-def test_save_model_has_the_vocabulary_and_tokenizer_as_they_came(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, predictors=2)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "final"))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
-    assert model.config.vocab_size == len(tokenizer) == model.get_input_embeddings().weight.shape[0]
-    assert AutoTokenizer.from_pretrained(tmp_path / "final").get_vocab() == tokenizer.get_vocab()
-    ids = torch.tensor([[7, 8, 9]])
-    trained = trainer.model.eval()(ids).logits
-    torch.testing.assert_close(model(ids).logits, trained, atol=1e-5, rtol=1e-5)
-    assert model.generate(ids, max_new_tokens=3).shape[1] > 3
+@pytest.mark.parametrize("options", [{"objective": "llm_jepa"}, STEPS, {**STEPS, "target_grad": False}], ids=name_of)
+def test_shuffled_targets_are_those_of_other_examples(tmp_path, tokenizer, options):
+    plain, shuffled = (trainer_for(tmp_path, tokenizer, control=c, **options) for c in ("none", "shuffled"))
+    owner = [number for number, example in enumerate(plain.train_dataset.store) for _ in example.pairs]
+    with torch.no_grad():
+        output, moved = (trainer.model(batch=batch_of(trainer)) for trainer in (plain, shuffled))
+    torch.testing.assert_close(moved.source_states, output.source_states)
+    distance = (moved.target_states[:, None] - output.target_states[None]).abs().amax(dim=-1)
+    assert (distance.min(dim=1).values < 1e-5).all(), "every target is one of the batch"
+    assert (distance.min(dim=0).values < 1e-5).all(), "and each is used"
+    nearest = distance.argmin(dim=1).tolist()
+    assert len(set(nearest)) > 0.8 * len(owner), "equal texts have equal states"
+    assert all(owner[new] != own for new, own in zip(nearest, owner, strict=True))
+
+
+def test_where_no_other_example_has_a_pair_no_target_is_shuffled(tmp_path, tokenizer):
+    rows = sorted(step_rows(12), key=lambda row: row["messages"][1]["content"].count("\n\n"))
+    rows = [*rows[:2], *rows[-4:]]  # the first two have no pair
+    options = {"control": "shuffled", "train_sampling_strategy": "sequential", "predictor_head": "mlp", **STEPS}
+    for target_grad in (True, False):
+        trainer = trainer_for(tmp_path, tokenizer, rows, 3, target_grad=target_grad, **options)
+        trainer.train()
+        assert [log["num_pairs"] for log in logs_of(trainer)] == [0, 9]
+
+
+def test_data_loader_workers_give_the_same_run(tmp_path, tokenizer):
+    losses = []
+    for workers in (0, 2):
+        options = {"dataloader_num_workers": workers, "jepa_ratio": 0.5, "max_steps": 8, **STEPS}
+        trainer = trainer_for(tmp_path, tokenizer, **options)
+        trainer.train()
+        losses.append([log["loss"] for log in logs_of(trainer)])
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+
+
+def test_states_that_are_not_finite_do_not_stop_the_log():
+    numbers = collapse_signs([torch.full((4, 8), float("nan"))])
+    assert numbers.keys() == {"target_std", "effective_rank"} and all(map(math.isnan, numbers.values()))
+
+
+# Models
 
 
 def test_takes_a_name_and_a_datasets_dataset(tmp_path, tokenizer):
@@ -166,27 +172,18 @@ def test_a_preset_is_made_with_a_tokenizer_of_the_data(tmp_path, tokenizer):
         JEPATrainer("tinny", config, rows)
 
 
-def test_jepa_ratio_keeps_a_share_of_the_pairs(tmp_path, tokenizer):
-    rows = [row for row in step_rows(200) if "\n\n" in row["messages"][1]["content"]]
-    trainer = trainer_for(tmp_path, tokenizer, rows=rows, jepa_ratio=0.25, max_steps=-1, num_train_epochs=1, batch=32)
-    trainer.train()
-    seen = sum(entry.get("num_pairs", 0) for entry in trainer.state.log_history)
-    assert 0.15 * len(rows) < seen < 0.35 * len(rows)
+# GPT-Neo's local attention goes by the index in the row, where a branch is not next to its source.
+NEO = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16}
 
 
-def test_data_loader_workers_give_the_same_run(tmp_path, tokenizer):
-    losses = []
-    for workers in (0, 2):
-        trainer = trainer_for(tmp_path, tokenizer, dataloader_num_workers=workers, jepa_ratio=0.5, max_steps=8)
-        trainer.train()
-        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    assert losses[0] == losses[1] and len(losses[0]) == 8
-
-
-def test_no_pair_at_all_is_an_error(tmp_path, tokenizer):
-    rows = [{"question": "Hello?", "answer": "One step."}] * 3
-    with pytest.raises(DataError, match="no example has a pair for step_jepa"):
-        trainer_for(tmp_path, tokenizer, rows=rows)
+@pytest.mark.parametrize(("kind", "sizes"), [("BloomConfig", {"n_layer": 2, "n_head": 4}), ("GPTNeoConfig", NEO)])
+def test_what_takes_no_mask_falls_back_to_two_pass(tmp_path, tokenizer, caplog, kind, sizes):
+    config = getattr(transformers, kind)(vocab_size=len(tokenizer), hidden_size=32, **sizes)
+    trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), **STEPS)
+    assert trainer.setup.forward == "two_pass" and "two_pass, because" in caplog.text
+    assert trainer.train().global_step == 2
+    with pytest.raises(ConfigError, match="use --forward two_pass"):
+        trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), forward="packed", **STEPS)
 
 
 def test_several_gpus_in_one_process_are_refused(tmp_path, tokenizer):
@@ -196,50 +193,73 @@ def test_several_gpus_in_one_process_are_refused(tmp_path, tokenizer):
         JEPATrainer(load_model("tiny", tokenizer), config, step_rows(4), processing_class=tokenizer)
 
 
-def test_bloom_falls_back_to_two_pass(tmp_path, tokenizer, caplog):
-    from transformers import BloomConfig
+# Rows
 
-    config = BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4)
-    trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config))
-    assert trainer.setup.forward == "two_pass"
-    assert "two_pass, because" in caplog.text
+
+def test_no_pair_at_all_is_an_error(tmp_path, tokenizer):
+    rows = [{"question": "Hello?", "answer": "One step."}] * 3
+    with pytest.raises(DataError, match="no example has a pair for step_jepa"):
+        trainer_for(tmp_path, tokenizer, rows=rows, **STEPS)
+
+
+TEXTS = ["Start with 7. Add 2. We have 9.", "The answer is 12.", "Add 3. Add 4. Add 5. The answer is 12. We have 12."]
+
+
+def text_ids(tokenizer, text: str) -> list[int]:
+    return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("kind", ["text", "input_ids"])
+@pytest.mark.parametrize("objective", ["split", "regular"])
+def test_plain_text_and_token_ids(tmp_path, tokenizer, kind, objective):
+    streams = [text_ids(tokenizer, text) for text in TEXTS]
+    rows = [{"text": text} for text in TEXTS] if kind == "text" else [{"input_ids": ids} for ids in streams]
+    options = {"objective": objective, **({"split_ratio": 0.4} if objective == "split" else {})}
+    trainer = trainer_for(tmp_path, tokenizer, rows, **options)
+    store = trainer.train_dataset.store
+    assert [example.input_ids.tolist() for example in store] == streams
+    assert [example.label_spans for example in store] == [((1, len(ids)),) for ids in streams]
+    for example, ids in zip(store, streams, strict=True) if objective == "split" else ():
+        cut, (view,) = int(len(ids) * 0.4), views_of(example)
+        assert view.end == cut - 1 and (view.start, view.stop) == (cut, len(ids))
+        assert example.segments[-1].ids.tolist() == ids[cut:]
     trainer.train()
-    assert trainer.state.global_step == 4
-    with pytest.raises(ConfigError, match="use --forward two_pass"):
-        trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), forward="packed")
+    labels = sum(len(ids) - 1 for ids in streams)
+    assert len(batch_of(trainer).label_ids) == labels and trainer.data_reports["train"].labelled_tokens == labels
+    pairs = [log.get("num_pairs") for log in logs_of(trainer)]
+    assert pairs == ([3, 3] if objective == "split" else [None, None])
 
 
-def test_resuming_from_python_passes_over_a_half_written_checkpoint(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, save_strategy="steps", save_steps=2)
-    trainer.train()
-    (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").write_text('{"half')
-    again = trainer_for(tmp_path, tokenizer, save_strategy="no")
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 4
-    for name, value in weights(trainer.model).items():
-        assert torch.equal(weights(again.model)[name], value), name
-    with pytest.raises(ConfigError, match="no checkpoint to go on from"):
-        trainer_for(tmp_path / "empty", tokenizer).train(resume_from_checkpoint=True)
+def test_long_text_is_cut_into_blocks_that_each_have_a_pair(tmp_path, tokenizer):
+    text = " ".join(TEXTS) + " We have 12."
+    ids = text_ids(tokenizer, text)
+    trainer = trainer_for(tmp_path, tokenizer, [{"text": text}], objective="split", max_length=16)
+    assert len(ids) % 16 > 3, "a shorter rest has no pair"
+    blocks = [example.input_ids.tolist() for example in trainer.train_dataset.store]
+    assert sum(blocks, []) == ids and len(blocks) > 2 and {len(block) for block in blocks[:-1]} == {16}
+    assert trainer.data_reports["train"].pairs == len(blocks)
 
 
-def test_evaluate_takes_rows(tmp_path, tokenizer):
-    rows = step_rows(7, seed=1)
-    trainer = trainer_for(tmp_path, tokenizer, eval_rows=rows)
-    assert trainer.evaluate(rows)["eval_loss"] == trainer.evaluate()["eval_loss"]
+def test_two_named_columns(tmp_path, tokenizer):
+    rows = [{"from": f"Add {n}.", "to": f"We have {n}.\n\nThe answer is {n}.", "text": "not read"} for n in range(3, 9)]
+    chats = [{"question": row["from"], "answer": row["to"]} for row in rows]
+    for options in ({"objective": "llm_jepa"}, STEPS, {"objective": "semantic_tube"}):
+        named = trainer_for(tmp_path, tokenizer, rows, source_column="from", target_column="to", **options)
+        known = trainer_for(tmp_path, tokenizer, chats, **options)
+        for got, want in zip(named.train_dataset.store, known.train_dataset.store, strict=True):
+            assert got.input_ids.tolist() == want.input_ids.tolist() and got.pairs == want.pairs
+            assert got.view_spans == want.view_spans and got.view_pairs
 
 
-def test_gpt_neo_falls_back_to_two_pass(tmp_path, tokenizer):
-    """Its local attention goes by the place in the row, where a branch is not beside its source."""
-    from transformers import GPTNeoConfig
-
-    types = [[["global", "local"], 1]]
-    config = GPTNeoConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_layers=2, num_heads=4, attention_types=types, window_size=16
-    )
-    trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config))
-    assert trainer.setup.forward == "two_pass"
-
-
-def test_states_that_are_not_finite_do_not_stop_the_log():
-    signs = collapse_signs([torch.full((4, 8), float("nan"))])
-    assert signs.keys() == {"target_std", "effective_rank"} and signs["target_std"] != signs["target_std"]
+def test_multiple_choice(tmp_path, tokenizer):
+    rows = [{"q": f"Add {n} and 1.", "choices": [f"{n}.", f"It is {n + 1}.", "9."], "label": n % 3} for n in range(6)]
+    rows[4]["label"], rows[5]["label"] = 3, "1"
+    columns = {"source_column": "q", "target_column": "choices", "choice_column": "label"}
+    trainer = trainer_for(tmp_path, tokenizer, rows, objective="llm_jepa", **columns)
+    report = trainer.data_reports["train"]
+    assert (report.rows_kept, report.pairs, dict(report.rows_skipped)) == (5, 5, {"no_such_choice": 1})
+    answers = []
+    for example in trainer.train_dataset.store:
+        (view,) = views_of(example)
+        answers.append(tokenizer.decode(example.trunk[view.start : view.stop]))
+    assert answers == ["0.", "It is 2.", "9.", "3.", "It is 6."]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from stepjepa.config.option import options_of
@@ -118,8 +120,6 @@ def test_metrics_and_predictions_of_labelled_tokens(trainer):
         labelled = np.concatenate([np.arange(*span) for span in store[row].label_spans])
         assert labels[: len(labelled)].tolist() == ids[labelled].tolist()
         assert set(labels[len(labelled) :]) <= {-100} and set(predicted[len(labelled) :]) <= {-100}
-        import torch
-
         with torch.no_grad():
             logits = made.model(input_ids=torch.tensor(ids[None].astype(np.int64))).logits[0, labelled - 1]
         assert predicted[: len(labelled)].tolist() == logits[:, : made.setup.vocabulary].argmax(-1).tolist()
@@ -146,8 +146,6 @@ def test_arguments_that_would_be_ignored_are_refused(name, trainer):
 
 
 def test_a_stream_finds_its_batch_size(trainer, tmp_path, monkeypatch):
-    import json
-
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     made = trainer(rows=str(file), streaming=True, auto_find_batch_size=True, max_steps=2, report_to="none")

@@ -19,7 +19,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.layout import Form, Span, packing_line, row_records
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.draws import ExampleDraw, keeps_pairs
+from stepjepa.training.batches import ExampleDraw, keeps_pairs
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions, summary
 

@@ -1,19 +1,67 @@
-"""The order of examples: a pure function of seed and epoch, the same over resumes and over any number of processes."""
+"""What training draws: the order of examples, what is random about them, and streams.
+
+All of it is a pure function of the seed, the data and how often a row was seen before: not of the rank, the worker, the
+batch or a resume. The order of a stream also depends on the number of processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
 
+from stepjepa.data.streaming import ExampleStream, Streamed, StreamStart
 from stepjepa.data.types import Example
 from stepjepa.objectives.base import Objective
-from stepjepa.training.draws import MIXED, ORDER, ExampleDraw, generator
+from stepjepa.utils.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from stepjepa.training.config import JEPAConfig
 
 FILLER = -1
+# What random numbers are for; objectives have numbers of their own (`Objective.stream`).
+_ORDER, _RATIO, _MIXED, _WINDOW = 0, 1, 4, 5
+_KEPT_STARTS = 64
+
+
+def generator(seed: int, epoch: int, row: int, what: int, source: int = 0) -> np.random.Generator:
+    """Random numbers of one row of one data set in one epoch, counter-based: no state is carried from row to row."""
+    key = np.array([seed % 2**64, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, source, what, row]))
+
+
+def keeps_pairs(seed: int, epoch: int, row: int, ratio: float, source: int = 0) -> bool:
+    """Whether a row's pairs are trained on in an epoch: true for a share `ratio` of the rows."""
+    return ratio >= 1 or bool(generator(seed, epoch, row, _RATIO, source).random() < ratio)
+
+
+@dataclass(frozen=True)
+class ExampleDraw:
+    """Samples what is random about an example: whether its pairs are kept, and what its objective samples.
+
+    Attributes:
+        objective: of the run.
+        seed: of the run.
+        jepa_ratio: share of the examples whose pairs are kept.
+    """
+
+    objective: Objective
+    seed: int
+    jepa_ratio: float = 1.0
+
+    def __call__(self, example: Example, epoch: int, row: int, source: int = 0) -> Example:
+        """The example as it is trained on for the `epoch`-th time, counted from 0."""
+        if not example.view_pairs:
+            return example
+        if not keeps_pairs(self.seed, epoch, row, self.jepa_ratio, source):
+            return example.plain()
+        if not self.objective.draws:
+            return example
+        return self.objective.draw(example, generator(self.seed, epoch, row, self.objective.stream, source))
 
 
 class Draw(NamedTuple):
@@ -29,7 +77,7 @@ class Mixture(NamedTuple):
 
     Attributes:
         sizes: rows of each data set; they are numbered through.
-        counts: examples of each in an epoch. A data set with more rows goes on in the next epoch where it stopped in this
+        counts: examples of each in an epoch. A data set with more rows continues in the next epoch where it stopped in this
             one; one with fewer is drawn several times.
     """
 
@@ -38,16 +86,11 @@ class Mixture(NamedTuple):
 
     @classmethod
     def weighted(cls, sizes: Sequence[int], weights: Sequence[float], stopping_strategy: str) -> Mixture:
-        """Examples in the proportion of `weights`, until the first data set was drawn whole (``first_exhausted``) or until
-        the last was (``all_exhausted``)."""
+        """Examples in the proportion of `weights`, until every row of the first data set was drawn (``first_exhausted``)
+        or of the last (``all_exhausted``)."""
         whole = [size / weight for size, weight in zip(sizes, weights, strict=True)]
         length = min(whole) if stopping_strategy == "first_exhausted" else max(whole)
         return cls(tuple(sizes), tuple(max(1, round(length * weight)) for weight in weights))
-
-    @property
-    def epoch_size(self) -> int:
-        """Examples of an epoch."""
-        return sum(self.counts)
 
 
 class EpochSampler(torch.utils.data.Sampler[Draw]):
@@ -63,8 +106,11 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
         shuffle: False keeps the rows' order.
         lengths: (rows,) tokens of each row. Where given, the examples of an optimizer step are put in order of length, so
             that those of one micro-batch are alike and little of it is padding. Which examples a step sees does not change,
-            nor do losses and gradients, which are divided by the counts of the whole step.
+            nor do losses and gradients, which are divided by the counts of the optimizer step.
         window: examples of an optimizer step over all processes; with `lengths`.
+
+    Attributes:
+        epoch: whose examples are drawn next; the trainer sets it.
     """
 
     def __init__(
@@ -77,13 +123,9 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
         window: int = 1,
     ):
         self.mixture = Mixture((mixture,), (mixture,)) if isinstance(mixture, int) else mixture
-        self.size, self.seed, self.shuffle, self.epoch = self.mixture.epoch_size, seed, shuffle, 0
+        self.size, self.seed, self.shuffle, self.epoch = sum(self.mixture.counts), seed, shuffle, 0
         self.padded = self.size + -self.size % max(multiple, 1)
         self.lengths, self.window = lengths, window
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; called by the trainer before each one."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return self.padded
@@ -106,34 +148,30 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
             drawn = np.arange(epoch * count, (epoch + 1) * count)
             passes, rows = drawn // size, drawn % size
             if self.shuffle and count != size:
-                rows = rows.copy()
                 for number in np.unique(passes):
-                    chosen = passes == number
-                    permuted = generator(self.seed, int(number), source, MIXED).permutation(size)
-                    rows[chosen] = permuted[rows[chosen]]
+                    permuted = generator(self.seed, int(number), source, _MIXED).permutation(size)
+                    rows = np.where(passes == number, permuted[rows], rows)
             parts.append((passes, rows + offset, (np.arange(count) + 0.5) / count))
             offset += size
-        passes, rows, place = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        passes, rows, share = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         if self.shuffle:
-            return passes, rows, generator(self.seed, epoch, 0, ORDER).permutation(self.size)
-        return passes, rows, np.argsort(place, kind="stable")  # evenly mixed
+            return passes, rows, generator(self.seed, epoch, 0, _ORDER).permutation(self.size)
+        return passes, rows, np.argsort(share, kind="stable")  # evenly mixed
 
 
 class DrawnExamples(torch.utils.data.Dataset):
     """Examples by `Draw`, with what is random about them.
 
     Args:
-        store: the examples.
-        objective: of the run.
-        seed: of the draws.
-        jepa_ratio: share of rows whose pairs are kept.
+        store: the examples, of several data sets one after the other.
+        objective, seed, jepa_ratio: see `ExampleDraw`.
         filler_id: a token id for rows that stand for nothing.
         mixture: how many examples of which data set make an epoch; None for every row once.
     """
 
     def __init__(
         self,
-        store: Sequence[Example],
+        store: Sequence[Example] | torch.utils.data.ConcatDataset,
         objective: Objective,
         seed: int,
         jepa_ratio: float = 1.0,
@@ -147,19 +185,95 @@ class DrawnExamples(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         """Examples of an epoch."""
-        return self.mixture.epoch_size
+        return sum(self.mixture.counts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(rows,) tokens of each row."""
+        stores: list[Any] = getattr(self.store, "datasets", [self.store])
+        return np.concatenate([store.lengths for store in stores])
 
     def __getitem__(self, draw: Draw) -> Example:
         epoch, row = draw
         return self._filler if row == FILLER else self._draw(self.store[row], epoch, row)
 
 
-class EpochCallback(TrainerCallback):
-    """Tells the sampler the epoch before its first batch is drawn, whatever loaders are wrapped around it."""
+class StreamedExamples:
+    """What `DrawnExamples` is for a stream: micro-batches without end, shuffled window by window.
 
-    def __init__(self, sampler: EpochSampler):
-        self.sampler = sampler
+    Args:
+        stream: the examples of this process.
+        draw: what is random about them.
+        args: of the run: the size of a window, the order in it, this process and the number of them.
+    """
 
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.sampler.set_epoch(int((state.epoch or 0) + 1e-9))
+    def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
+        self.stream, self.draw, self.args = stream, draw, args
+        self._resumed: tuple[int, int, StreamStart | None] = (0, 0, None)
+        self._starts: dict[int, StreamStart] = {}  # first micro-batch of a window -> where the window begins
+
+    def batches(self, size: int) -> Iterator[list[Example] | None]:
+        """Micro-batches of `size` examples; None for those that the resumed run has trained on."""
+        seen, number, start = self._resumed
+        self._starts.clear()
+        yield from [None] * number
+        step = self.args.gradient_accumulation_steps
+        window_size = -(-self.args.shuffle_buffer // (size * step)) * step * size
+        for begin, window in self.stream.windows(window_size, start):
+            self._starts[number] = begin
+            while len(self._starts) > _KEPT_STARTS:
+                del self._starts[min(self._starts)]
+            window = self._ordered(window, begin.window, size * step)
+            for first in range(0, len(window), size):
+                examples = window[first : first + size]
+                number += 1
+                if number <= seen:
+                    yield None
+                else:
+                    yield [self.draw(one.example, one.passes, one.row, one.source) for one in examples]
+
+    def _ordered(self, window: list[Streamed], number: int, step: int) -> list[Streamed]:
+        """The examples of a window, `step` of them an optimizer step, in the order of training."""
+        strategy = self.args.train_sampling_strategy
+        if strategy == "sequential":
+            return window
+        order = generator(self.draw.seed, number, self.args.process_index, _WINDOW).permutation(len(window)).tolist()
+        if strategy == "group_by_length":
+            groups = [order[first : first + step] for first in range(0, len(order), step)]
+            order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.trunk))]
+        return [window[index] for index in order]
+
+    def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> torch.utils.data.DataLoader:
+        """Collated micro-batches of `size` examples, those of this process; None for those to pass over."""
+
+        def collate(examples: list[Example] | None) -> Any:
+            return None if examples is None else collator(examples)
+
+        return torch.utils.data.DataLoader(_Batches(self, size), batch_size=None, collate_fn=collate)
+
+    # Where a run resumes
+
+    def save(self, folder: str | Path, batches: int) -> None:
+        """Write where this process's stream is after so many micro-batches."""
+        first = max(number for number in self._starts if number <= batches)
+        write_json(self._path(folder), {"first_batch": first, "start": list(self._starts[first])}, indent=None)
+
+    def resume(self, folder: str | Path | None, batches: int = 0) -> None:
+        """Begin after so many micro-batches of the run that wrote the checkpoint `folder`; None begins at the first."""
+        self._resumed = (0, 0, None)
+        if folder is not None:
+            record = read_json(self._path(folder))
+            self._resumed = batches, record["first_batch"], StreamStart.of_record(record["start"])
+
+    def _path(self, folder: str | Path) -> Path:
+        return Path(folder) / f"stream_{self.args.process_index}.json"
+
+
+class _Batches(torch.utils.data.IterableDataset):
+    """The micro-batches of a stream, for a loader without batching of its own."""
+
+    def __init__(self, examples: StreamedExamples, size: int):
+        self.examples, self.size = examples, size
+
+    def __iter__(self) -> Iterator[list[Example] | None]:
+        return self.examples.batches(self.size)

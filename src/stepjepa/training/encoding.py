@@ -1,21 +1,30 @@
-"""From the options of a run to the examples of a data set."""
+"""From the options of a run and whatever a user gives as a data set to the examples that training draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from stepjepa.data.cache import cache_key, load_cached, save_cached
 from stepjepa.data.chat import ChatRenderer, with_template
-from stepjepa.data.encode import EncodeOptions, encode_dataset
+from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.examples import ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for
-from stepjepa.errors import DataError
+from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
+from stepjepa.data.texts import texts_of
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.modeling.load import is_preset, load_tokenizer
 from stepjepa.objectives.base import find_objective, objective_of
+from stepjepa.training.batches import DrawnExamples, ExampleDraw, Mixture, StreamedExamples
 from stepjepa.training.options import JEPAOptions
+
+if TYPE_CHECKING:
+    from stepjepa.training.config import JEPAConfig
 
 
 def encode_options(options: JEPAOptions, positions: int | None = None, rules: StepRules | None = None) -> EncodeOptions:
@@ -29,47 +38,13 @@ def encode_options(options: JEPAOptions, positions: int | None = None, rules: St
     objective = objective_of(options)
     return EncodeOptions(
         objective=objective if objective.makes_pairs else None,
-        rules=rules or step_rules((), options, make_splitter("auto", options.step_separator)),
+        rules=rules or _step_rules((), options, make_splitter("auto", options.step_separator)),
         max_length=options.max_length,
         max_positions=positions,
         system_prompt=options.system_prompt,
         strict=options.strict_data,
         labels=options.labels or "assistant",
         columns=pair_columns(options),
-    )
-
-
-def pair_columns(options: JEPAOptions) -> PairColumns | None:
-    """The columns that hold the views, where the options name them."""
-    if not options.source_column or not options.target_column:
-        return None
-    return PairColumns(options.source_column, options.target_column, options.choice_column)
-
-
-def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
-    """The renderer of a run, None for a tokenizer without a chat template.
-
-    ``--chat_template`` and ``--plain`` give a template to a copy of the tokenizer; the renderer holds it.
-    """
-    tokenizer = chat_tokenizer(tokenizer, options)
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    return ChatRenderer(tokenizer, template_kwargs=options.chat_template_kwargs)
-
-
-def chat_tokenizer(tokenizer: Any, options: JEPAOptions) -> Any:
-    """The tokenizer with the template that the options ask for, see `data.chat.with_template`."""
-    return with_template(tokenizer, options.chat_template, options.plain)
-
-
-def step_rules(
-    rows: Iterable[tuple[int, Any]], options: JEPAOptions, splitter: StepSplitter | None = None
-) -> StepRules:
-    """How the steps of a data set are found under the options of a run, see `data.steps.rules_for`."""
-    if not find_objective(options.objective).needs_steps:
-        splitter = splitter or make_splitter("separator")  # nobody asks for steps
-    return rules_for(
-        rows, options.step_splitter, options.step_separator, options.steps_column, pair_columns(options), splitter
     )
 
 
@@ -82,11 +57,41 @@ def settings_for(
         positions: positions that the model has, None for rotary ones.
         splitter: the one that ``auto`` was settled on before, on the data set that this one is read like.
     """
-    settings = encode_options(options, positions, step_rules(rows, options, splitter))
-    if positions is not None:
-        inserted = options.predictors or 0 if options.forward == "inline" and options.uses_pairs else 0
-        settings = replace(settings, max_length=min(settings.max_length, positions - inserted))
-    return settings
+    settings = encode_options(options, positions, _step_rules(rows, options, splitter))
+    if positions is None:
+        return settings
+    inserted = options.predictors or 0 if options.forward == "inline" and options.uses_pairs else 0
+    return replace(settings, max_length=min(settings.max_length, positions - inserted))
+
+
+def _step_rules(
+    rows: Iterable[tuple[int, Any]], options: JEPAOptions, splitter: StepSplitter | None = None
+) -> StepRules:
+    if not find_objective(options.objective).needs_steps:
+        splitter = splitter or make_splitter("separator")  # nobody asks for steps
+    return rules_for(
+        rows, options.step_splitter, options.step_separator, options.steps_column, pair_columns(options), splitter
+    )
+
+
+def pair_columns(options: JEPAOptions) -> PairColumns | None:
+    """The columns that hold the views, where the options name them."""
+    if not options.source_column or not options.target_column:
+        return None
+    return PairColumns(options.source_column, options.target_column, options.choice_column)
+
+
+def chat_tokenizer(tokenizer: Any, options: JEPAOptions) -> Any:
+    """The tokenizer with the template that the options ask for, see `data.chat.with_template`."""
+    return with_template(tokenizer, options.chat_template, options.plain)
+
+
+def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
+    """The renderer of a run, with the `chat_tokenizer`; None for a tokenizer without a chat template."""
+    tokenizer = chat_tokenizer(tokenizer, options)
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    return ChatRenderer(tokenizer, template_kwargs=options.chat_template_kwargs)
 
 
 def encode(
@@ -108,32 +113,158 @@ def encode(
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     settings = settings_for(rows, options, positions, splitter)
     tokenizer = chat_tokenizer(tokenizer, options)
-    renderer = make_renderer(tokenizer, options)
     key = cache_key(rows, tokenizer, settings, options.chat_template_kwargs) if options.data_cache else None
     cached = load_cached(options.data_cache or "", key) if key else None
     if cached is not None:
         return cached  # only what has pairs was stored
+    renderer = make_renderer(tokenizer, options)
     store, report = encode_dataset(rows, tokenizer, renderer, settings, processes=options.dataset_num_proc)
     if options.uses_pairs and not report.pairs:
-        raise without_pairs(options, report, "no example has")
+        raise _without_pairs(options, report, "no example has")
     if key:
         save_cached(options.data_cache or "", key, store, report)
     return store, report
 
 
-def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
+def _without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
     """The error for data of which `what` (``no example has``) a pair."""
     reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
-    advice = _advice(options, report)
+    if "horizon_beyond_answer" in report.examples_without_pairs:
+        horizons = ", ".join(map(str, options.horizons))
+        advice = f"no answer has a step that far on: lower the horizon (now {horizons})"
+    elif "view_refused" in report.examples_without_pairs:
+        advice = "use --views in_context, or a chat template that can write a message alone"
+    elif find_objective(options.objective).needs_steps:
+        advice = "check --step_splitter and --step_separator, or train with --objective regular"
+    else:
+        advice = "raise --max_length, or train with --objective regular"
     return DataError(f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}")
 
 
-def _advice(options: JEPAOptions, report: DataReport) -> str:
-    reasons = report.examples_without_pairs
-    if "horizon_beyond_answer" in reasons:
-        return f"no answer has a step that far on: lower the horizon (now {', '.join(map(str, options.horizons))})"
-    if "view_refused" in reasons:
-        return "use --views in_context, or a chat template that can write a message alone"
-    if find_objective(options.objective).needs_steps:
-        return "check --step_splitter and --step_separator, or train with --objective regular"
-    return "raise --max_length, or train with --objective regular"
+class Sources(NamedTuple):
+    """Several data sets that are trained on together."""
+
+    sources: Sequence[Any]
+
+
+class PairedStream(ExampleStream):
+    """A stream that refuses data without a single pair as soon as one window of it was read."""
+
+    def __init__(self, rows: RowStream, encoders: Sequence[Any], options: JEPAOptions):
+        super().__init__(rows, encoders, options.dataset_num_proc)
+        self.options = options
+
+    def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
+        """See `ExampleStream.windows`."""
+        for begin, window in super().windows(size, start):
+            if self.options.uses_pairs and not any(report.pairs for report in self.reports):
+                seen = max(self.reports, key=lambda report: report.examples)
+                raise _without_pairs(self.options, seen, f"none of the first {seen.examples} examples has")
+            yield begin, window
+
+
+class ExampleReader:
+    """Reads the data sets of one run.
+
+    Args:
+        tokenizer: the run's tokenizer.
+        args: its configuration.
+        positions: positions that the model has, None for rotary ones.
+
+    Attributes:
+        reports: what was read, by the name of the data set: ``train`` (``train_1``, ... of several), ``eval``.
+    """
+
+    def __init__(self, tokenizer: Any, args: JEPAConfig, positions: int | None):
+        self.tokenizer, self.args, self.positions = tokenizer, args, positions
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.reports: dict[str, DataReport] = {}
+
+    def read_training(self, source: Any) -> Any:
+        """Examples to train on: `DrawnExamples`, with ``streaming`` `StreamedExamples`; None of None.
+
+        Args:
+            source: one data set, `Sources` of several, or examples that were read before.
+
+        Raises:
+            ConfigError: weights that do not fit the data sets.
+            DataError: as `encode`.
+        """
+        args = self.args
+        if source is None or isinstance(source, (DrawnExamples, StreamedExamples)):
+            return source
+        several = source.sources if isinstance(source, Sources) else [source]
+        weights = args.mixing_weights
+        if weights is not None and len(weights) != len(several):
+            raise ConfigError(
+                f"mixing_weights has {len(weights)} numbers for {len(several)} data sets; give one for each"
+            )
+        names = ["train"] if len(several) == 1 else [f"train_{number}" for number in range(1, len(several) + 1)]
+        if args.streaming:
+            return self._stream(several, names)
+        if any(type(one).__name__ == "IterableDataset" for one in several):
+            raise ConfigError(
+                "the training data is an IterableDataset, which is read while the model trains: set streaming=True and "
+                "max_steps"
+            )
+        stores = [self._store(one, name) for one, name in zip(several, names, strict=True)]
+        store: Any = stores[0] if len(stores) == 1 else torch.utils.data.ConcatDataset(stores)  # type: ignore[arg-type]
+        sizes = [len(one) for one in stores]
+        mixture = Mixture.weighted(sizes, weights, args.stopping_strategy) if weights else None
+        return DrawnExamples(store, objective_of(args), args.seed, args.jepa_ratio, self.pad_id, mixture)
+
+    def read_evaluation(self, source: Any, name: str = "eval") -> Any:
+        """Examples to evaluate on, with all their pairs; a plain dict holds several data sets by name, as
+        `transformers.Trainer` takes them."""
+        if type(source) is dict:
+            return {key: self.read_evaluation(one, f"eval_{key}") for key, one in source.items()}
+        if source is None or isinstance(source, DrawnExamples):
+            return source
+        train, splitter = self.reports.get("train"), None
+        if train is not None and train.steps.looked and self.args.step_splitter == "auto":
+            splitter = make_splitter(train.steps.splitter, self.args.step_separator)  # read like the training data
+        store = self._store(source, name, splitter)
+        return DrawnExamples(store, objective_of(self.args), self.args.seed, filler_id=self.pad_id)
+
+    def _store(self, source: Any, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
+        if isinstance(source, ExampleStore):
+            return source
+        store, self.reports[name] = encode(source, self.tokenizer, self.args, self.positions, splitter=splitter)
+        return store
+
+    def _stream(self, several: Sequence[Any], names: Sequence[str]) -> StreamedExamples:
+        args = self.args
+        if any(isinstance(one, ExampleStore) for one in several):
+            raise ConfigError("streaming reads rows, and the training data is an ExampleStore; leave streaming out")
+        sources = [one if isinstance(one, RowSource) else RowSource(one) for one in several]
+        renderer = make_renderer(self.tokenizer, args)
+        encoders = [
+            make_encoder(one, self.tokenizer, renderer, settings_for(one, args, self.positions)) for one in sources
+        ]
+        rows = RowStream(sources, args.mixing_weights, args.process_index, args.world_size)
+        stream = PairedStream(rows, encoders, args)
+        for name, source, encoder, report in zip(names, sources, encoders, stream.reports, strict=True):
+            report.fingerprint, report.steps = source.fingerprint, encoder.new_counts()
+            self.reports[name] = report
+        return StreamedExamples(stream, ExampleDraw(objective_of(args), args.seed, args.jepa_ratio), args)
+
+
+def tokenizer_for(name: str, train_dataset: Any, options: JEPAOptions) -> tuple[Any, Any]:
+    """The tokenizer that comes with a model; a preset's is trained on the training data.
+
+    Returns:
+        It, and the training data, as a list if they could be read but once.
+
+    Raises:
+        ConfigError: a preset without rows to train a tokenizer on, or a tokenizer that cannot be loaded.
+    """
+    if not is_preset(name):
+        return load_tokenizer(name), train_dataset
+    if train_dataset is None or isinstance(train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)):
+        raise ConfigError(
+            f"the tokenizer of {name} is trained on rows: give them as train_dataset, or processing_class"
+        )
+    if isinstance(train_dataset, Iterator):
+        train_dataset = list(train_dataset)
+    sources = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
+    return load_tokenizer(name, texts_of(sources, pair_columns(options))), train_dataset

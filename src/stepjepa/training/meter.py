@@ -1,31 +1,74 @@
-"""Sums between two logs, and the signs of collapse.
+"""The numbers of a run: from the parts of the loss to that of an optimizer step, and what is summed between two log entries.
 
-Shapes: P pairs, D width.
+Shapes: P pairs, D width; B examples of a batch, N labelled tokens of it, L those of the example that has most, E examples of
+a data set; 2 stands for the predicted and the true id.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from stepjepa.data.types import LM, Batch, ForestOutput
+from stepjepa.data.types import LM, Batch, ForestOutput, LossParts
 from stepjepa.modeling.flops import KINDS
+from stepjepa.modeling.load import broken_weights
+from stepjepa.training.options import JEPAOptions
 
-# Target states kept between two logs for the collapse signs; 256 give the rank of 96 to 256 dimensions a fair chance.
+# Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
 # What does not grow with the number of batches that it was taken over.
 MEANS = ("lm_loss", "jepa_loss", "cosine_similarity", "regularizer", "target_std", "effective_rank")
+IGNORED = -100  # fills the rows of predicted and of true ids
+_WATCHED = ("loss", "gradient norm")
+
+
+def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
+    """``sum of weight * part / count``, all parts but the LM loss times lambda: () float32.
+
+    Args:
+        parts: of one micro-batch.
+        counts: () of the optimizer step, by the names of the parts: over all micro-batches and processes; zero divides by
+            one.
+        lbd: lambda of this step, see `lbd_at`.
+    """
+    terms = []
+    for name, part in parts.items():
+        count = counts[name]
+        scale = part.weight if name == LM else lbd * part.weight
+        terms.append(scale * part.sum / torch.where(count > 0, count, torch.ones_like(count)))
+    return sum(terms[1:], start=terms[0])
+
+
+def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
+    """lambda at optimizer step `step` (from 0) of a run of `steps`: the warm-up, then the schedule."""
+    warm = options.lbd_warmup_ratio * steps
+    if step < warm:
+        return options.lbd * step / warm
+    if options.lbd_schedule == "constant":
+        return options.lbd
+    done = (step - warm) / max(steps - warm, 1)
+    return options.lbd * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
     """float64, where the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Any) -> list[float]:
+    """The sums over all processes of some numbers. Every process must call it."""
+    device = accelerator.device
+    totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
+    return accelerator.reduce(totals, reduction="sum").tolist()
 
 
 @dataclass
@@ -35,15 +78,20 @@ class LossMeter:
     Attributes:
         names: of the parts of the loss.
         sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens.
+        targets: (P, D) target states of some micro-batches.
+        flops: by kind, of this process.
+        since: the start of the time that the speed is taken over.
+        tokens: of all processes, once `metrics` was called.
+        weights: constant factors of the parts.
     """
 
     names: tuple[str, ...] = (LM,)
     sums: torch.Tensor | None = None
     targets: list[torch.Tensor] = field(default_factory=list)
-    flops: Counter[str] = field(default_factory=Counter)  # by kind, of this process
+    flops: Counter[str] = field(default_factory=Counter)
     since: float = field(default_factory=time.perf_counter)
-    tokens: float = 0.0  # of all processes, once `metrics` was called
-    weights: dict[str, float] = field(default_factory=dict)  # constant factors of the parts
+    tokens: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)
 
     def add(self, output: ForestOutput, batch: Batch) -> None:
         """Count one micro-batch."""
@@ -54,16 +102,12 @@ class LossMeter:
             part = output.parts[name]
             self.weights[name] = part.weight
             row += [part.sum.detach(), part.count]
-        row += [pairs, F.cosine_similarity(source.float(), target.float(), dim=-1).sum(), count_tokens(batch)]
+        row += [pairs, F.cosine_similarity(source.float(), target.float(), dim=-1).sum()]
+        row.append(sum(rows.filled.sum() for rows in batch.every_rows))  # tokens without padding
         new = torch.stack([torch.as_tensor(value, device=device).to(precise_dtype(device)) for value in row])
         self.sums = new if self.sums is None else self.sums + new
         if pairs and sum(len(kept) for kept in self.targets) < KEPT_TARGETS:
             self.targets.append(target.float())
-
-    def _over_processes(self, values: Sequence[float] | torch.Tensor, accelerator: Any) -> list[float]:
-        device = accelerator.device
-        totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
-        return accelerator.reduce(totals, reduction="sum").tolist()
 
     def metrics(self, makes_pairs: bool, accelerator: Any) -> dict[str, float]:
         """Means over the labels and pairs of all processes, by the names of the log. Every process must call it.
@@ -72,8 +116,7 @@ class LossMeter:
             makes_pairs: whether pairs are compared at all.
         """
         empty = [0.0] * (2 * len(self.names) + 3)
-        sums = self._over_processes(empty if self.sums is None else self.sums, accelerator)
-        *parts, pairs, cosine, self.tokens = sums
+        *parts, pairs, cosine, self.tokens = over_processes(empty if self.sums is None else self.sums, accelerator)
         metrics = {}
         for name, total, count in zip(self.names, parts[::2], parts[1::2], strict=True):
             if name == LM or count:
@@ -90,17 +133,23 @@ class LossMeter:
 
     def flops_by_kind(self, accelerator: Any) -> dict[str, float]:
         """FLOPs of all processes, by kind. Every process must call it."""
-        totals = self._over_processes([self.flops[kind] for kind in KINDS], accelerator)
+        totals = over_processes([self.flops[kind] for kind in KINDS], accelerator)
         return {f"flops_{kind}": value for kind, value in zip(KINDS, totals, strict=True)}
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, on the host."""
+        sums = None if self.sums is None else self.sums.cpu()
+        return {"sums": sums, "targets": [target.cpu() for target in self.targets], "flops": dict(self.flops)}
 
-def count_tokens(batch: Batch) -> torch.Tensor:
-    """Tokens of a batch without padding, () int64."""
-    return torch.stack([rows.filled.sum() for rows in batch.every_rows]).sum()
+    @classmethod
+    def of_state(cls, names: tuple[str, ...], state: Mapping[str, Any], device: torch.device) -> LossMeter:
+        """The meter of the parts `names` that `state` was taken from."""
+        sums = None if state["sums"] is None else state["sums"].to(device)
+        return cls(names, sums, [target.to(device) for target in state["targets"]], Counter(state["flops"]))
 
 
 def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
-    """Signs that all targets become one vector.
+    """Numbers that show whether all targets become one vector.
 
     ``target_std``: standard deviation of the unit-length targets over the batch, times the root of the width (1 for
     targets spread evenly in all directions, 0 for a single point). ``effective_rank``: exponential of the entropy of
@@ -118,3 +167,97 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
     share = singular / singular.sum().clamp(min=1e-12) + 1e-12
     spread = states.std(dim=0).square().mean().sqrt() * states.shape[1] ** 0.5
     return {"target_std": float(spread), "effective_rank": float(torch.exp(-(share * share.log()).sum()))}
+
+
+class FiniteWatch:
+    """Keeps on the device at which step the loss and the gradient norm first were NaN or infinite.
+
+    What is known is copied to the host when a step begins and read when it ends, so a broken step is found one step late at
+    most and no step waits for the device; `first_broken` reads it at once, for where the device is waited for anyway.
+
+    Attributes:
+        found: what `first_broken` has found.
+    """
+
+    def __init__(self, device: torch.device):
+        self.found: tuple[int, str] | None = None
+        self._first = torch.zeros(len(_WATCHED), device=device)  # the step of each, 0 for none
+        self._copied = torch.zeros(())
+        self._event: Any = None
+
+    @property
+    def flag(self) -> torch.Tensor:
+        """1 once something was not finite, else 0: (1,), to be summed over the processes with what is summed anyway."""
+        return (self._first > 0).any().float().reshape(1)
+
+    def end_step(self, step: int, loss: torch.Tensor, grad_norm: Any) -> None:
+        """Take in the gradient norm of step `step` (1 is the first), and the sum of the losses since the last log, ()."""
+        norm = grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm
+        norm = torch.as_tensor(0.0 if norm is None else norm, device=self._first.device)
+        broken = ~torch.stack([loss.detach().float(), norm.detach().float().reshape(())]).isfinite()
+        self._first = torch.where(broken & (self._first == 0), torch.full_like(self._first, step), self._first)
+
+    def copy_to_host(self, flags: torch.Tensor) -> None:
+        """Begin to copy the sum of all processes' flags, (); `broken_before` reads it."""
+        self._copied = flags.detach().to("cpu", non_blocking=True)
+        if flags.is_cuda:
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def broken_before(self) -> bool:
+        """Whether anything was not finite, on any process, when `copy_to_host` was called."""
+        if self._event is not None:
+            self._event.synchronize()
+        return bool(self._copied > 0)
+
+    def first_broken(self, accelerator: Any) -> tuple[int, str] | None:
+        """The first broken step of all processes and what was not finite there, where that is news; else None.
+
+        Waits for the device, and every process must call it.
+        """
+        steps = accelerator.gather(self._first[None]).reshape(-1, len(_WATCHED)).tolist()
+        broken = [(step, number) for row in steps for number, step in enumerate(row) if step]
+        if not broken:
+            return None
+        step, number = min(broken)
+        before, self.found = self.found, (int(step), _WATCHED[number])
+        return None if self.found == before else self.found
+
+
+def weights_are_finite(model: torch.nn.Module, accelerator: Any) -> bool:
+    """Whether all weights that are trained are finite, on all processes. Every process must call it."""
+    trained = {name: own.detach() for name, own in model.named_parameters() if own.requires_grad}
+    # Of what is sharded, this process's part.
+    own = {name: part.to_local() if hasattr(part, "to_local") else part for name, part in trained.items()}
+    return over_processes([float(bool(broken_weights(own)))], accelerator) == [0.0]
+
+
+class Predictions:
+    """The most likely and the true ids of labelled tokens, batch by batch in the order of the data set: what
+    ``compute_metrics`` and ``predict`` of the Trainer's interface give."""
+
+    def __init__(self) -> None:
+        self._rows: list[torch.Tensor] = []  # (L, 2) of each example
+
+    def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Any) -> None:
+        """Add a batch of every process. Every process must call it.
+
+        Args:
+            batch: a collator's, of this process.
+            predicted_N: (N,) int64, the most likely next token at each labelled position.
+            size: B, the same on every process.
+        """
+        examples_N = batch.label_positions // batch.rows.input_ids.shape[1]
+        if batch.rows.example is not None:  # packed rows hold several
+            examples_N = batch.rows.example.flatten()[batch.label_positions]
+        counts = torch.bincount(examples_N, minlength=size).tolist()
+        both_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
+        both_BL2 = pad_sequence(both_N2.split(counts), batch_first=True, padding_value=IGNORED)
+        both_BL2 = accelerator.pad_across_processes(both_BL2, dim=1, pad_index=IGNORED)
+        self._rows += accelerator.gather(both_BL2).cpu()
+
+    def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Predicted and true ids, (E, L) int64 each, of the first `size` examples; `IGNORED` where a row has no more."""
+        both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=IGNORED).numpy()
+        predicted_EL, labels_EL = both_EL2[:, : int((both_EL2[..., 1] != IGNORED).sum(1).max()), :].transpose(2, 0, 1)
+        return predicted_EL, labels_EL

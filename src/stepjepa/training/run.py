@@ -19,16 +19,14 @@ from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
+from stepjepa.training.checkpoints import plain_settings
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import pair_columns
-from stepjepa.training.evaluating import ScoreAnswers
+from stepjepa.training.encoding import Sources, pair_columns
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.reading import Sources
-from stepjepa.training.record import plain_settings
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.training.summary import conclusion, start_summary
-from stepjepa.training.trainer import JEPATrainer
+from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import is_main_process, print_text, say
@@ -73,88 +71,101 @@ def run_training(run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswer
         ConfigError, DataError: before anything is written.
         RunError: the run broke: something is not finite, or could not be written.
     """
-    config = copy.copy(config)  # some options are resolved below
     if not run.train_file:
         raise ConfigError("train_file is missing; give --train_file FILE (JSONL, Parquet, CSV or a Hub data set)")
     folder = RunFolder(config.output_dir or "")
     with folder.running():
-        return _run(run, config, folder, score_answers)
+        return _run(run, copy.copy(config), folder, score_answers)  # some options are resolved
 
 
 def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: ScoreAnswers | None) -> TrainResult:
-    output, resuming = folder.path, wants_resume(config)
-    checkpoint = find_checkpoint(config, folder)
+    output, overwrite = folder.path, config.overwrite_output_dir
+    wanted = str(config.resume_from_checkpoint or "")
+    resuming, checkpoint = wanted.lower() not in ("", "false", "none"), None
+    if resuming:
+        checkpoint, passed = folder.chosen(True if wanted.lower() == "true" else wanted)
+        for line in passed:
+            say(f"{line}; passed over")
     if is_main_process():
-        folder.check_free(config.overwrite_output_dir, resuming, checkpoint)
-        if config.overwrite_output_dir:
-            check_not_inside(output, run)
+        folder.check_free(overwrite, resuming, checkpoint)
+        if overwrite:
+            _check_not_inside(output, run)
     if config.eval_strategy != "no" and not run.eval_file:
-        raise ConfigError(
-            f"--eval_strategy {getattr(config.eval_strategy, 'value', config.eval_strategy)} needs --eval_file"
-        )
-    trainer = make_trainer(run, config, checkpoint, score_answers)
+        strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
+        raise ConfigError(f"--eval_strategy {strategy} needs --eval_file")
+    trainer = _make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None:
         trainer.check_resumable(checkpoint)
     elif finished is not None:
         folder.check_same(trainer.resume_record)
-    if finished is not None and finished == trainer.requested_steps and not config.overwrite_output_dir:
-        text = (
-            f"{output}: complete, {finished} of {finished} steps, and its model is as it was written: nothing is trained, "
-            "no file is changed. More steps (--max_steps, --num_train_epochs) train on; --overwrite_output_dir starts over"
-        )
-        if config.push_to_hub:
-            text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
-        return TrainResult(output, on_main(lambda: folder.final_metrics), text)
-    if resuming and checkpoint is None:
-        if finished is not None and not config.overwrite_output_dir:
+    if finished is not None and not overwrite:
+        if finished == trainer.requested_steps:
+            return _complete(trainer, folder, finished)
+        if checkpoint is None:
             raise ConfigError(
                 f"--resume_from_checkpoint: the run in {output} ended after {finished} steps and no checkpoint of it is "
                 "left; give another --output_dir, or start over with --overwrite_output_dir"
             )
+    if resuming and checkpoint is None:
         say(f"{output}: no checkpoint to resume from; starting at step 0")
     if is_main_process():
         print_text(start_summary(trainer, run, checkpoint))
     if trainer.args.should_save:
-        if config.overwrite_output_dir and checkpoint is None:
+        if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
             dump_yaml((run, trainer.args), output / "resolved.yaml")
-            write_json(output / RECORD, run_record(run, trainer))
-            write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
+            write_json(output / RECORD, _run_record(run, trainer))
+            _write_report(trainer, output)
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
-        metrics |= last_evaluation(trainer) or trainer.evaluate()
+        metrics |= _last_evaluation(trainer) or trainer.evaluate()
     trainer.save_model()
     if trainer.args.should_save:
         with writing(output, AGAIN):
-            if config.streaming:  # only now is known what was read
-                write_json(output / "data_report.json", {name: r.to_dict() for name, r in trainer.data_reports.items()})
-            steps = trainer.state.global_step
-            write_json(output / METRICS, {"steps": steps, "metrics": metrics, "log_history": trainer.state.log_history})
+            _write_report(trainer, output)  # of a stream only now is known what was read
+            state = trainer.state
+            record = {"steps": state.global_step, "metrics": metrics, "log_history": state.log_history}
+            write_json(output / METRICS, record)
     if config.push_to_hub:
         trainer.push_to_hub()
     return TrainResult(output, metrics, conclusion(trainer, run, metrics), trainer)
 
 
-def make_trainer(
-    run: RunOptions,
-    config: JEPAConfig,
-    checkpoint: Path | None,
-    score_answers: ScoreAnswers | None,
-) -> JEPATrainer:
-    """The trainer of a run: its data, tokenizer and model.
+def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResult:
+    """The result of a run that was complete before."""
+    text = (
+        f"{folder.path}: complete, {steps} of {steps} steps, and its model is as it was written: nothing is trained, no "
+        "file is changed. More steps (--max_steps, --num_train_epochs) train on; --overwrite_output_dir starts over"
+    )
+    if trainer.args.push_to_hub:
+        text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
+    return TrainResult(folder.path, on_main(lambda: folder.final_metrics), text)
 
-    Raises:
-        ConfigError, DataError: options or data that cannot be used.
-    """
-    tokenizer_name = str(checkpoint) if checkpoint and is_preset(run.model_name) else run.model_name
+
+def _check_not_inside(output: Path, run: RunOptions) -> None:
+    """Refuse to overwrite a folder that the run reads from."""
+    files = [("train_file", path) for path in run.train_file or ()]
+    for name, path in [("model_name", run.model_name), ("eval_file", run.eval_file), *files]:
+        if path and Path(path).exists() and output.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
+            raise ConfigError(
+                f"--overwrite_output_dir: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
+            )
+
+
+def _make_trainer(
+    run: RunOptions, config: JEPAConfig, checkpoint: Path | None, score_answers: ScoreAnswers | None
+) -> JEPATrainer:
+    """The trainer of a run: its data, tokenizer and model."""
+    preset = is_preset(run.model_name)
     sources = [RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()]
     texts = texts_of(sources, pair_columns(config))
-    tokenizer = load_tokenizer(tokenizer_name, texts, run.trust_remote_code)
-    from_scratch = is_preset(run.model_name) or run.pretrain
-    config.learning_rate = config.settled_learning_rate(from_scratch)
+    tokenizer = load_tokenizer(
+        str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
+    )
+    config.learning_rate = config.settled_learning_rate(preset or run.pretrain)
     if config.uses_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
         say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start again")
     model = load_model(
@@ -170,8 +181,8 @@ def make_trainer(
     if run.lora:
         peft = lora_config(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules)
     if config.merge_lora is None:
-        config.merge_lora = from_scratch
-        if run.lora and from_scratch:
+        config.merge_lora = preset or run.pretrain
+        if run.lora and config.merge_lora:
             say(
                 "LoRA: the base model starts from random weights and exists nowhere else, so the adapter will be merged"
             )
@@ -181,62 +192,19 @@ def make_trainer(
     return trainer
 
 
-def last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
+def _last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
     """What the last step's evaluation came to; empty where there was none, or its weights are not those that are saved."""
-    if trainer.args.load_best_model_at_end:
+    entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    if trainer.args.load_best_model_at_end or not entries or entries[-1]["step"] != trainer.state.global_step:
         return {}
-    last = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1:]
-    if not last or last[0]["step"] != trainer.state.global_step:
-        return {}
-    return {name: value for name, value in last[0].items() if name != "step"}
+    return {name: value for name, value in entries[-1].items() if name != "step"}
 
 
-def leave_process_group() -> None:
-    """Close the process group of a distributed run, once nothing that uses it is left.
-
-    Its threads must not outlive the interpreter, which aborts then; and DDP's reducer must not be its last owner: that one
-    waits for a thread which waits for the interpreter's lock, for ever.
-    """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # trainers and models refer to each other
-        torch.distributed.destroy_process_group()
+def _write_report(trainer: JEPATrainer, output: Path) -> None:
+    write_json(output / "data_report.json", {name: one.to_dict() for name, one in trainer.data_reports.items()})
 
 
-def wants_resume(config: JEPAConfig) -> bool:
-    """Whether the run is to go on from a checkpoint, if there is one."""
-    return str(config.resume_from_checkpoint or "").lower() not in ("", "false", "none")
-
-
-def find_checkpoint(config: JEPAConfig, folder: RunFolder) -> Path | None:
-    """The checkpoint to go on from, None to start at step 0. Every process must call it.
-
-    Raises:
-        ConfigError: a checkpoint was named that is none, or there are only damaged ones.
-    """
-    if not wants_resume(config):
-        return None
-    wanted = str(config.resume_from_checkpoint)
-    checkpoint, passed = folder.chosen(True if wanted.lower() == "true" else wanted)
-    for line in passed:
-        say(f"{line}; passed over")
-    return checkpoint
-
-
-def check_not_inside(output: Path, run: RunOptions) -> None:
-    """Refuse to overwrite a folder that the run reads from.
-
-    Raises:
-        ConfigError: the model or the data lies in the output folder.
-    """
-    names = [("model_name", run.model_name), ("eval_file", run.eval_file)]
-    for name, path in [*names, *(("train_file", path) for path in run.train_file or ())]:
-        if path and Path(path).exists() and output.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
-            raise ConfigError(
-                f"--overwrite_output_dir: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
-            )
-
-
-def run_record(run: RunOptions, trainer: JEPATrainer) -> dict[str, Any]:
+def _run_record(run: RunOptions, trainer: JEPATrainer) -> dict[str, Any]:
     """What distinguishes one run from another: versions, settings, seed, data."""
     own = [*options_of(JEPAOptions), *options_of(TrainerOptions)]
     settings = {name: getattr(trainer.args, name) for name in own if options_of(JEPAConfig)[name].dumped}
@@ -251,3 +219,14 @@ def run_record(run: RunOptions, trainer: JEPATrainer) -> dict[str, Any]:
         "forward": trainer.setup.forward,
         "data": {name: report.fingerprint for name, report in trainer.data_reports.items()},
     }
+
+
+def leave_process_group() -> None:
+    """Close the process group of a distributed run, once nothing that uses it is left.
+
+    Its threads must not outlive the interpreter, which aborts then; and DDP's reducer must not be its last owner: that one
+    waits for a thread which waits for the interpreter's lock, for ever.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # trainers and models refer to each other
+        torch.distributed.destroy_process_group()

@@ -1,6 +1,6 @@
-"""The folder of a training run: what state it is in, which checkpoint can be gone on from, and who may write to it.
+"""The folder of a training run: what state it is in, which checkpoint can be resumed from, and who may write to it.
 
-Everything that asks whether a run is complete, cut off or running asks `RunFolder`.
+Everything that asks whether a run is complete, cut off or running asks `RunFolder`. This module loads no torch.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.utils.files import LOCK, check_writable, locked, read_json
+from stepjepa.utils.files import LOCK, check_writable, locked, read_json, write_json
 from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch
 
-if TYPE_CHECKING:
-    from stepjepa.training.record import ResumeRecord
-
 RECORD, METRICS = "run.json", "metrics.json"
-# In every checkpoint that a run can go on from, one for each process; `training.log_state` writes it.
-LOG_STATE = "log_state_{}.pt"
-RESUME_RECORD = "resume_record.json"  # what a run that is resumed from it must share; `training.record` writes it
+BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what
+# In every checkpoint: the state of each process's log, and what a resumed run must share.
+LOG_STATE, RESUME_RECORD = "log_state_{}.pt", "resume_record.json"
 _STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what
+# What a run that was killed before its first checkpoint leaves.
 _BEGUN = ("resolved.yaml", RECORD, BROKEN, "data_report.json", "runs", ".export", ".upload", LOCK)
 # In the order in which they are removed: first those by which a run is complete.
 _OWN_FILES = [METRICS, MANIFEST, BROKEN]
@@ -36,15 +34,63 @@ _OWN_FILES += (
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
     "jepa_head.safetensors"
 ).split()
-_held: set[Path] = set()  # folders that this process writes to
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ResumeRecord:
+    """What a resumed run must share with its checkpoint; lies in every checkpoint.
+
+    Attributes:
+        settings: options that may not change when a run is resumed -> value, as JSON holds it; of a PEFT model the
+            adapter's as well.
+        data: training data set -> fingerprint.
+        processes: of the run.
+    """
+
+    settings: dict[str, Any]
+    data: dict[str, str] = field(default_factory=dict)
+    processes: int = 1
+
+    def write(self, checkpoint: Path) -> None:
+        """Write the record into a checkpoint."""
+        write_json(checkpoint / RESUME_RECORD, asdict(self))
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> ResumeRecord:
+        """What `write` wrote."""
+        return cls(**read_json(checkpoint / RESUME_RECORD))
+
+    def check_same(self, before: ResumeRecord, where: Path) -> None:
+        """Refuse to resume the run in `where`, whose record is `before`, with other data or other settings.
+
+        Raises:
+            ConfigError: what differs, with both values.
+        """
+        has = f"--resume_from_checkpoint: the run in {where} has"
+        for name, new in self.settings.items():
+            old = before.settings.get(name, new)
+            if old != new:
+                raise ConfigError(
+                    f"{has} {name}={old}, not {new}; resume with the same settings, or give another --output_dir"
+                )
+        if before.processes != self.processes:
+            raise ConfigError(
+                f"{has} {before.processes} processes, not {self.processes}; resume with as many, or give another "
+                "--output_dir"
+            )
+        if before.data != self.data:
+            raise ConfigError(
+                f"--resume_from_checkpoint: the training data is not that of the run in {where}; resume with the same "
+                "file, or give another --output_dir"
+            )
 
 
 class RunFolder:
     """The `output_dir` of a run.
 
     It is complete where `finished_steps` is the number of steps that is asked for, running while another process is inside
-    `running`, and else new or cut off: `newest` says where it goes on.
+    `running`, and else new or cut off: `newest` says where it resumes.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -62,10 +108,9 @@ class RunFolder:
     def finished_steps(self) -> int | None:
         """The steps of the run that ended here; None where none has, where a longer one was begun, or where the exported
         model is not as it was written."""
-        steps = self._read(METRICS).get("steps")
-        if steps is None or not self.ended:
-            return None
-        return steps if mismatch(self.path, only_weights=True) is None else None
+        return (
+            self._read(METRICS).get("steps") if self.ended and mismatch(self.path, only_weights=True) is None else None
+        )
 
     @property
     def broken(self) -> dict[str, Any] | None:
@@ -84,6 +129,17 @@ class RunFolder:
             return {}
         return record if isinstance(record, dict) else {}
 
+    def check_same(self, record: ResumeRecord) -> None:
+        """Refuse to take a run that ended here for the one of `record`, which is about to start.
+
+        Raises:
+            ConfigError: they differ in data or settings.
+        """
+        before = self._read(RECORD)
+        data = {name: one for name, one in before.get("data", {}).items() if not name.startswith("eval")}
+        processes = before.get("processes", record.processes)
+        record.check_same(ResumeRecord(before.get("settings", {}), data, processes), self.path)
+
     # Who may write
 
     @contextmanager
@@ -95,26 +151,20 @@ class RunFolder:
         Raises:
             ConfigError: another process writes to it, or it cannot be written to.
         """
-        place = self.path.resolve()
-        if place in _held:
-            yield
-            return
         with ExitStack() as stack:
-            on_main(lambda: stack.enter_context(self._alone()))
-            _held.add(place)
-            stack.callback(_held.discard, place)
+            on_main(lambda: stack.enter_context(self._locked()))
             yield
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--output_dir {self.path}: is a file; give a folder")
         check_writable(self.path)
-        made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            with locked(self.path / LOCK) as alone:
-                if not alone:
+            with locked(self.path / LOCK) as free:
+                if not free:
                     raise ConfigError(
                         f"--output_dir {self.path}: another run is writing to this folder; wait for its end, or give "
                         "another folder"
@@ -122,90 +172,12 @@ class RunFolder:
                 yield
         finally:
             with suppress(OSError):  # what was made for nothing
-                for place in made:
-                    place.rmdir()
-
-    # Checkpoints
-
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint that a run can go on from, None where there is none; and why newer ones cannot serve.
-
-        Raises:
-            ConfigError: there are checkpoints, none can serve, and not all of them were cut short by a kill.
-        """
-        passed: list[str] = []
-        lost: list[str] = []
-        for _, folder in sorted(self._numbered(), reverse=True):
-            problem = checkpoint_problem(folder)
-            if problem is None:
-                return folder, passed
-            passed.append(f"{folder}: {problem}")
-            lost += [] if cut_short(folder) else [passed[-1]]
-        if lost:
-            more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
-            raise ConfigError(
-                f"--resume_from_checkpoint: no checkpoint can be gone on from: {lost[0]}{more}; start over with "
-                "--overwrite_output_dir, or give another --output_dir"
-            )
-        return None, passed
-
-    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> tuple[Path | None, list[str]]:
-        """`newest` for True, else the checkpoint that is named. Every process must call it.
-
-        Raises:
-            ConfigError: it cannot serve.
-        """
-        return on_main(self.newest if wanted is True else lambda: (checked_checkpoint(Path(wanted)), []))
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The newest checkpoint that a run can go on from, None where there is none."""
-        with suppress(ConfigError):
-            return self.newest()[0]
-        return None
-
-    def rotate(self, newest: Path, limit: int | None, best: str | None) -> None:
-        """Remove checkpoints until `limit` are left, the oldest first, but neither `newest` nor the `best`.
-
-        None and numbers below 1 are no limit. Those with a higher number than the newest are of an earlier start: first.
-        """
-        if limit is None or limit < 1:
-            return
-        step = int(newest.name.rpartition("-")[2])
-        kept = {newest.resolve(), *([Path(best).resolve()] if best else [])}
-        others = [
-            (number <= step, number, folder) for number, folder in self._numbered() if folder.resolve() not in kept
-        ]
-        number_kept = sum(place.is_dir() for place in kept)
-        for _, _, folder in sorted(others)[: max(len(others) - max(limit - number_kept, 0), 0)]:
-            remove_checkpoint(folder)
-
-    def finish_rotation(self, checkpoint: Path, limit: int | None) -> None:
-        """Finish removing checkpoints older than this one of the same folder, where a kill came in between.
-
-        What was cut short goes in any case; complete ones beyond `limit` go where this checkpoint is the newest.
-        """
-        match = _CHECKPOINT.match(checkpoint.name)
-        if match is None or checkpoint.resolve().parent != self.path.resolve():
-            return
-        step = int(match[1])
-        for number, folder in self._numbered():
-            if number < step and cut_short(folder):
-                remove_checkpoint(folder)
-        if max(number for number, _ in self._numbered()) == step:
-            best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
-            self.rotate(checkpoint, limit, str(self.path / Path(best).name) if best else None)
-
-    def _numbered(self) -> list[tuple[int, Path]]:
-        entries = self.path.iterdir() if self.path.is_dir() else ()
-        return [(int(match[1]), entry) for entry in entries if (match := _CHECKPOINT.match(entry.name))]
-
-    # Starting
+                for folder in made:
+                    folder.rmdir()
 
     def check_free(self, overwrite: bool, resuming: bool = False, checkpoint: Path | None = None) -> None:
-        """Refuse to write over anything.
-
-        A run that goes on may do so over what it has left: its checkpoints, or what a kill before the first of them leaves.
+        """Refuse to write over anything but what the same run has left: its checkpoints, or what a kill before the first
+        of them leaves.
 
         Raises:
             ConfigError: the folder holds something else and overwriting was not asked for.
@@ -213,15 +185,15 @@ class RunFolder:
         own = checkpoint is not None and checkpoint.resolve().parent == self.path.resolve()
         if overwrite or own or not self.path.is_dir():
             return
-        unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
         again = resuming and checkpoint is None  # one that was named is another run's here
+        unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
         if again and (unfinished or self.finished_steps is not None):
             return
         entries = [entry for entry in self.path.iterdir() if entry.name != LOCK and not (again and _left_over(entry))]
         if entries:
             raise ConfigError(
-                f"--output_dir {self.path}: the folder is not empty ({entries[0].name}); give another one, go on from a "
-                "checkpoint with --resume_from_checkpoint true, or start over with --overwrite_output_dir"
+                f"--output_dir {self.path}: the folder is not empty ({entries[0].name}); give another one, resume with "
+                "--resume_from_checkpoint true, or start over with --overwrite_output_dir"
             )
 
     def clear(self) -> None:
@@ -231,69 +203,88 @@ class RunFolder:
         for entry in self.path.glob("model-*.safetensors"):
             entry.unlink()
         for _, folder in self._numbered():
-            remove_checkpoint(folder)
+            _remove(folder)
 
-    def check_same(self, record: ResumeRecord) -> None:
-        """Refuse to take a run that ended here for one with other data or settings.
+    # Checkpoints
 
-        Args:
-            record: of the run that is about to start.
+    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> tuple[Path | None, list[str]]:
+        """`newest` for True, else the checkpoint that is named. Every process must call it.
 
         Raises:
-            ConfigError: what differs.
+            ConfigError: it cannot be resumed from.
         """
-        before = self._read(RECORD)
-        data = {name: one for name, one in before.get("data", {}).items() if not name.startswith("eval")}
-        known = type(record)(before.get("settings", {}), data, before.get("processes", record.processes))
-        record.check_same(known, self.path)
 
+        def named() -> tuple[Path, list[str]]:
+            folder = Path(str(wanted))
+            problem = _problem(folder)
+            if problem is not None:
+                raise ConfigError(f"--resume_from_checkpoint {folder}: {problem}")
+            return folder, []
 
-def cut_short(folder: Path) -> bool:
-    """Whether a kill has cut a checkpoint short while it was written or removed."""
-    if (folder / MANIFEST).exists() or not folder.is_dir():
-        return False
-    return not (folder / _STATE).exists() or any(folder.glob(LOG_STATE.format("*")))
+        return on_main(self.newest if wanted is True else named)
 
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint that can be resumed from, None where there is none; and what is wrong with newer ones.
 
-def checkpoint_problem(folder: Path) -> str | None:
-    """Why a run cannot go on from a checkpoint, None where it can. Reads all of it."""
-    if not folder.is_dir():
-        return "there is no such checkpoint"
-    if cut_short(folder):
-        return "cut short by a kill while it was written"
-    if not (folder / MANIFEST).exists():
-        return f"written by version 0.1, without {MANIFEST}; this version cannot go on from it"
-    problem = mismatch(folder)
-    if problem is None and RESUME_RECORD not in (listed_files(folder) or {}):
-        return f"written by an earlier version, without {RESUME_RECORD}; this version cannot resume from it"
-    if problem is None and LOG_STATE.format(0) not in (listed_files(folder) or {}):
-        problem = "written with save_only_model, without the optimizer's state; a run cannot go on from it"
-    return problem
+        Raises:
+            ConfigError: there are checkpoints, none can be resumed from, and not all of them were cut short by a kill.
+        """
+        passed: list[str] = []
+        lost: list[str] = []
+        for _, folder in sorted(self._numbered(), reverse=True):
+            problem = _problem(folder)
+            if problem is None:
+                return folder, passed
+            passed.append(f"{folder}: {problem}")
+            lost += [] if _cut_short(folder) else [passed[-1]]
+        if lost:
+            more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
+            raise ConfigError(
+                f"--resume_from_checkpoint: no checkpoint can be resumed from: {lost[0]}{more}; start over with "
+                "--overwrite_output_dir, or give another --output_dir"
+            )
+        return None, passed
 
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint that can be resumed from, None where there is none."""
+        with suppress(ConfigError):
+            return self.newest()[0]
+        return None
 
-def checked_checkpoint(folder: Path) -> Path:
-    """A checkpoint that was named, if a run can go on from it.
+    def rotate(self, checkpoint: Path, limit: int | None, resumed: bool = False) -> None:
+        """Remove what was cut short among the checkpoints older than this one of the same folder, and complete ones until
+        `limit` are left (None and numbers below 1 are no limit), the oldest first, but neither this one nor the best.
 
-    Raises:
-        ConfigError: it cannot.
-    """
-    problem = checkpoint_problem(folder)
-    if problem is not None:
-        raise ConfigError(f"--resume_from_checkpoint {folder}: {problem}")
-    return folder
+        Args:
+            resumed: the run resumes from it, and a kill may have come before the others were removed; those after it stay.
+                Else it was just written, and those with a higher number are of an earlier start: they go first.
+        """
+        numbers = {folder.resolve(): number for number, folder in self._numbered()}
+        step = numbers.get(checkpoint.resolve())
+        if step is None:
+            return
+        for folder in [folder for folder, number in numbers.items() if number < step and _cut_short(folder)]:
+            del numbers[folder]
+            _remove(folder)
+        if limit is None or limit < 1 or (resumed and max(numbers.values()) > step):
+            return
+        best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
+        kept = {checkpoint.resolve(), *([(self.path / Path(best).name).resolve()] if best else [])}
+        others = sorted((number <= step, number, folder) for folder, number in numbers.items() if folder not in kept)
+        room = max(limit - sum(folder.is_dir() for folder in kept), 0)
+        for _, _, folder in others[: max(len(others) - room, 0)]:
+            _remove(folder)
+
+    def _numbered(self) -> list[tuple[int, Path]]:
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        return [(int(match[1]), entry) for entry in entries if (match := _CHECKPOINT.match(entry.name))]
 
 
 def recorded_steps(checkpoint: Path) -> tuple[int, int]:
     """The step that a checkpoint was written at, and how many steps its run was to have."""
     state = read_json(checkpoint / _STATE)
     return state["global_step"], state["max_steps"]
-
-
-def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint; its manifest first, so that one that is removed in part is not taken for a damaged one."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    (folder / _STATE).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def on_main(work: Callable[[], T]) -> T:
@@ -303,16 +294,46 @@ def on_main(work: Callable[[], T]) -> T:
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()):
         return work()
-    told: list[Any] = [None, None]
+    shared: list[Any] = [None, None]
     if group.get_rank() == 0:
         try:
-            told[0] = work()
+            shared[0] = work()
         except (StepJepaError, OSError) as error:
-            told[1] = error
-    group.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise told[1]
-    return told[0]
+            shared[1] = error
+    group.broadcast_object_list(shared, src=0)
+    if shared[1] is not None:
+        raise shared[1]
+    return shared[0]
+
+
+def _cut_short(folder: Path) -> bool:
+    """Whether a kill has cut a checkpoint short while it was written or removed."""
+    if (folder / MANIFEST).exists() or not folder.is_dir():
+        return False
+    return not (folder / _STATE).exists() or any(folder.glob(LOG_STATE.format("*")))
+
+
+def _problem(folder: Path) -> str | None:
+    """Why a checkpoint cannot be resumed from, None where it can. Reads all of it."""
+    if not folder.is_dir():
+        return "there is no such checkpoint"
+    if _cut_short(folder):
+        return "cut short by a kill while it was written"
+    if not (folder / MANIFEST).exists():
+        return f"written by version 0.1, without {MANIFEST}; this version cannot resume from it"
+    problem, files = mismatch(folder), listed_files(folder) or {}
+    if problem is None and RESUME_RECORD not in files:
+        problem = f"written by an earlier version, without {RESUME_RECORD}; this version cannot resume from it"
+    if problem is None and LOG_STATE.format(0) not in files:
+        problem = "written with save_only_model, without the optimizer's state; no run can resume from it"
+    return problem
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; its manifest first, so that one that is removed in part is not taken for a damaged one."""
+    (checkpoint / MANIFEST).unlink(missing_ok=True)
+    (checkpoint / _STATE).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _left_over(entry: Path) -> bool:
@@ -320,4 +341,4 @@ def _left_over(entry: Path) -> bool:
     if entry.name in _BEGUN or entry.name.startswith(".stepjepa-"):
         return True
     temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
-    return temporary or (entry.name.startswith("checkpoint-") and cut_short(entry))
+    return temporary or (entry.name.startswith("checkpoint-") and _cut_short(entry))

@@ -1,11 +1,14 @@
-"""What happens once before training: LoRA, predictor rows and head, the choice of forward, the collator."""
+"""What happens once before training: LoRA, predictor rows and head, the choice of forward, the collator, the number of
+steps."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,16 +17,19 @@ from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import add_extras, release
+from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
 from stepjepa.modeling.load import add_lora, check_lora, own_configs
 from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
 from stepjepa.modeling.segments import SEGMENTS, use_sdpa
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
+from stepjepa.training.batches import Draw
 from stepjepa.training.options import JEPAOptions
 
 logger = logging.getLogger("stepjepa")
 Collator = Callable[[list[Example]], Batch]
+SAMPLED_BATCHES = 64  # that the ratio of equal compute is taken over
 
 
 @dataclass(frozen=True)
@@ -46,25 +52,29 @@ class ModelSetup:
 def set_up_model(
     model: Any, options: JEPAOptions, seed: int, device: str, peft_config: Any = None, tokenizer: Any = None
 ) -> tuple[Any, ModelSetup]:
-    """Add LoRA, predictor rows and head, choose the forward, and teach the model to take batches.
+    """Add LoRA, predictor rows and head, choose the forward, and let the model take batches.
 
-    What an earlier trainer had added to the model is dropped. Predictor rows begin as copies of the vocabulary's where the
-    tokenizer already knows predictor tokens (a model that was written with ``--keep_predictors``).
+    What an earlier trainer has attached to the model is dropped; its weights stay trained. Predictor rows begin as copies of
+    the vocabulary's where the tokenizer already knows predictor tokens (a model written with ``--keep_predictors``).
 
     Returns:
         The model (with `peft_config` a PEFT model around a copy that shares the weights' memory) and what was done.
 
     Raises:
-        ConfigError: the forward that was asked for cannot be had.
+        ConfigError: the model cannot compute the forward that was asked for.
     """
-    reset_model(model)
+    inner: Any = causal_lm(model)
+    release(inner)
+    detach_forest_forward(inner)
+    if text_config(inner.config)._attn_implementation == SEGMENTS:
+        use_sdpa(inner)
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
             raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
         model = add_lora(model, peft_config, seed)
     elif hasattr(model, "get_base_model"):
         check_lora(model.peft_config[model.active_adapter])
-    inner: Any = causal_lm(model)
+    inner = causal_lm(model)
     own_configs(inner)
     vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
     if objective.predictors:
@@ -83,7 +93,8 @@ def set_up_model(
     attach_forest_forward(model, vocabulary, objective)
     predictor_ids = [] if rows is None else rows.ids
     ids = placed_predictors(predictor_ids, options, objective.groups)
-    forward = choose_forward(model, asked_forward(options), vocabulary, device, ids)
+    asked = "packed" if options.forward == "inline" and not options.uses_pairs else options.forward
+    forward = choose_forward(model, asked, vocabulary, device, ids)
     frozen = freeze_unreached(model, ids)
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
@@ -91,22 +102,8 @@ def set_up_model(
     return model, ModelSetup(vocabulary, predictor_ids, forward, objective)
 
 
-def reset_model(model: Any) -> None:
-    """Take off a model what an earlier trainer has attached to it; its weights stay trained."""
-    inner: Any = causal_lm(model)
-    release(inner)
-    detach_forest_forward(inner)
-    if text_config(inner.config)._attn_implementation == SEGMENTS:
-        use_sdpa(inner)
-
-
-def asked_forward(options: JEPAOptions) -> str:
-    """The form that the options ask for; without pairs `inline` has nothing to put in line."""
-    return "packed" if options.forward == "inline" and not options.uses_pairs else options.forward
-
-
 def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int = 1) -> tuple[int, ...]:
-    """The ids of the K predictors of every group in the order in which they stand behind a source."""
+    """The ids of the K predictors of every group in the order in which they stand after a source."""
     placed: list[int] = []
     for group in range(groups):
         own = list(ids[group * len(ids) // groups : (group + 1) * len(ids) // groups])
@@ -125,14 +122,64 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
     }
     if setup.forward == "two_pass":
         return TwoPassCollator(ids, pad_id, **shared)
-    multiple = 128 if attention == "flex_attention" else 1 if device == "cpu" else 8
-    segmented = attention == SEGMENTS and options.max_row_length is None
     return ForestCollator(
         ids,
         pad_id,
-        multiple,
+        128 if attention == "flex_attention" else 1 if device == "cpu" else 8,
         max_row_length=options.max_row_length,
-        segmented=segmented,
+        segmented=attention == SEGMENTS and options.max_row_length is None,
         inline=setup.forward == "inline",
         **shared,
     )
+
+
+# The number of steps
+
+
+class EqualCompute(NamedTuple):
+    """A run at the compute of a regular one (``--same_flop``).
+
+    Attributes:
+        regular_steps: optimizer steps of the regular run.
+        steps: those of this run.
+        ratio: FLOPs of a step of this run over one of the regular run.
+    """
+
+    regular_steps: int
+    steps: int
+    ratio: float
+
+
+def equal_compute(regular_steps: int, ratio: float) -> EqualCompute:
+    """As many steps as cost what `regular_steps` steps of a regular run cost, at least one."""
+    return EqualCompute(regular_steps, max(1, round(regular_steps / ratio)), ratio)
+
+
+def cost_over_regular(dataset: Any, collator: Any, cost: ModelCost, batch_size: int, order: Iterable[Draw]) -> float:
+    """FLOPs of this run's first `SAMPLED_BATCHES` batches over those of the same examples without pairs, with padding.
+
+    Args:
+        dataset: `DrawnExamples`.
+        collator: of the run.
+        cost: of its model; the predictor head, which a regular run does not have, costs nothing without pairs.
+        batch_size: examples of a micro-batch.
+        order: of the examples, as for training.
+    """
+    draws = iter(order)
+    own = regular = 0.0
+    for _ in range(SAMPLED_BATCHES):
+        examples = [dataset[draw] for draw in islice(draws, batch_size)]
+        if not examples:
+            break
+        own += sum(batch_flops(collator(examples), cost).values())
+        regular += sum(batch_flops(collator([example.plain() for example in examples]), cost).values())
+    return own / regular
+
+
+def planned_steps(args: Any, examples: int, processes: int) -> int:
+    """Optimizer steps of a run as `transformers.Trainer` counts them."""
+    if args.max_steps > 0:
+        return args.max_steps
+    rounded = math.floor if args.dataloader_drop_last else math.ceil
+    batches = rounded(examples / (args.per_device_train_batch_size * processes))
+    return math.ceil(args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))

@@ -19,11 +19,11 @@ from stepjepa.config.option import Names
 from stepjepa.data.types import Batch
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.compute import planned_steps
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.progress import clock, short
 from stepjepa.training.run_options import RunOptions
+from stepjepa.training.setup import planned_steps
 from stepjepa.training.trainer import JEPATrainer
 
 _NAME = Names(JEPAConfig)

@@ -1,7 +1,7 @@
 """`JEPATrainer`: `transformers.Trainer` with ``gamma * LM + lbd * JEPA`` in one forward pass.
 
 It only conducts: the data package finds the pairs, the forest lays them out, the model returns states, the losses are
-plain functions. What is its own is the scale (counts of the whole optimizer step), the order of examples, and the log.
+plain functions. What is its own is the scale (counts of the optimizer step), the order of examples, and the log.
 """
 
 from __future__ import annotations
@@ -10,53 +10,75 @@ import copy
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
 from stepjepa.data.types import LM, Batch, ForestOutput
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.ema import add_target_encoder
+from stepjepa.modeling.ema import TargetEncoder, add_target_encoder, momentum_at
 from stepjepa.modeling.export import check_keeps_predictors
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
-from stepjepa.training.batches import EpochCallback, EpochSampler
-from stepjepa.training.callbacks import ResumedLogCallback, TargetEncoderCallback
-from stepjepa.training.compute import EqualCompute, cost_over_regular, equal_compute, planned_steps
-from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import chat_tokenizer
-from stepjepa.training.evaluating import ScoreAnswers, evaluated
-from stepjepa.training.finite import FiniteWatch
+from stepjepa.training.batches import EpochSampler, StreamedExamples
+from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
+from stepjepa.training.encoding import ExampleReader, chat_tokenizer, tokenizer_for
 from stepjepa.training.interface import check_arguments, check_optimizer, full_config
-from stepjepa.training.loss_scale import batch_counts, lbd_at, total_loss
-from stepjepa.training.meter import MEANS, precise_dtype
-from stepjepa.training.predicting import Predictions
-from stepjepa.training.progress import display_callback
-from stepjepa.training.reading import ExampleReader, tokenizer_for
-from stepjepa.training.resuming import ResumingTrainer
-from stepjepa.training.setup import make_collator, set_up_model
-from stepjepa.training.streaming import StreamedExamples, stream_loader
+from stepjepa.training.meter import (
+    MEANS,
+    FiniteWatch,
+    LossMeter,
+    Predictions,
+    lbd_at,
+    over_processes,
+    precise_dtype,
+    total_loss,
+)
+from stepjepa.training.progress import RunDisplay
+from stepjepa.training.setup import (
+    EqualCompute,
+    cost_over_regular,
+    equal_compute,
+    make_collator,
+    planned_steps,
+    set_up_model,
+)
+
+# Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
+ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 
 
-class JEPATrainer(ResumingTrainer):
+class TargetEncoderCallback(TrainerCallback):
+    """Moves the EMA target encoder after every optimizer step."""
+
+    def __init__(self, encoder: TargetEncoder):
+        self.encoder = encoder
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        done = (state.global_step + 1) / max(state.max_steps, 1)
+        self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
+
+
+class JEPATrainer(CheckpointedTrainer):
     """Trains a causal language model with a JEPA objective.
 
     Args:
-        model: a causal LM, the Hub id or folder of one, or a preset (``tiny``, ``mini``), made anew. The weights of a model
-            object are trained, and its configuration is replaced by an equal one, to which the Trainer writes. Its `forward`
-            also takes batches, and it gets a submodule `jepa` (predictor rows and head), which its state dict leaves out.
-            All that it could do before, it does as before. Another trainer starts with fresh ones. With `peft_config` the
-            object stays as it is: the trainer's `model` is PEFT's, around the same frozen weights.
+        model: a causal LM, the Hub id or folder of one, or a preset (``tiny``, ``mini``), initialised here. The weights of a
+            model object are trained, and its configuration is replaced by an equal one, to which the Trainer writes. Its
+            `forward` also takes batches, and it gets a submodule `jepa` (predictor rows and head), which its state dict
+            leaves out. All that it could do before, it does as before. Another trainer starts with fresh ones. With
+            `peft_config` the object stays as it is: the trainer's `model` is PEFT's, around the same frozen weights.
         args: the configuration; it stays as it is, and the trainer's `args` are a copy.
         train_dataset, eval_dataset: rows with ``messages``, ``question``/``answer`` or ``prompt``/``completion``: a
             `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`. `Sources` holds several data
@@ -81,9 +103,7 @@ class JEPATrainer(ResumingTrainer):
         >>> trainer.save_model("run/final")
     """
 
-    args: JEPAConfig
-
-    # The loss is divided by the counts of the whole accumulation window, so the Trainer must not divide again.
+    # The loss is divided by the counts of all of the accumulation window, so the Trainer must not divide again.
     loss_is_scaled_for_ga = True
 
     def __init__(
@@ -101,11 +121,12 @@ class JEPATrainer(ResumingTrainer):
         args = copy.copy(full_config(args))  # some options are resolved below
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
-        args.learning_rate = args.settled_learning_rate(isinstance(model, (str, os.PathLike)) and is_preset(str(model)))
-        if isinstance(model, (str, os.PathLike)):
+        name = str(model) if isinstance(model, (str, os.PathLike)) else None
+        args.learning_rate = args.settled_learning_rate(name is not None and is_preset(name))
+        if name is not None:
             if processing_class is None:
-                processing_class, train_dataset = tokenizer_for(str(model), train_dataset, args)
-            model = load_model(str(model), processing_class, seed=args.seed)
+                processing_class, train_dataset = tokenizer_for(name, train_dataset, args)
+            model = load_model(name, processing_class, seed=args.seed)
         if processing_class is None:
             raise ConfigError("processing_class (the tokenizer) is missing")
         processing_class = chat_tokenizer(processing_class, args)
@@ -115,22 +136,22 @@ class JEPATrainer(ResumingTrainer):
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(model)
         reader = self._reader = ExampleReader(processing_class, args, max_positions(model))
-        self.data_reports = reader.reports
-        train = reader.read_training(train_dataset)
-        evaluation = reader.read_evaluation(eval_dataset)
-        model, self.setup = set_up_model(model, args, args.seed, args.device.type, peft_config, processing_class)
+        self.data_reports, self.score_answers = reader.reports, score_answers
+        train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
+        device = args.device.type
+        model, self.setup = set_up_model(model, args, args.seed, device, peft_config, processing_class)
         if args.keep_predictors:
             check_keeps_predictors(model, processing_class)
         # What torch.compile compiles keeps its shapes: dense rows, not attention by segments.
         attention = "sdpa" if args.torch_compile else model.config._attn_implementation
-        collator = make_collator(self.setup, args, reader.pad_id, attention, args.device.type)
         use_cache = getattr(model.config, "use_cache", None)
         check_optimizer(args, model)
+        collator: Any = make_collator(self.setup, args, reader.pad_id, attention, device)  # a batch is a `Batch`
         try:
             super().__init__(
                 model=model,
                 args=args,
-                data_collator=collator,  # type: ignore[arg-type]  # a batch is a `Batch`
+                data_collator=collator,
                 train_dataset=train,
                 eval_dataset=evaluation,
                 processing_class=processing_class,
@@ -140,28 +161,30 @@ class JEPATrainer(ResumingTrainer):
             raise ConfigError(" ".join(str(error).split())) from error
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             model.config.use_cache = use_cache
-        extras = trained_extras(causal_lm(model))
-        if extras is not None:  # what is sharded is gathered by name
-            extras.in_state_dict = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if self.is_fsdp_enabled and peft_config is not None:
-            raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
-        if args.uses_pairs and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            for name, plain in (("target_encoder", "self"), ("predictor_head", "none")):
-                if getattr(args, name) != plain:
-                    raise ConfigError(f"{name}={getattr(args, name)} keeps whole weights on every process; use DDP")
+        self.model_accepts_loss_kwargs = True
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            self._check_sharded(model, peft_config)
         if args.uses_pairs and args.target_encoder == "ema":
             self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(model))))
-        self.model_accepts_loss_kwargs = True
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
-        self._view = display_callback(bool(args.disable_tqdm), getattr(score_answers, "metrics", ()))
+        self._view = RunDisplay(bool(args.disable_tqdm), getattr(score_answers, "metrics", ()))
         self.add_callback(self._view)
-        self._meter = self.new_meter()
-        self._watch = FiniteWatch(self.args.device)
-        self.add_callback(ResumedLogCallback(self))
-        if score_answers is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
+
+    def _check_sharded(self, model: Any, peft_config: Any) -> None:
+        """Refuse what needs whole weights, which no process has, and let those of the rows be gathered by name."""
+        args, extras = self.args, trained_extras(causal_lm(model))
+        if extras is not None:
+            extras.in_state_dict = True
+        if self.is_fsdp_enabled and peft_config is not None:
+            raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
+        if args.uses_pairs and args.target_encoder != "self":
+            raise ConfigError(f"target_encoder={args.target_encoder} keeps whole weights on every process; use DDP")
+        if args.uses_pairs and args.predictor_head != "none":
+            raise ConfigError(f"predictor_head={args.predictor_head} keeps whole weights on every process; use DDP")
+        if self.score_answers is not None:
             raise ConfigError("eval_metrics generates with whole weights on every process; use DDP")
-        self.score_answers = score_answers
 
     # Order of examples
 
@@ -169,46 +192,46 @@ class JEPATrainer(ResumingTrainer):
         """As `Trainer.get_train_dataloader`; a stream is already that of this process, and is not shared out again."""
         if not isinstance(self.train_dataset, StreamedExamples):
             return super().get_train_dataloader()
-        collator: Any = self.data_collator
-        return stream_loader(self.train_dataset, collator, self.args, self._train_batch_size)
+        return self.train_dataset.loader(self._train_batch_size, self.data_collator)  # type: ignore[arg-type]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
-        sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
-        self.pop_callback(EpochCallback)
-        self.add_callback(EpochCallback(sampler))
-        return sampler
+        self._sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
+        return self._sampler
 
     def _order(self, dataset: Any) -> EpochSampler:
-        drop_last = self.args.dataloader_drop_last
-        examples = self._train_batch_size * self.accelerator.num_processes
-        multiple = 1 if drop_last else examples
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        strategy = self.args.train_sampling_strategy
-        lengths = dataset.store.lengths if strategy == "group_by_length" else None
-        window = examples * self.args.gradient_accumulation_steps
+        """The order of training; `_run_epoch` sets its epoch, whatever loaders are wrapped around it."""
+        args, examples = self.args, self._train_batch_size * self.accelerator.num_processes
+        seed = args.seed if args.data_seed is None else args.data_seed
+        strategy = args.train_sampling_strategy
+        lengths = dataset.lengths if strategy == "group_by_length" else None
+        multiple, window = 1 if args.dataloader_drop_last else examples, examples * args.gradient_accumulation_steps
         return EpochSampler(dataset.mixture, multiple, seed, strategy != "sequential", lengths, window)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
         return EpochSampler(len(eval_dataset), multiple, self.args.seed, shuffle=False)
 
+    def _run_epoch(self, model: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:  # the Trainer asks after a step only
+            self.control.should_training_stop = True
+            return
+        if not isinstance(self.train_dataset, StreamedExamples):
+            self._sampler.epoch = epoch
+        self._last_step = LastStep()
+        super()._run_epoch(model, epoch, *args, **kwargs)
+
     # The loss
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        return inputs.to(self.args.device) if isinstance(inputs, Batch) else super()._prepare_inputs(inputs)
+        return inputs.to(self.args.device)
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         super()._track_num_input_tokens({"input_ids": inputs.rows.input_ids})
 
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Names of the parts of the loss, as `_get_num_items_in_batch` orders their counts."""
-        return (LM, *self.setup.objective.part_names)
-
     def _counts(self, batches: Sequence[Batch]) -> torch.Tensor:
         """What each part of the loss is divided by, (parts,), of micro-batches of this process."""
-        counts = [batch_counts(self.setup.objective, batch) for batch in batches]
-        sums = [sum(one[name] for one in counts) for name in self.part_names]
+        counts = [{LM: batch.label_ids.numel(), **self.setup.objective.counts(batch)} for batch in batches]
+        sums = [sum(one[name] for one in counts) for name in self._meter.names]
         return torch.tensor(sums, device=self.args.device, dtype=precise_dtype(self.args.device))
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
@@ -221,7 +244,7 @@ class JEPATrainer(ResumingTrainer):
         return sums[:-1]
 
     def forward(self, model: Any, inputs: Batch, step: int, predict_ids: bool = False) -> ForestOutput:
-        """What the model returns for one micro-batch; `step` draws what is random in the loss."""
+        """What the model returns for one micro-batch; `step` seeds what is random in the loss."""
         if self.args.torch_compile:  # and every position goes through all layers
             inputs = inputs.untrimmed()
         return model(batch=inputs, step=step, predict_ids=predict_ids)
@@ -233,7 +256,7 @@ class JEPATrainer(ResumingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the whole optimizer step: a scalar.
+        """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the optimizer step: a scalar.
 
         Times the number of processes, because DDP and FSDP average the gradients.
         """
@@ -247,14 +270,8 @@ class JEPATrainer(ResumingTrainer):
         if self.args.loss_scale == "reference" and self.args.uses_pairs:
             counts, processes = self._counts([inputs]), 1
         lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
-        loss = total_loss(output.parts, dict(zip(self.part_names, counts, strict=True)), lbd) * processes
+        loss = total_loss(output.parts, dict(zip(self._meter.names, counts, strict=True)), lbd) * processes
         return (loss, output) if return_outputs else loss
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As `Trainer.training_step`: the loss of a micro-batch, ()."""
-        loss = super().training_step(*args, **kwargs)
-        self._watch.add(loss)
-        return loss
 
     def _maybe_log_save_evaluate(
         self,
@@ -268,9 +285,10 @@ class JEPATrainer(ResumingTrainer):
         learning_rate: float | None = None,
     ) -> None:
         """As the Trainer's, after every step and epoch; what is not finite ends the run before anything is written."""
-        self._last_step, self._epoch_ended = (grad_norm, learning_rate), not self._watch.in_step
         step = self.state.global_step
-        self._watch.end_step(step, grad_norm, self.accelerator.optimizer_step_was_skipped)
+        self._last_step = LastStep(step, grad_norm, learning_rate, epoch_ended=self._last_step.step == step)
+        if not self.accelerator.optimizer_step_was_skipped:  # by a gradient scaler
+            self._watch.end_step(step, tr_loss, grad_norm)
         waits = self.control.should_log or self.control.should_save or self.control.should_evaluate
         if waits or self._watch.broken_before():
             self._check_finite()
@@ -307,81 +325,48 @@ class JEPATrainer(ResumingTrainer):
     @property
     def requested_steps(self) -> int:
         """Optimizer steps that the options and the data ask for."""
-        args, dataset = self.args, self.train_dataset
-        if args.same_flop and args.uses_pairs:
+        dataset: Any = self.train_dataset
+        if self.args.same_flop and self.args.uses_pairs:
             return self.equal_compute.steps
-        size = 0 if isinstance(dataset, StreamedExamples) else len(dataset)  # type: ignore[arg-type]
-        return planned_steps(args, size, self.accelerator.num_processes)
+        size = 0 if isinstance(dataset, StreamedExamples) else len(dataset)
+        return planned_steps(self.args, size, self.accelerator.num_processes)
 
     # The log
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the parts of the loss, the number of pairs, the speed and the collapse signs to the training log."""
+        """Add the parts of the loss, the number of pairs, the speed and the collapse numbers to the training log."""
         if "loss" in logs:
             metrics = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
             if self.args.uses_pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
                 # The step that is logged has been counted already.
                 metrics["lbd"] = lbd_at(self.args, max(self.state.global_step - 1, 0), self.state.max_steps)
             metrics |= self._meter.flops_by_kind(self.accelerator) if self.args.track_flop else {}
-            metrics |= self._meter.speed()
-            self._meter = self.new_meter()
-            logs = {"loss": logs.pop("loss"), **metrics, **logs}
-        if "train_loss" in logs:  # the Trainer divides by the steps since the run went on
-            steps = max(self.state.global_step, 1)
-            logs["train_loss"] = math.nan if self._broken else self._total_loss_scalar / steps
+            logs = {"loss": logs.pop("loss"), **metrics, **self._meter.speed(), **logs}
+            self._meter = LossMeter(self._meter.names)
+        if "train_loss" in logs:  # the Trainer divides by the steps since the run was resumed
+            broken, steps = self._watch.found is not None, max(self.state.global_step, 1)
+            logs["train_loss"] = math.nan if broken else self._total_loss_scalar / steps
         super().log(logs, start_time)
 
     def recent_losses(self) -> dict[str, float]:
         """The losses since the last log entry, or those of the last entry. Every process must call it."""
-        entries = [entry for entry in self.state.log_history if "lm_loss" in entry]
+        entries = [entry for entry in self.state.log_history if LM in entry]
         found = entries[-1] if entries else {}
         if self._meter.sums is not None:
             found = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
         return {name: found[name] for name in MEANS if name in found}
 
+    # Evaluation
+
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor takes."""
         begin = time.perf_counter()
-        named = (
-            isinstance(self.eval_dataset, dict) and isinstance(eval_dataset, str) and eval_dataset in self.eval_dataset
-        )
-        if not named:
+        known = self.eval_dataset
+        if not (isinstance(known, dict) and isinstance(eval_dataset, str) and eval_dataset in known):
             eval_dataset = self._reader.read_evaluation(eval_dataset)
         metrics = super().evaluate(eval_dataset, *args, **kwargs)
         self._meter.since += time.perf_counter() - begin  # evaluation is no training time
         return metrics
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Losses over a data set: ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``.
-
-        Means over all labels and all pairs, whatever the batches and processes are; but for InfoNCE and the regularizers,
-        which compare the pairs of a batch.
-        """
-        model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
-        if not self.accelerator._models and model is self.model:
-            model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        self.callback_handler.eval_dataloader = dataloader
-        try:
-            loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-            predictions = None if loss_only else Predictions()
-            values = evaluated(self, model, dataloader, predictions)
-        finally:
-            self._view.end_evaluation()
-        size, predicted, labels = self.num_examples(dataloader), np.zeros(0), None
-        if predictions is not None:
-            predicted, labels = predictions.rectangles(size)
-        if self.compute_metrics is not None and labels is not None:
-            values |= self.compute_metrics(EvalPrediction(predicted, labels))
-        prefix = f"{metric_key_prefix}_"
-        metrics = {f"{prefix}{name.removeprefix(prefix)}": value for name, value in values.items()}
-        return EvalLoopOutput(predictions=predicted, label_ids=labels, metrics=metrics, num_samples=size)
 
     def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> PredictionOutput:
         """As `Trainer.predict`, of anything that the constructor takes as data: the most likely ids and the true ones at the
@@ -391,9 +376,58 @@ class JEPATrainer(ResumingTrainer):
         finally:
             self._view.close()
 
-    # What is read and written
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Losses over a data set: ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``; and the
+        means of the scores of answers.
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        begin = time.perf_counter()
-        super()._save_checkpoint(model, trial)
-        self._meter.since += time.perf_counter() - begin
+        Means over all labels and all pairs, whatever the batches and processes are; but for InfoNCE and the regularizers,
+        which compare the pairs of a batch.
+        """
+        model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
+        if not self.accelerator._models and model is self.model:
+            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        meter, predictions = LossMeter(self._meter.names), None if loss_only else Predictions()
+        try:
+            for batch in dataloader:
+                inputs = self._prepare_inputs(batch)
+                with torch.no_grad(), self.compute_loss_context_manager():
+                    output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
+                    meter.add(output, inputs)
+                    if predictions is not None and output.predicted_ids is not None:
+                        predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
+                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+            means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
+            jepa = sum(meter.weights.get(name, 1.0) * means.get(name, 0.0) for name in meter.names if name != LM)
+            values = {"loss": self.args.gamma * means[LM] + self.args.lbd * jepa, **means, **self._answer_scores()}
+        finally:
+            self._view.end_evaluation()
+        size, predicted, labels = self.num_examples(dataloader), np.zeros(0), None
+        if predictions is not None:
+            predicted, labels = predictions.rectangles(size)
+            if self.compute_metrics is not None:
+                values |= self.compute_metrics(EvalPrediction(predicted, labels))
+        prefix = f"{metric_key_prefix}_"
+        metrics = {f"{prefix}{name.removeprefix(prefix)}": value for name, value in values.items()}
+        return EvalLoopOutput(predictions=predicted, label_ids=labels, metrics=metrics, num_samples=size)
+
+    def _answer_scores(self) -> dict[str, float]:
+        """Means of the scores of answers over all processes; a metric without a score is left out."""
+        if self.score_answers is None:
+            return {}
+        args, model = self.args, self.accelerator.unwrap_model(self.model)
+        with self.compute_loss_context_manager():
+            scores = self.score_answers(model, self.processing_class, args.process_index, args.world_size)
+        sums = over_processes([value for pair in scores.values() for value in pair], self.accelerator)
+        return {
+            name: total / number for name, total, number in zip(scores, sums[::2], sums[1::2], strict=True) if number
+        }

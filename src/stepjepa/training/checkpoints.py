@@ -1,0 +1,419 @@
+"""What a trainer writes and reads: checkpoints, how a run resumes from one, the final model and its upload."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from huggingface_hub import HfApi
+from transformers import Trainer, TrainerCallback
+from transformers.modelcard import TrainingSummary
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+
+from stepjepa.config.option import options_of
+from stepjepa.config.yaml_file import representable
+from stepjepa.data.report import DataReport
+from stepjepa.errors import ConfigError, RunError
+from stepjepa.modeling.export import export_model
+from stepjepa.modeling.extras import is_extra, load_extras, save_extras
+from stepjepa.modeling.forward import causal_lm
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.batches import StreamedExamples
+from stepjepa.training.config import JEPAConfig, fixed_on_resume
+from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
+from stepjepa.training.run_folder import BROKEN, LOG_STATE, ResumeRecord, RunFolder, on_main, recorded_steps
+from stepjepa.training.run_options import RunOptions
+from stepjepa.training.setup import ModelSetup
+from stepjepa.utils.failures import writing
+from stepjepa.utils.files import read_json, share, write_json, write_whole
+from stepjepa.utils.manifest import write_manifest
+
+logger = logging.getLogger("stepjepa")
+_RESUME = "resume with --resume_from_checkpoint true"
+
+
+class LastStep(NamedTuple):
+    """What the Trainer logs of an optimizer step, and whether what happens at an epoch's end has happened after it."""
+
+    step: int = 0
+    grad_norm: Any = None
+    learning_rate: float | None = None
+    epoch_ended: bool = False
+
+
+class ResumeLog(TrainerCallback):
+    """Lets a resumed trainer continue its log, once the Trainer has set its own sums to 0."""
+
+    def __init__(self, trainer: CheckpointedTrainer, checkpoint: Path):
+        self.trainer, self.checkpoint = trainer, checkpoint
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.trainer.resume_log(self.checkpoint)
+
+
+class CheckpointedTrainer(Trainer):
+    """A `Trainer` that ends, after a checkpoint, where it would have ended without: weights, log and number of steps.
+
+    Checkpoints and the final model are plain ones. Next to them are the predictors; in checkpoints the EMA encoder and the
+    position in a stream as well.
+    """
+
+    args: JEPAConfig
+    setup: ModelSetup
+    data_reports: dict[str, DataReport]
+    run_options: RunOptions | None = None  # of the command, which made the model from them
+    _meter: LossMeter
+    _watch: FiniteWatch
+    _view: Any
+    _last_step = LastStep()
+
+    @property
+    def requested_steps(self) -> int:
+        """Optimizer steps that the options and the data ask for."""
+        raise NotImplementedError
+
+    @property
+    def _folder(self) -> RunFolder:
+        return RunFolder(self.args.output_dir or "")
+
+    @property
+    def _inner(self) -> Any:
+        """The causal LM, out of all wrappers."""
+        return causal_lm(self.accelerator.unwrap_model(self.model))
+
+    # Training, from the start or from a checkpoint
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As `Trainer.train`; ``resume_from_checkpoint=True`` resumes from the newest checkpoint that matches its manifest.
+
+        A checkpoint at the last step that is asked for is loaded, and nothing is trained.
+
+        Raises:
+            ConfigError: no checkpoint can be resumed from, its run had other settings or data, it has more steps than are
+                asked for, or another run is writing to `output_dir`.
+            RunError: a loss, a gradient norm or the weights are not finite, or a checkpoint could not be written.
+        """
+        with self._folder.running():
+            checkpoint = None
+            if resume_from_checkpoint:
+                checkpoint, passed = self._folder.chosen(resume_from_checkpoint)
+                for line in passed:
+                    logger.warning("%s; passed over", line)
+                if checkpoint is None:
+                    raise ConfigError(f"resume_from_checkpoint: no checkpoint to resume from in {self._folder.path}")
+            return self.train_from(checkpoint, *args, **kwargs)
+
+    def train_from(self, checkpoint: Path | None, *args: Any, **kwargs: Any) -> Any:
+        """`train` inside `RunFolder.running`, from a checkpoint of `RunFolder.chosen`; None starts at step 0.
+
+        Raises:
+            ConfigError, RunError: as `train`.
+        """
+        steps, done = self.requested_steps, 0
+        if self.args.same_flop and self.args.uses_pairs:
+            self.args.max_steps = steps
+        if checkpoint is not None:
+            done, planned = self.check_resumable(checkpoint)
+            if planned != steps and self.is_world_process_zero():
+                logger.warning(
+                    "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
+                    "and of the target encoder are recomputed",
+                    *(checkpoint, planned, steps),
+                )
+            if self.args.should_save:
+                self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
+        if isinstance(self.train_dataset, StreamedExamples):
+            self.train_dataset.resume(checkpoint, done * self.args.gradient_accumulation_steps)
+        if self.args.should_save:
+            (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
+        self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
+        resume_log = None if checkpoint is None else ResumeLog(self, checkpoint)
+        if resume_log is not None:
+            self.add_callback(resume_log)
+        try:
+            result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
+        finally:
+            self._view.close()
+            if resume_log is not None:
+                self.remove_callback(resume_log)
+        self._check_finite()
+        if self._watch.found is None and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+            self._stop_or_warn(self.state.global_step, "the weights are not finite")
+        return result._replace(training_loss=result.metrics["train_loss"])
+
+    def check_resumable(self, checkpoint: Path) -> tuple[int, int]:
+        """The step of a checkpoint, and how many its run was to have.
+
+        Raises:
+            ConfigError: its run had other settings or other data, or it has more steps than are asked for.
+        """
+        self.resume_record.check_same(ResumeRecord.read(checkpoint), checkpoint)
+        done, planned = recorded_steps(checkpoint)
+        if done > self.requested_steps:
+            raise ConfigError(
+                f"--resume_from_checkpoint {checkpoint}: it has {done} steps and only {self.requested_steps} are asked for; "
+                "raise --max_steps or --num_train_epochs, or name an older checkpoint"
+            )
+        return done, planned
+
+    @property
+    def resume_record(self) -> ResumeRecord:
+        """What a run that is resumed from a checkpoint of this one must share with it."""
+        settings: dict[str, Any] = {}
+        model: Any = self.model
+        if self.run_options is not None:
+            fixed = [name for name, one in options_of(RunOptions).items() if not one.resume]
+            settings = {name: getattr(self.run_options, name) for name in fixed}
+        elif hasattr(model, "get_base_model"):
+            adapter = model.peft_config[model.active_adapter].to_dict()
+            names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules")
+            settings = {f"peft.{name}": adapter[name] for name in names if name in adapter}
+        settings |= {name: getattr(self.args, name) for name in fixed_on_resume()}
+        settings |= objective_of(self.args).code
+        data = {name: one.fingerprint for name, one in self.data_reports.items() if not name.startswith("eval")}
+        return ResumeRecord(plain_settings(settings), data, self.accelerator.num_processes)
+
+    def resume_log(self, checkpoint: Path) -> None:
+        """Continue the log where the checkpoint left it."""
+        path = checkpoint / LOG_STATE.format(self.args.process_index)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        self._meter = LossMeter.of_state(self._meter.names, state, self.args.device)
+        self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
+        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
+        at_end = self.state.global_step >= self.state.max_steps
+        last = self._last_step = LastStep(*state["last_step"])
+        if not last.epoch_ended and (at_end or float(self.state.epoch or 0).is_integer()):
+            # The checkpoint was written at the last step of an epoch, before what happens when an epoch ends.
+            self.control._new_step()
+            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+            rest: Any = (self.state.epoch, None, time.time(), last.learning_rate)
+            self._maybe_log_save_evaluate(self._tr_loss, last.grad_norm, self.model_wrapped, None, *rest)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        scheduler = self.lr_scheduler
+        if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+            return
+        if recorded_steps(Path(checkpoint))[1] != self.state.max_steps:
+            # The rates that were loaded are those of the old schedule.
+            bases = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            rates = [rate * at(scheduler.last_epoch) for rate, at in bases]
+            for group, rate in zip(cast(Any, self.optimizer).param_groups, rates, strict=True):
+                group["lr"] = rate
+            scheduler._last_lr = rates
+
+    # Checkpoints
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As `Trainer._save_checkpoint`, but a manifest is its last file, and older checkpoints go after that. Weights that
+        are not finite are not saved."""
+        begin = time.perf_counter()
+        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+            self._stop_or_warn(self.state.global_step, f"the weights are not finite, so {folder.name} is not written")
+            return
+        if self.args.should_save and folder.exists():
+            shutil.rmtree(folder)  # cut short or damaged, or of an earlier start: nothing of it may stay
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # the Trainer removes none
+        try:
+            with writing(folder, _RESUME):
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                self.args.save_total_limit = limit
+                if self.args.should_save:
+                    torch.save(self.args, folder / TRAINING_ARGS_NAME)
+                    state = folder / TRAINER_STATE_NAME
+                    write_json(state, read_json(state))  # a loss that is NaN is null
+                    self.resume_record.write(folder)
+                    write_manifest(folder)
+        except BaseException:
+            if self.args.should_save:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            RunFolder(folder.parent).rotate(folder, limit)
+        self.accelerator.wait_for_everyone()
+        self._meter.since += time.perf_counter() - begin
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        if isinstance(self.train_dataset, StreamedExamples):
+            self.train_dataset.save(output_dir, self.state.global_step * self.args.gradient_accumulation_steps)
+        last = self._last_step
+        norm = None if last.grad_norm is None else float(last.grad_norm)
+        log = {
+            "loss": float(self._tr_loss),
+            "total_loss": float(self._total_loss_scalar),
+            "last_logged": int(self._globalstep_last_logged),
+            "last_step": tuple(last._replace(grad_norm=norm)),
+        }
+        torch.save({**self._meter.state(), **log}, Path(output_dir) / LOG_STATE.format(self.args.process_index))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        load_extras(self._inner, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.state.best_model_checkpoint:
+            load_extras(self._inner, self.state.best_model_checkpoint)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As the Trainer's, but tied weights, which are saved once under one of their names, are not missing."""
+        missing = load_result.missing_keys
+        tensors = dict(cast(torch.nn.Module, self.model).named_parameters(remove_duplicate=False))
+        loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+        missing = [name for name in missing if id(tensors.get(name)) not in loaded]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    # What is not finite
+
+    def _check_finite(self) -> None:
+        """End a run that broke, or say so once where it is to continue. Every process must call it."""
+        found = self._watch.first_broken(self.accelerator)
+        if found is not None:
+            self._stop_or_warn(found[0], f"the {found[1]} is not finite (NaN or infinite)")
+
+    def _stop_or_warn(self, step: int, what: str) -> None:
+        """End a run that broke at a step, unless it is to continue.
+
+        Raises:
+            RunError: `terminate_on_nan` is set.
+        """
+        if not self.args.terminate_on_nan:
+            logger.warning("step %d: %s", step, what)
+            return
+        folder = self._folder
+        if self.args.should_save:
+            with writing(folder.path / BROKEN, _RESUME):
+                write_json(folder.path / BROKEN, {"step": step, "what": what})
+        kept = on_main(lambda: folder.checkpoint)
+        where = f"the last good checkpoint is {kept}" if kept else "no checkpoint was written before"
+        raise RunError(
+            f"step {step}: {what}; {where}; try a lower --learning_rate or --lbd (docs/troubleshooting.md), or train on "
+            "with --terminate_on_nan false"
+        )
+
+    # Models
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
+        super()._save(output_dir, plain)
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir or "")
+            save_extras(self._inner, folder, state_dict)
+            share(folder)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the final model: the vocabulary and tokenizer as they came, the predictors in a file next to them.
+
+        LoRA is merged or written as an adapter as `merge_lora` says; undecided (None) writes an adapter.
+        """
+        if _internal_call:  # a checkpoint's
+            super().save_model(output_dir, _internal_call=True)
+            return
+        folder = str(output_dir or self.args.output_dir)
+        state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
+        if self.args.should_save:
+            with writing(folder, _RESUME):
+                export_model(
+                    self.accelerator.unwrap_model(self.model),
+                    self.processing_class,
+                    folder,
+                    merge_lora=bool(self.args.merge_lora),
+                    keep_predictors=self.args.keep_predictors,
+                    state_dict=state_dict,
+                )
+        self.accelerator.wait_for_everyone()
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As `Trainer.init_hf_repo`.
+
+        Raises:
+            RunError: the Hub cannot be reached, or refuses.
+        """
+        with reaching_hub("the repository could not be made on the Hub, nothing was trained or uploaded"):
+            super().init_hf_repo(token=token, private=private)
+
+    @property
+    def upload_command(self) -> str:
+        """What uploads the final model later."""
+        name = self.args.hub_model_id or Path(self.args.output_dir or "").name
+        return f"upload it with: hf upload {name} {shlex.quote(str(self.args.output_dir))} --exclude 'checkpoint-*/*'"
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As `Trainer.push_to_hub`, of what `save_model` writes and a model card; nothing in the output folder changes. It
+        always waits for the upload.
+
+        Raises:
+            RunError: the Hub cannot be reached, or refuses.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        folder = self._folder.path / ".upload"
+        if self.is_world_process_zero():
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            self.save_model(str(folder))
+            if not self.is_world_process_zero():
+                return None
+            name = kwargs.pop("model_name", None) or str(self.hub_model_id).split("/")[-1]
+            card = TrainingSummary.from_trainer(self, model_name=name, **kwargs).to_model_card()
+            write_whole(folder / "README.md", [card.encode()])
+            with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
+                return HfApi().upload_folder(
+                    repo_id=str(self.hub_model_id),
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    token=token or self.args.hub_token,
+                    revision=revision or self.args.hub_revision,
+                )
+        finally:
+            if self.is_world_process_zero():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
+    """Turn whatever goes wrong between here and the Hub into one line.
+
+    Raises:
+        RunError: something went wrong.
+    """
+    try:
+        yield
+    except Exception as error:  # huggingface_hub's, httpx's, the system's
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RunError(f"{failed}: {why[:200]}{then}") from None
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON gives them back; those that it cannot hold are left out."""
+    found = {}
+    for name, value in settings.items():
+        try:
+            found[name] = json.loads(json.dumps(representable(sorted(value) if isinstance(value, set) else value)))
+        except TypeError:
+            continue
+    return found
