@@ -27,7 +27,7 @@ from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.record import Form, RowRecord
 from stepjepa.inspect.rows import token_text, trunk_spans
 from stepjepa.inspect.style import KINDS
-from stepjepa.modeling.presets import train_tokenizer
+from stepjepa.modeling.load import train_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
 

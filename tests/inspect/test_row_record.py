@@ -7,7 +7,7 @@ from stepjepa.data.examples import ExampleStore
 from stepjepa.data.types import Pair, Read
 from stepjepa.inspect.record import Readout, Span
 from stepjepa.inspect.rows import token_text
-from stepjepa.modeling.presets import train_tokenizer
+from stepjepa.modeling.load import train_tokenizer
 from support.models import Views, paired
 from support.records import row_record
 

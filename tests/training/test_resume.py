@@ -15,7 +15,7 @@ import torch
 
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.training.saving import missing_weights
-from stepjepa.utils.manifest import write_manifest
+from stepjepa.utils.files import write_manifest
 from support.rows import step_rows
 
 FLAGS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepjepa.modeling.ema import target_encoder
+from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
-from stepjepa.utils.manifest import write_manifest
+from stepjepa.utils.files import write_manifest
 from support.rows import step_rows
 from support.training import STEPS, Options, logs_of, name_of, trainer_for
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from stepjepa.config.parser import Alias, StrictParser
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.utils.progress import ending
-from stepjepa.utils.terminal import print_json, print_text
+from stepjepa.utils.terminal import ending, print_json, print_text
 
 # Spellings of the published evaluate_step_jepa that are not field names already.
 _PUBLISHED: dict[str, Alias] = {"model_path": "model_name"}

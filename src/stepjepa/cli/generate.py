@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from stepjepa.config.parser import StrictParser
 from stepjepa.generation.options import GenerateOptions
-from stepjepa.utils.progress import ending
-from stepjepa.utils.terminal import print_text
+from stepjepa.utils.terminal import ending, print_text
 
 
 def run(argv: list[str]) -> int:

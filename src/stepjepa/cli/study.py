@@ -5,8 +5,7 @@ from __future__ import annotations
 from stepjepa.cli.check import folded
 from stepjepa.config.parser import StrictParser
 from stepjepa.study.options import StudyOptions
-from stepjepa.utils.progress import ending
-from stepjepa.utils.terminal import print_text
+from stepjepa.utils.terminal import ending, print_text
 
 
 def run(argv: list[str]) -> int:

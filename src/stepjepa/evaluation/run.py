@@ -64,8 +64,8 @@ from stepjepa.generation.options import deciding
 from stepjepa.generation.store import Output, Paths
 from stepjepa.generation.vllm import BATCH_SIZE as VLLM_BATCH_SIZE
 from stepjepa.generation.vllm import VllmGenerator, require_vllm
-from stepjepa.utils.manifest import weights_digest
-from stepjepa.utils.progress import Bar
+from stepjepa.utils.files import weights_digest
+from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 

@@ -22,7 +22,7 @@ from stepjepa.generation.base import Generator, Reply, Request, mended, seed_of
 from stepjepa.generation.options import QUESTION, GenerateOptions, deciding
 from stepjepa.generation.questions import REASONS, Problem, ProblemSet, read_problems
 from stepjepa.generation.store import Output, Paths, Record, json_line
-from stepjepa.utils.progress import Bar
+from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 VERDICTS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from stepjepa.modeling.ema import TargetEncoder, momentum_at
+from stepjepa.modeling.extras import TargetEncoder, momentum_at
 
 
 class TargetEncoderCallback(TrainerCallback):

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.utils.files import LOCK, check_writable, locked, read_json
-from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch
+from stepjepa.utils.files import LOCK, MANIFEST, check_writable, listed_files, locked, mismatch, read_json
 
 if TYPE_CHECKING:
     from stepjepa.training.record import ResumeRecord

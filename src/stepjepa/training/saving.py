@@ -30,8 +30,7 @@ from stepjepa.training.run_options import RunOptions
 from stepjepa.training.setup import ModelSetup
 from stepjepa.training.streaming import StreamedExamples
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import read_json, share, write_json, write_whole
-from stepjepa.utils.manifest import write_manifest
+from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
 
 logger = logging.getLogger("stepjepa")
 GO_ON = "go on with --resume_from_checkpoint true"
