@@ -1,6 +1,6 @@
 """From a model and rows to states: the pairs of rows, and the pairs and likelihoods of solutions, as training reads them.
 
-The pairs of rows go through the model in the two-pass form (`forest.two_pass`): the source at the end of the chat before it,
+The pairs of rows go through the model in the two-pass form (`forest.collate`): the source at the end of the chat before it,
 or after its predictors, the target as a copy that sees nothing else. It needs no mask but padding, so it serves every
 architecture and every layer; the numbers are those of the other forms. Solutions go through the run's own form.
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.extras import library
 from stepjepa.inspect.html import write_bytes
 from stepjepa.inspect.record import RowRecord, runs
 from stepjepa.inspect.style import KINDS, counts_of, lanes, letter_colour, token_label
+from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:

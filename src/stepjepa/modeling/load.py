@@ -43,42 +43,26 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Preset:
-    """A built-in model: a Llama with tied embeddings and a byte-level BPE tokenizer.
-
-    Attributes:
-        vocabulary: entries of the tokenizer at most.
-        sizes: of the model, by `LlamaConfig`'s names.
-    """
+    """A built-in model: entries of its byte-level BPE tokenizer at most, and the sizes of a Llama with tied embeddings, by
+    the names of its configuration."""
 
     vocabulary: int
-    sizes: Mapping[str, float]
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    initializer_range: float = 0.02
 
     def config(self, tokenizer: Any) -> LlamaConfig:
         """The configuration, with the tokenizer's special ids."""
-        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        sizes: dict[str, Any] = {"max_position_embeddings": 2048, "vocab_size": len(tokenizer), **self.sizes}
-        return LlamaConfig(tie_word_embeddings=True, **sizes, **ids)
+        own: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "vocabulary"}
+        own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        return LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, tie_word_embeddings=True, **own)
 
 
 PRESETS = {
-    "tiny": Preset(
-        512,
-        {
-            **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 3),
-            "hidden_size": 96,
-            "intermediate_size": 256,
-            "initializer_range": 0.06,
-        },
-    ),
-    "mini": Preset(
-        2048,
-        {
-            **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4),
-            "num_hidden_layers": 6,
-            "hidden_size": 256,
-            "intermediate_size": 688,
-        },
-    ),
+    "tiny": Preset(512, 96, 256, num_hidden_layers=3, num_attention_heads=3, initializer_range=0.06),
+    "mini": Preset(2048, 256, 688, num_hidden_layers=6, num_attention_heads=4),
 }
 
 
@@ -140,7 +124,7 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         if (
             type(tokenizer).__name__ == "MistralCommonBackend"
-        ):  # which reads no chat template; its files also load as usual
+        ):  # it reads no chat template; its files also load as usual
             tokenizer = AutoTokenizer.from_pretrained(name, mistral_format=False, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _not_loaded("tokenizer", name, error) from None
@@ -270,8 +254,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
         ConfigError: a parameter holds NaN or infinity; the message names the first one.
     """
     weights = {key: value for key, value in model.named_parameters() if part in key}
-    broken = broken_weights(weights)
-    if broken:
+    if broken := broken_weights(weights):
         raise ConfigError(
             f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
             "and it can answer nothing; take an earlier checkpoint, or train again with a lower learning rate"

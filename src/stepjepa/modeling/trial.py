@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -291,15 +291,13 @@ class Probe:
         return int(text_config(self.model.config).num_attention_heads)
 
 
-@dataclass(frozen=True)
-class RowNumbers:
+class RowNumbers(NamedTuple):
     """What a model gave for a row.
 
     Attributes:
         states: (L, D) float32, last hidden states after the final norm.
         losses: (N,) float32, cross-entropy of each labelled token, predictor tokens left out of the softmax.
-        attention: for each layer (H, L, L) float32, weights of the row's query for the column's key; none where it was not
-            asked for.
+        attention: for each layer (H, L, L) float32, weights of the row's query for the column's key; none unless asked for.
     """
 
     states: torch.Tensor

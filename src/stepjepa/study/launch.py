@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.study.records import State, StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Run, Study
 from stepjepa.training.run_folder import BROKEN, recorded_steps
+from stepjepa.utils.failures import library
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.failures import library
 
 # Digits of the larger value to which differences are taken: 0.60 - 0.55 and 0.55 - 0.50 are one difference.
 _DIGITS = 12

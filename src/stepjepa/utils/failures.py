@@ -1,11 +1,13 @@
-"""A full disk and a lack of memory, told from other errors and reported in one line."""
+"""A full disk, a lack of memory and libraries that are not installed: each is reported in one line."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from stepjepa.errors import ConfigError, RunError
 
@@ -87,3 +89,18 @@ def saying_out_of_memory(message: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise ConfigError(message) from None
+
+
+def library(name: str, extra: str) -> Any:
+    """The module `name`, which only some commands need and which comes with ``pip install 'stepjepa[extra]'``.
+
+    Raises:
+        ConfigError: it, or something that it needs, is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        raise ConfigError(
+            f"this needs {missing}, which is not installed; install it with: pip install 'stepjepa[{extra}]'"
+        ) from None
