@@ -270,3 +270,16 @@ def test_the_model_is_left_as_it_was():
     assert model.config._attn_implementation == "sdpa"
     assert not any(part._forward_pre_hooks for part in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_and_hooks_on_them_are_left_alone():
+    """Costs may be asked for between two micro-batches, and some optimizers step in such hooks."""
+    model, called = ready(), []
+    weight = model.get_input_embeddings().weight
+    weight.grad = torch.ones_like(weight)
+    hook = weight.register_post_accumulate_grad_hook(called.append)
+    ModelCost.of(model, TRAINED_VOCABULARY)
+    assert torch.equal(weight.grad, torch.ones_like(weight)) and not called
+    model(batch=ForestCollator((), 0)(made_up_examples(0))).lm_loss_sum.backward()
+    assert len(called) == 1 and not torch.equal(weight.grad, torch.ones_like(weight))
+    hook.remove()
