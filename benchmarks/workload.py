@@ -10,7 +10,7 @@ from typing import Any
 
 from stepjepa.data.sources import row_to_messages
 from stepjepa.data.synthetic import generate_rows
-from stepjepa.modeling.presets import CHAT_TEMPLATE, PRESETS, ROLE_MARKERS, train_tokenizer
+from stepjepa.modeling.load import CHAT_TEMPLATE, PRESETS, ROLE_MARKERS, train_tokenizer
 
 Messages = list[dict[str, str]]
 

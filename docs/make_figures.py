@@ -26,7 +26,7 @@ from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
 from stepjepa.inspect.layout import Form, row_records
 from stepjepa.inspect.record import KINDS, RowRecord
 from stepjepa.inspect.rows import token_text, trunk_spans
-from stepjepa.modeling.presets import train_tokenizer
+from stepjepa.modeling.load import train_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepjepa.data.extras import library
+
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import write_whole
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepjepa.generation.solve import GenerationResult
     from stepjepa.inspect.check.report import check
     from stepjepa.inspect.view import inspect
-    from stepjepa.modeling.checkpoint import Export
+    from stepjepa.modeling.export import Export
     from stepjepa.report import ReportResult
     from stepjepa.study.demo import DemoResult
     from stepjepa.study.run import StudyResult
@@ -161,7 +161,7 @@ def export(
     Raises:
         ConfigError: the checkpoint cannot be read, or the folder not be written.
     """
-    from stepjepa.modeling.checkpoint import Export, export_checkpoint
+    from stepjepa.modeling.export import Export, export_checkpoint
 
     written = export_checkpoint(
         checkpoint,

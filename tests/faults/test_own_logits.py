@@ -14,7 +14,7 @@ from stepjepa.data.types import Example, Rows
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
 from stepjepa.modeling.load import lora_config
-from stepjepa.modeling.probe import load_probe, row_numbers
+from stepjepa.modeling.trial import load_probe, row_numbers
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
 from support.families import EXAMPLES, VOCABULARY, examples_with, family_config, family_model, own_losses

@@ -22,7 +22,7 @@ from stepjepa.modeling.load import load_tokenizer, lora_config
 from stepjepa.modeling.predictors import PredictorRows
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
-from stepjepa.utils.manifest import mismatch
+from stepjepa.utils.files import mismatch
 from support.families import family_model
 from support.models import tiny_model
 from support.rows import step_rows

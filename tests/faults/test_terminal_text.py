@@ -114,7 +114,7 @@ def test_a_deep_record_of_a_run_is_no_record(tmp_path, capsys):
 
 
 def test_what_is_printed_without_markup(capsys):
-    from stepjepa.utils.progress import Bar
+    from stepjepa.utils.terminal import Bar
 
     with Bar() as bar:  # names of models and rich's markup in them
         bar.start("[/red] \x1b[31m", 3, 0, "[/] note")

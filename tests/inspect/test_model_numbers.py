@@ -16,7 +16,7 @@ from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
-from stepjepa.modeling.probe import Probe, attention_fits, load_probe, row_numbers
+from stepjepa.modeling.trial import Probe, attention_fits, load_probe, row_numbers
 from stepjepa.objectives.semantic_tube import draw_pairs
 from support.models import VOCABULARY, Views, add_to_vocabulary, made_up_example, tiny_model
 from support.pages import read_page, seen_matrix

@@ -9,7 +9,7 @@ from stepjepa.forest.collate import ForestCollator
 from stepjepa.inspect.layout import Span, packing_line, row_records
 from stepjepa.inspect.record import KINDS, Readout
 from stepjepa.inspect.rows import token_text
-from stepjepa.modeling.presets import train_tokenizer
+from stepjepa.modeling.load import train_tokenizer
 from support.models import Views, paired
 from support.pages import stepped_example
 from support.records import form_of, row_record

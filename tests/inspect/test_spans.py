@@ -9,7 +9,7 @@ from stepjepa.data.steps import make_splitter
 from stepjepa.data.types import Example
 from stepjepa.inspect.layout import Span, trunk_names
 from stepjepa.inspect.rows import token_text, trunk_spans
-from stepjepa.modeling.presets import train_tokenizer
+from stepjepa.modeling.load import train_tokenizer
 from support.encoding import settings_of, views_of
 from support.records import row_record
 from support.templates import FORMATS

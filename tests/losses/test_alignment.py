@@ -29,19 +29,6 @@ def test_by_hand():
     assert smooth_l1_loss(SOURCE, TARGET, beta=0.0).tolist() == pytest.approx([1.0, 1.5])
 
 
-def test_cosine_ignores_length_and_spans_zero_to_two():
-    assert cosine_loss(SOURCE, 7 * SOURCE).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
-    assert cosine_loss(SOURCE, -0.1 * SOURCE).tolist() == pytest.approx([2.0, 2.0])
-
-
-@every_distance
-def test_equal_views_are_the_minimum(distance):
-    torch.manual_seed(0)
-    source, other = torch.randn(50, 8), torch.randn(50, 8)
-    assert distance(source, source).tolist() == pytest.approx([0.0] * 50, abs=1e-6)
-    assert distance(source, other).min() > 0.01
-
-
 @every_distance
 def test_each_pair_is_on_its_own(distance):
     torch.manual_seed(0)
@@ -49,18 +36,6 @@ def test_each_pair_is_on_its_own(distance):
     alone = torch.cat([distance(source[i : i + 1], target[i : i + 1]) for i in range(6)])
     torch.testing.assert_close(distance(source, target), alone)
     assert alone.unique().numel() == 6
-
-
-def test_against_torch():
-    torch.manual_seed(0)
-    source, target = torch.randn(7, 9), 3 * torch.randn(7, 9)
-    torch.testing.assert_close(mse_loss(source, target).mean(), F.mse_loss(source, target))
-    for beta in (0.5, 1.0, 3.0):
-        expected = F.smooth_l1_loss(source, target, beta=beta)
-        torch.testing.assert_close(smooth_l1_loss(source, target, beta).mean(), expected)
-        torch.testing.assert_close(beta * expected, F.huber_loss(source, target, delta=beta))
-    near = source + 0.01 * target
-    torch.testing.assert_close(smooth_l1_loss(source, near, beta=2.0), mse_loss(source, near) / 4)
 
 
 def cosine_gradient(u, v):
@@ -116,20 +91,6 @@ def test_zero_states_have_finite_values_and_gradients(distance, zero):
     loss = distance(source, target)
     loss.sum().backward()
     assert loss.isfinite().all() and source.grad.isfinite().all() and target.grad.isfinite().all()
-
-
-@every_distance
-def test_large_states(distance):
-    """At 1e15 a sum of squares is still far from float32's limit; a cosine does not see the length at all."""
-    source, target = (1e15 * SOURCE).requires_grad_(), 1e15 * TARGET
-    loss = distance(source, target)
-    loss.sum().backward()
-    assert loss.isfinite().all() and source.grad.isfinite().all()
-    scale = {cosine_loss: 1.0, l2_loss: 1e15, mse_loss: 1e30}.get(distance)
-    if scale is not None:
-        torch.testing.assert_close(loss, distance(SOURCE, TARGET) * scale)
-    else:
-        torch.testing.assert_close(loss, 1e15 * (SOURCE - TARGET).abs().mean(-1))
 
 
 @pytest.mark.parametrize("distance", [*DISTANCES, partial(smooth_l1_loss, beta=0.0)])

@@ -54,34 +54,6 @@ def test_value_and_gradient_against_the_definition(symmetric):
         assert fast.abs().min() > 1e-3
 
 
-def test_both_ways_is_the_mean_of_the_two_directions():
-    torch.manual_seed(0)
-    source, target = torch.randn(4, 3), torch.randn(4, 3)
-    there, back = infonce_loss(source, target), infonce_loss(target, source)
-    torch.testing.assert_close(infonce_loss(source, target, symmetric=True), (there + back) / 2)
-    assert not torch.allclose(there, back)
-
-
-@both_ways
-def test_views_that_cannot_be_told_apart_cost_log_n(symmetric):
-    views = torch.ones(7, 3)
-    expected = pytest.approx([math.log(7)] * 7, rel=1e-6)
-    assert infonce_loss(views, 2 * views, symmetric=symmetric).tolist() == expected
-
-
-@both_ways
-def test_equal_views_in_opposite_corners_are_the_minimum(symmetric):
-    """Two pairs at the ends of a line, cosines 1 and -1: no other states of two pairs cost less."""
-    views = torch.tensor([[2.0, 0.0], [-5.0, 0.0]])
-    least = infonce_loss(views, views, temperature=0.5, symmetric=symmetric)
-    assert least.tolist() == pytest.approx([math.log(1 + math.exp(-4))] * 2, rel=1e-5)
-    assert (infonce_loss(views, views.flip(0), temperature=0.5, symmetric=symmetric) > 4).all()
-    torch.manual_seed(0)
-    for _ in range(20):
-        other = infonce_loss(torch.randn(2, 2), torch.randn(2, 2), temperature=0.5, symmetric=symmetric)
-        assert other.min() > least.max()
-
-
 def test_the_default_temperature_is_the_published_one():
     torch.testing.assert_close(infonce_loss(SOURCE, TARGET), infonce_loss(SOURCE, TARGET, TEMPERATURE))
     assert TEMPERATURE == 0.07
@@ -96,18 +68,6 @@ def test_half_precision_and_autocast_give_the_float32_of_the_rounded_states(symm
     assert loss.dtype == torch.float32 and loss.shape == (5,)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(infonce_loss(source.float(), target.float(), symmetric=symmetric), loss)
-
-
-@both_ways
-def test_length_does_not_matter_large_or_small(symmetric):
-    torch.manual_seed(0)
-    source, target = torch.randn(5, 8), torch.randn(5, 8)
-    expected = infonce_loss(source, target, symmetric=symmetric)
-    large = (1e12 * source).requires_grad_()
-    loss = infonce_loss(large, 1e-4 * target, symmetric=symmetric)
-    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
-    loss.sum().backward()
-    assert large.grad.isfinite().all()
 
 
 @both_ways

@@ -24,16 +24,6 @@ def test_combine_by_hand_with_gradient():
     assert states.grad.tolist() == [[4.0, 40.0], [-1 + 1.5, -10 + 15.0], [1 + 2.0, 10 + 20.0], [-8.0, -80.0]]
 
 
-def test_combine_without_terms_backpropagates():
-    states = torch.tensor(STATES, requires_grad=True)
-    nothing = torch.zeros(0, dtype=torch.int32)
-    for pairs in (0, 2):
-        vectors = combine(states, nothing, torch.zeros(0), nothing, pairs)
-        assert vectors.tolist() == [[0.0, 0.0]] * pairs
-        vectors.sum().backward()
-    assert not states.grad.any()
-
-
 def test_combine_adds_bfloat16_states_in_float32():
     """256 + 1 is 256 in bfloat16: once in a vector, once in the gradient of a state that many terms read."""
     states = torch.tensor([[256.0], [1.0]], dtype=torch.bfloat16, requires_grad=True)
@@ -97,11 +87,3 @@ def test_gradients_are_zero_where_the_angle_has_none(source, target, expected):
     angle.sum().backward()
     assert vectors.grad.isfinite().all()
     assert vectors.grad.abs().max() < 1e-6
-
-
-def test_turning_angle_is_float32_and_may_be_empty():
-    states = torch.randn(3, 4).bfloat16()
-    assert turning_angle(states, states.flip(0)).dtype == torch.float32
-    empty = torch.randn(0, 4, requires_grad=True)
-    turning_angle(empty, empty).sum().backward()
-    assert empty.grad.shape == (0, 4)

@@ -7,8 +7,7 @@ import torch
 
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.modeling import forward as forward_module
-from stepjepa.modeling.forward import attach_forest_forward
-from stepjepa.modeling.trim import last_mlp
+from stepjepa.modeling.forward import attach_forest_forward, last_mlp
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 

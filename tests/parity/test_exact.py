@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
-from stepjepa.modeling.segments import use_segments
+from stepjepa.modeling.masks import use_segments
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 CASES = [(name, attention) for name, (_, _, kinds) in ARCHITECTURES.items() for attention in kinds]

@@ -10,8 +10,7 @@ import torch
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.masks import dense_mask
 from stepjepa.modeling.forward import attach_forest_forward, last_states
-from stepjepa.modeling.masks import attention_masks
-from stepjepa.modeling.segments import use_segments
+from stepjepa.modeling.masks import attention_masks, use_segments
 from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 

@@ -9,7 +9,7 @@ import torch
 
 from stepjepa.data.types import LM, Example, ForestOutput
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.modeling.ema import add_target_encoder
+from stepjepa.modeling.extras import add_target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.batches import Draw, DrawnExamples

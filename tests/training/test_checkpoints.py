@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.ema import target_encoder
+from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.run_folder import RunFolder
-from stepjepa.utils.manifest import write_manifest
+from stepjepa.utils.files import write_manifest
 from support.rows import step_rows
 from support.training import STEPS, Options, logs_of, name_of, trainer_for
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from stepjepa.modeling.ema import momentum_at, target_encoder
+from stepjepa.modeling.extras import momentum_at, target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
 from stepjepa.objectives.base import random_target

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stepjepa.analysis.geometry import PairNumbers
 from stepjepa.analysis.numbers import GeometryNumbers, ViewNumbers
-from stepjepa.data.extras import library
+from stepjepa.utils.failures import library
 
 # Mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995).
 CONE_COSINE = 0.98

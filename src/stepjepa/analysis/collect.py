@@ -33,8 +33,7 @@ from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, read_vectors, row_states
 from stepjepa.modeling.logits import output_head
-from stepjepa.modeling.parts import backbone
-from stepjepa.modeling.trim import decoder_layers
+from stepjepa.modeling.parts import backbone, decoder_layers
 from stepjepa.objectives.base import OBJECTIVES, objective_of
 
 Advance = Callable[[int], None]  # called after each batch with the number of items in it

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from stepjepa.analysis.geometry import check_views
-from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError
+from stepjepa.utils.failures import library
 
 # t-SNE and UMAP start from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
 COMPONENTS = 50

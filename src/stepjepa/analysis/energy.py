@@ -53,8 +53,7 @@ from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, json_bytes
-from stepjepa.utils.progress import Bar, ending
-from stepjepa.utils.terminal import show_log
+from stepjepa.utils.terminal import Bar, ending, show_log
 from stepjepa.version import __version__
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of (P, D) and (P, D), (P,)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepjepa.analysis.geometry import check_states
-from stepjepa.data.extras import library
 from stepjepa.errors import DataError
+from stepjepa.utils.failures import library
 
 # Directions of the source below this share of its largest are noise of float32 states, and no part of the map.
 CUTOFF = 1e-6

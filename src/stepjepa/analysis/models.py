@@ -26,10 +26,10 @@ from stepjepa.evaluation.models import (
     softmax_size,
 )
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_rows
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.load import max_positions
+from stepjepa.modeling.parts import text_config
 from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
 from stepjepa.modeling.trial import choose_forward
 from stepjepa.objectives.base import objective_of, trained_pairs
@@ -38,7 +38,7 @@ from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_f
 from stepjepa.training.options import JEPAOptions, method_of
 from stepjepa.training.setup import ModelSetup, make_collator
 from stepjepa.utils.failures import saying_out_of_memory
-from stepjepa.utils.progress import Bar
+from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import escaped
 
 # What decides how rows and views are read, compared with what a run was trained with.

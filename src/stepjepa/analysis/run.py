@@ -36,8 +36,7 @@ from stepjepa.inspect.check.report import folded
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
-from stepjepa.utils.progress import Bar
-from stepjepa.utils.terminal import show_log
+from stepjepa.utils.terminal import Bar, show_log
 from stepjepa.utils.text import one_line
 
 ABOUT, NUMBERS, TABLE, CURVES = "analysis.json", "numbers.json", "numbers.csv", "curves"

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError
+from stepjepa.utils.failures import library
 from stepjepa.utils.files import write_whole
 
 WIDTH = 8.0  # inches

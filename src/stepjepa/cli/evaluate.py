@@ -6,8 +6,7 @@ from stepjepa.api import compare, evaluate
 from stepjepa.config.option import Names
 from stepjepa.config.parser import Alias, StrictParser, build
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.utils.progress import ending
-from stepjepa.utils.terminal import print_json, print_text
+from stepjepa.utils.terminal import ending, print_json, print_text
 
 # Spellings of the published evaluate_step_jepa that are not field names already.
 _PUBLISHED: dict[str, Alias] = {"model_path": "model_name"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from stepjepa.api import generate
 from stepjepa.config.parser import StrictParser
 from stepjepa.generation.options import GenerateOptions
-from stepjepa.utils.progress import ending
-from stepjepa.utils.terminal import print_text
+from stepjepa.utils.terminal import ending, print_text
 
 
 def run(argv: list[str]) -> int:

@@ -6,8 +6,7 @@ from stepjepa.api import study
 from stepjepa.config.parser import StrictParser
 from stepjepa.inspect.check.report import folded
 from stepjepa.study.spec import StudyOptions
-from stepjepa.utils.progress import ending
-from stepjepa.utils.terminal import print_text
+from stepjepa.utils.terminal import ending, print_text
 
 
 def run(argv: list[str]) -> int:

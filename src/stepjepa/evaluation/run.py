@@ -37,8 +37,8 @@ from stepjepa.evaluation.scoring import EvaluationResult
 from stepjepa.generation import Generator, Reply, Request, local, seed_of
 from stepjepa.generation.options import deciding
 from stepjepa.generation.store import Output, Paths
-from stepjepa.utils.manifest import weights_digest
-from stepjepa.utils.progress import Bar
+from stepjepa.utils.files import weights_digest
+from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 

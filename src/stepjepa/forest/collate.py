@@ -145,8 +145,10 @@ class ForestCollator:
                 starts[index] = row * width + start
                 start += len(forest)
         # Padding is alone in its segment, so its floor of 0 hides nothing from it.
-        fields = (input_ids, position_ids, None, example, segment, order, attach, floor)
-        return Rows(*(None if field is None else torch.from_numpy(field) for field in fields)), starts
+        more = (
+            None if field is None else torch.from_numpy(field) for field in (example, segment, order, attach, floor)
+        )
+        return Rows(torch.from_numpy(input_ids), torch.from_numpy(position_ids), None, *more), starts
 
 
 @dataclass(frozen=True)
@@ -267,9 +269,6 @@ def compared(examples: Sequence[Example], shuffle: bool, sources: Terms, targets
     Args:
         shuffle: whether each source gets the target of another example; without another there are no pairs.
         sources, targets: of each example with states of its own their terms, and where these states begin among all.
-
-    Raises:
-        ValueError: reads of several layers.
     """
     pairs = [pair for example in examples for pair in example.pairs]
     order = shuffled_order([len(example.pairs) for example in examples]) if shuffle and pairs else None
@@ -286,7 +285,11 @@ def compared(examples: Sequence[Example], shuffle: bool, sources: Terms, targets
 def state_reads(
     terms: Sequence[ReadTerms], starts: Sequence[int] | np.ndarray, reads: Sequence[Read], order: np.ndarray | None
 ) -> StateReads:
-    """The vectors (P, D) of one side of a batch, P reads of one layer, in another `order` (P,) where one is given."""
+    """The vectors (P, D) of one side of a batch, P reads of one layer, in another `order` (P,) where one is given.
+
+    Raises:
+        ValueError: reads of several layers.
+    """
     layers = {read.layer for read in reads}
     if len(layers) > 1:
         raise ValueError(f"one batch reads the states of one layer, not of {sorted(map(str, layers))}")

@@ -24,7 +24,7 @@ from stepjepa.errors import ConfigError, RowError
 from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines
 from stepjepa.generation.options import QUESTION, GenerateOptions, deciding
 from stepjepa.generation.store import Output, Paths, Record, json_line
-from stepjepa.utils.progress import Bar
+from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
 

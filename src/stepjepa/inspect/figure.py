@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepjepa.data.extras import library
 from stepjepa.inspect.html import write_page
 from stepjepa.inspect.record import KINDS, RowRecord, letter_colour, runs, token_label
+from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:

@@ -247,7 +247,7 @@ class ModelNumbers:
         layers: Sequence[int] | None = None,
     ):
         from stepjepa.modeling.load import is_preset
-        from stepjepa.modeling.probe import load_probe
+        from stepjepa.modeling.trial import load_probe
 
         self.size, self.layers = len(tokenizer), layers
         self.probe = load_probe(name, tokenizer, predictors, seed)
@@ -274,7 +274,7 @@ class ModelNumbers:
         """
         import torch
 
-        from stepjepa.modeling.probe import attention_fits, row_numbers
+        from stepjepa.modeling.trial import attention_fits, row_numbers
 
         probe, row = self.probe, record.batch_row()
         for number, index in enumerate(probe.predictor_ids):  # the model's need not follow the tokenizer's vocabulary

@@ -43,7 +43,7 @@ def mse_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
 
 
 def smooth_l1_loss(source_PD: torch.Tensor, target_PD: torch.Tensor, beta: float = 1.0) -> torch.Tensor:
-    """``mean_d h(u_id - v_id)`` with ``h(x) = x^2 / (2 beta)`` where ``|x| < beta`` and ``|x| - beta / 2`` elsewhere.
+    """``mean_d h(u_id - v_id)``, (P,) float32; ``h(x) = x^2 / (2 beta)`` where ``|x| < beta``, else ``|x| - beta / 2``.
 
     States of language models have a few dimensions that are many times larger than the rest; here none pulls harder than
     ``1 / D``. With beta 1 it is Fast R-CNN's (arXiv:1504.08083, Eq. 3); data2vec regresses hidden states with it

@@ -1,4 +1,7 @@
-"""The final model: the vocabulary and tokenizer as they came, LoRA merged or as an adapter, plain Hugging Face form."""
+"""The final model: the vocabulary and tokenizer as they came, LoRA merged or as an adapter, plain Hugging Face form.
+
+`export_model` decides what it is: `JEPATrainer.save_model`, uploads and ``stepjepa export`` call it.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,42 @@ import copy
 import logging
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.configs import text_config
 from stepjepa.modeling.extras import (
     OLD_HEAD_FILE,
     PREDICTORS_FILE,
     ROWS,
+    attach_saved,
     extras_weights,
     is_extra,
     predictor_rows,
     save_predictors,
 )
-from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.load import is_preset, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.masks import SEGMENTS
+from stepjepa.modeling.parts import causal_lm, text_config
 from stepjepa.modeling.predictors import PredictorRows, known_predictors, predictor_names, vocabulary_size
-from stepjepa.modeling.segments import SEGMENTS
-from stepjepa.utils.files import share
-from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch, write_manifest
+from stepjepa.utils.files import (
+    MANIFEST,
+    check_writable,
+    listed_files,
+    mismatch,
+    read_json,
+    share,
+    write_manifest,
+    write_whole,
+)
 
 logger = logging.getLogger("stepjepa")
-_BESIDE = ".export"  # where the files are written before they are moved in
+_UNFINISHED = ".export"  # where the files are written before they are moved in
+_ADAPTER = "adapter_config.json"
+_MODEL = {_ADAPTER, "adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"}
 
 
 def export_model(
@@ -60,54 +73,42 @@ def export_model(
     Raises:
         ConfigError: predictors are to be kept in an adapter.
     """
-    # Written in a folder of its own and moved file by file, so that a reader never finds a part of a file.
+    # Written in a folder of its own and moved file by file, so that a reader never meets a part of a file.
     target = Path(output_dir)
-    target.mkdir(parents=True, exist_ok=True)
-    output_dir = target / _BESIDE
-    shutil.rmtree(output_dir, ignore_errors=True)
-    output_dir.mkdir()
+    folder = target / _UNFINISHED
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
-        _write(model, tokenizer, output_dir, merge_lora, keep_predictors, state_dict)
-        share(output_dir)
-        written = sorted(path.relative_to(output_dir).as_posix() for path in output_dir.rglob("*") if path.is_file())
-        earlier = listed_files(target) or {}
-        (target / MANIFEST).unlink(missing_ok=True)  # of the model that is replaced
+        _write(model, tokenizer, folder, merge_lora, keep_predictors, state_dict)
+        share(folder)
+        written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        # What an earlier export has left would be read together with, or in place of, what is written now.
+        stale = {PREDICTORS_FILE, OLD_HEAD_FILE, *(listed_files(target) or ())}
+        stale |= _MODEL if "config.json" in written else set()
+        (target / MANIFEST).unlink(missing_ok=True)
         for name in written:
             (target / name).parent.mkdir(exist_ok=True)  # several chat templates are a folder
-            os.replace(output_dir / name, target / name)
-        for name in _stale(written, earlier):
+            os.replace(folder / name, target / name)
+        for name in stale.difference(written):
             (target / name).unlink(missing_ok=True)
         # Without the predictors, which are no part of the model: whoever wants to read without them removes them.
         write_manifest(target, [name for name in written if name != PREDICTORS_FILE])
     finally:
-        shutil.rmtree(output_dir, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return written
-
-
-def _stale(written: list[str], earlier: Iterable[str]) -> set[str]:
-    """Files of an earlier export that would be read together with, or in place of, those that were written."""
-    stale = {PREDICTORS_FILE, OLD_HEAD_FILE, *earlier}
-    if "config.json" in written:
-        stale |= {
-            "adapter_config.json",
-            "adapter_model.safetensors",
-            "model.safetensors",
-            "model.safetensors.index.json",
-        }
-    return stale - set(written)
 
 
 def export_problem(folder: Path) -> str | None:
     """Why the model in a folder is not one that `export_model` wrote to its end, as far as that shows without reading it."""
     if (folder / MANIFEST).exists():
         return mismatch(folder, only_weights=True, checksums=False)
-    return "its writing was cut off" if (folder / _BESIDE).exists() else None
+    return "its writing was cut off" if (folder / _UNFINISHED).exists() else None
 
 
 def _write(
     model: Any,
     tokenizer: Any,
-    output_dir: Path,
+    folder: Path,
     merge_lora: bool,
     keep_predictors: bool,
     state_dict: dict[str, torch.Tensor] | None,
@@ -116,19 +117,25 @@ def _write(
     if inner is not model and not merge_lora:
         if keep_predictors:
             raise ConfigError("--keep_predictors needs --merge_lora: an adapter cannot change the vocabulary")
-        _save_adapter(model, output_dir)
+        _save_adapter(model, folder)
     else:
-        weights, rows = plain_state_dict(model, state_dict), predictor_rows(inner)
+        weights, rows = _plain_weights(model, state_dict), predictor_rows(inner)
         if rows is not None:
-            tokenizer, kept, new = kept_predictors(tokenizer, rows, keep_predictors)
+            tokenizer, kept, new = _kept_predictors(tokenizer, rows, keep_predictors)
             if kept:
-                write_rows(inner, weights, kept, extras_weights(inner, state_dict)[ROWS], new)
-        skeleton(inner, weights).save_pretrained(output_dir)
-    save_predictors(inner, output_dir, state_dict)
-    tokenizer.save_pretrained(output_dir)
+                _write_rows(inner, weights, kept, extras_weights(inner, state_dict)[ROWS], new)
+        bare = _bare(inner, weights)
+        bare.tie_weights()
+        missing = [name for name, value in bare.named_parameters() if value.is_meta]
+        if missing:
+            raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
+        bare.generation_config = copy.deepcopy(inner.generation_config)
+        bare.save_pretrained(folder)
+    save_predictors(inner, folder, state_dict)
+    tokenizer.save_pretrained(folder)
 
 
-def kept_predictors(tokenizer: Any, rows: PredictorRows, keep: bool) -> tuple[Any, list[int], bool]:
+def _kept_predictors(tokenizer: Any, rows: PredictorRows, keep: bool) -> tuple[Any, list[int], bool]:
     """The tokenizer of the export, the ids that predictor tokens get in its vocabulary (none where they are left out), and
     whether they are new there."""
     names = predictor_names(len(rows.ids))
@@ -155,9 +162,9 @@ def check_keeps_predictors(model: Any, tokenizer: Any) -> None:
         for name, value in inner.state_dict().items()
         if "lora_" not in name
     }
-    _, kept, new = kept_predictors(tokenizer, rows, True)
+    _, kept, new = _kept_predictors(tokenizer, rows, True)
     try:
-        write_rows(inner, weights, kept, rows.weight.detach().to("meta"), new)
+        _write_rows(inner, weights, kept, rows.weight.detach().to("meta"), new)
         _bare(inner, weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
@@ -166,17 +173,19 @@ def check_keeps_predictors(model: Any, tokenizer: Any) -> None:
         ) from None
 
 
-def write_rows(inner: Any, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool) -> None:
+def _write_rows(
+    inner: Any, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool
+) -> None:
     """Put predictor rows (K, D) into the vocabulary of `weights` (of any shape), which grows where an id of `kept` needs it.
 
     `new` tokens get zeros in an output embedding of its own: they never entered a softmax.
     """
-    embedding = f"{module_name(inner, inner.get_input_embeddings())}.weight"
+    names = {module: name for name, module in inner.named_modules()}
+    module, output = inner.get_input_embeddings(), inner.get_output_embeddings()
+    embedding, head = f"{names[module]}.weight", f"{names.get(output)}.weight"
     size = max(len(weights[embedding]), max(kept) + 1)
-    module = inner.get_output_embeddings()
-    output = None if module is None else module_name(inner, module)
-    own = output is not None and module.weight is not inner.get_input_embeddings().weight
-    for name in (embedding, *((f"{output}.weight", f"{output}.bias") if own else ())):
+    own = output is not None and output.weight is not module.weight
+    for name in (embedding, *((head, head.replace(".weight", ".bias")) if own else ())):
         if name not in weights:
             continue
         value = weights[name].detach()
@@ -187,54 +196,40 @@ def write_rows(inner: Any, weights: dict[str, torch.Tensor], kept: list[int], ro
         elif new:
             value[kept] = 0
         weights[name] = value
-    if not own and f"{output}.weight" in weights:
-        weights[f"{output}.weight"] = weights[embedding]
+    if not own and head in weights:
+        weights[head] = weights[embedding]
 
 
-def plain_state_dict(model: Any, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+def _plain_weights(model: Any, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """The causal LM's own weights (any shape), LoRA added where there is any, under the names of the bare model."""
     inner = causal_lm(model)
-    if state_dict is not None and not hasattr(model, "get_base_model"):
-        return {name: value for name, value in state_dict.items() if not is_extra(name)}
-    weights: dict[str, torch.Tensor] = {}
-    for name, value in inner.state_dict().items():
-        if "lora_" not in name and not is_extra(name):
-            weights[name.replace(".base_layer.", ".")] = value
-    if hasattr(model, "get_base_model"):
-        from peft.tuners.lora import LoraLayer
+    if inner is model:
+        found = inner.state_dict() if state_dict is None else state_dict
+        return {name: value for name, value in found.items() if not is_extra(name)}
+    from peft.tuners.lora import LoraLayer
 
-        for name, module in inner.named_modules():
-            if isinstance(module, LoraLayer):
-                layer: Any = module
-                for adapter in layer.active_adapters:
-                    if adapter in layer.lora_A:
-                        key = f"{name}.weight"
-                        weights[key] = weights[key] + layer.get_delta_weight(adapter).to(weights[key].dtype)
+    weights = {
+        name.replace(".base_layer.", "."): value
+        for name, value in inner.state_dict().items()
+        if "lora_" not in name and not is_extra(name)
+    }
+    for name, module in inner.named_modules():
+        layer: Any = module
+        adapters = layer.active_adapters if isinstance(module, LoraLayer) else ()
+        for adapter in adapters:
+            if adapter in layer.lora_A:
+                key = f"{name}.weight"
+                weights[key] = weights[key] + layer.get_delta_weight(adapter).to(weights[key].dtype)
     return weights
 
 
-def skeleton(inner: Any, weights: dict[str, torch.Tensor]) -> Any:
-    """A bare model of the same class that holds `weights` (by name, any shape), without a copy of them.
-
-    Raises:
-        RuntimeError: a weight of the model is not among them.
-    """
-    bare = _bare(inner, weights)
-    bare.tie_weights()
-    missing = [name for name, value in bare.named_parameters() if value.is_meta]
-    if missing:
-        raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
-    bare.generation_config = copy.deepcopy(inner.generation_config)
-    return bare
-
-
 def _bare(inner: Any, weights: dict[str, torch.Tensor]) -> Any:
+    """A model of the same class that holds `weights` (by name, any shape), without a copy of them."""
     config = copy.deepcopy(inner.config)
-    text = text_config(config)
+    text, embedding = text_config(config), inner.get_input_embeddings()
+    name = next(name for name, module in inner.named_modules() if module is embedding)
     # By how much it grew: some models embed more tokens than they predict.
-    text.vocab_size += len(weights[f"{module_name(inner, inner.get_input_embeddings())}.weight"]) - vocabulary_size(
-        inner
-    )
+    text.vocab_size += len(weights[f"{name}.weight"]) - vocabulary_size(inner)
     if text._attn_implementation == SEGMENTS:
         text._attn_implementation = "sdpa"
     with torch.device("meta"):
@@ -243,12 +238,7 @@ def _bare(inner: Any, weights: dict[str, torch.Tensor]) -> Any:
     return bare
 
 
-def module_name(inner: Any, wanted: Any) -> str | None:
-    """Name of a module in `inner`; None where it is none of its."""
-    return next((name for name, module in inner.named_modules() if module is wanted), None)
-
-
-def _save_adapter(model: Any, output_dir: Path) -> None:
+def _save_adapter(model: Any, folder: Path) -> None:
     """The LoRA weights alone, for the base model as it came."""
     from peft.utils import get_peft_model_state_dict
 
@@ -261,5 +251,120 @@ def _save_adapter(model: Any, output_dir: Path) -> None:
             "the base model was made in memory and has no name: the adapter loads only with "
             "PeftModel.from_pretrained(base, folder); merge_lora writes a model that needs no base"
         )
-    config.save_pretrained(output_dir)
-    save_file(weights, output_dir / "adapter_model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+# A checkpoint, which holds what training needs, as the final model of its run
+
+
+class Export(NamedTuple):
+    """A model that was exported: the folder, and the names of its files."""
+
+    folder: str
+    files: list[str]
+
+    def __str__(self) -> str:
+        return f"output {self.folder}: {', '.join(self.files)}"
+
+
+def export_checkpoint(
+    checkpoint: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    *,
+    base_model: str | None = None,
+    merge_lora: bool | None = None,
+    keep_predictors: bool = False,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+) -> list[str]:
+    """Write what `JEPATrainer.save_model` writes with the weights of a checkpoint, and the records of its run.
+
+    Args:
+        checkpoint: ``checkpoint-N`` of a run, or any folder with a model or an adapter.
+        base_model: of an adapter, its base; None for the one that it names, or that its run has initialised.
+        merge_lora, keep_predictors: see `export_model`; `merge_lora` None is as the run has it.
+        overwrite: write into a folder that is not empty.
+
+    Returns:
+        Names of the files.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read, or the folder not be written.
+    """
+    folder, target = Path(checkpoint), Path(output_dir)
+    adapter = (folder / _ADAPTER).is_file()
+    if not (folder / "config.json").is_file() and not adapter:
+        raise ConfigError(f"{folder}: no checkpoint (neither config.json nor {_ADAPTER})")
+    place = folder.resolve()
+    run = next((one for one in (place, place.parent) if (one / "run.json").is_file()), place)
+    numbered = folder.name.startswith("checkpoint-") and run != place
+    is_checkpoint = numbered or (folder / "trainer_state.json").is_file()
+    if is_checkpoint or (folder / MANIFEST).exists():
+        problem = mismatch(folder, only_weights=not is_checkpoint)
+        if problem is not None:
+            raise ConfigError(f"{folder}: {problem}; take another checkpoint")
+    _check_target(target, place, overwrite)
+    settings = _run_settings(run)
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+    if adapter:
+        base = _load_base(folder, tokenizer, settings, base_model, trust_remote_code)
+        model = load_adapter(base, folder, str(folder), "its base")
+    elif base_model is not None:
+        raise ConfigError(f"{folder}: is no adapter; leave out --base_model")
+    else:
+        model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trust_remote_code)
+    attach_saved(causal_lm(model), folder)
+    merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
+    written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors)
+    # How the weights were trained: `evaluate`, for one, asks for the system prompts.
+    records = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
+    for name in records:
+        write_whole(target / name, [(run / name).read_bytes()])
+    return [*written, *records]
+
+
+def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"{target}: is a file; give a folder")
+    if target.resolve() == checkpoint:
+        raise ConfigError(f"{target}: is the checkpoint itself; write elsewhere")
+    if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
+        raise ConfigError(f"{target}: is the folder of a run, whose records are not the checkpoint's; write elsewhere")
+    if target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise ConfigError(f"{target}: the folder is not empty; give another one, or --overwrite_output_dir")
+    check_writable(target)
+
+
+def _run_settings(run: Path) -> dict[str, Any]:
+    """The settings of a run; empty where nothing says so."""
+    try:
+        settings = read_json(run / "run.json").get("settings")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _load_base(
+    folder: Path, tokenizer: Any, settings: dict[str, Any], name: str | None, trust_remote_code: bool
+) -> Any:
+    """The base of an adapter, with its weights; random ones as its run has drawn them where the run began with such.
+
+    Raises:
+        ConfigError: it is not known or cannot be loaded.
+    """
+    random = False
+    if name is None and settings.get("model_name"):
+        name = str(settings["model_name"])
+        random = is_preset(name) or bool(settings.get("pretrain"))
+    elif name is None:
+        try:
+            name = read_json(folder / _ADAPTER).get("base_model_name_or_path")
+        except (OSError, ValueError, AttributeError):
+            raise ConfigError(f"{folder}: {_ADAPTER} cannot be read") from None
+    if not name:
+        raise ConfigError(f"{folder}: the adapter names no base; give --base_model")
+    return load_model(
+        name, tokenizer, pretrain=random, seed=int(settings.get("seed") or 0), dtype=settings.get("dtype") or "auto",
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip

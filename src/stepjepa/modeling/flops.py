@@ -1,33 +1,165 @@
 """Floating point operations of a training step, from the shapes of a collated batch alone, by kind of token.
 
-What is counted is what `torch.utils.flop_counter` counts: matrix products, 2 FLOPs a multiply-add, and the scores and values
-of attention, forward and backward (`cost` says how often each). Embeddings, norms, softmax, activations, the losses and the
-optimizer are not.
+What counts is what `torch.utils.flop_counter` counts: matrix products, 2 FLOPs a multiply-add, and the scores and values of
+attention. `ModelCost.of` lets it count a few passes of a few tokens, forward and backward, as the model is: what is frozen,
+its attention, gradient checkpointing, experts that a token is sent to. Embeddings, norms, softmax, activations, the losses
+and the optimizer are not counted, nor is what a call costs whatever its length (LoRA on experts).
 
 A query pays for every key of its call: for all T tokens of its row under a dense mask (causality, windows and padding save
 nothing; FlexAttention skips blocks, so for it this is an upper bound), for the keys of its segment where a batch attends by
-segments. Of a mixture of experts the router counts, and the experts that a token is sent to.
+segments.
 
-Shapes: R rows, T tokens a row, L = R * T, B examples.
+Shapes: R rows, T tokens a row, L = R * T, N labelled positions, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
 from stepjepa.forest.masks import packed_fields
 from stepjepa.forest.segments import segment_plan
-from stepjepa.modeling.cost import ModelCost
-
-__all__ = ["KINDS", "ModelCost", "batch_flops", "batch_tokens"]
+from stepjepa.losses.lm import chunk_rows
+from stepjepa.modeling.extras import predictor_head
+from stepjepa.modeling.forward import last_states
+from stepjepa.modeling.logits import output_head
+from stepjepa.modeling.parts import causal_lm, text_config, unchanged
 
 # "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
 KINDS = ("trunk", "branch", "target", "head", "padding")
 _TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
+
+# Kernels of the CPU that torch's counter has no formula for: attention, and the product of several experts at once.
+_ATEN = torch.ops.aten
+_KERNELS: dict[Any, Callable[..., int]] = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, q, k, v, *_, **__: sdpa_backward_flop_count(gradient, q, k, v)
+    ),
+    _ATEN._grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
+}
+
+
+class PassCost(NamedTuple):
+    """FLOPs in the backbone.
+
+    Attributes:
+        token: of a token, without what `read` has.
+        read: of a token whose last state is read: the MLP that `forward.trimmed` leaves out at the others.
+        key: of a query and a key.
+    """
+
+    token: float
+    read: float
+    key: float
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What one token costs.
+
+    Attributes:
+        train, forward: in the backbone, with a backward pass and without.
+        label: the LM head at a labelled position; `label_again` what is computed twice where the logits come in chunks.
+        chunk: labelled positions of a batch beyond which they do.
+        source: the predictor head at one source.
+    """
+
+    train: PassCost
+    forward: PassCost
+    label: float
+    label_again: float
+    chunk: int
+    source: float
+
+    @classmethod
+    def of(cls, model: Any, vocabulary: int, *, autocast: bool = False) -> ModelCost:
+        """The cost of a model as it stands.
+
+        Args:
+            model: a Hugging Face causal LM, bare or inside PEFT. Left as it was.
+            vocabulary: V of the LM softmax.
+            autocast: whether training runs under autocast.
+        """
+        inner: Any = causal_lm(model)
+        head, predictor = output_head(inner, vocabulary), predictor_head(inner)
+        device = inner.get_input_embeddings().weight.device
+        ids = torch.arange(6, device=device)
+
+        def states(tokens: int, read: int) -> torch.Tensor:
+            own = ids[None, :tokens] % len(inner.get_input_embeddings().weight)
+            return last_states(inner, own, None, ids[None, :tokens], ids[:read])
+
+        def backbone() -> PassCost:
+            two, four, six, less = (count(partial(states, *sizes)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2)))
+            key, read = (two - 2 * four + six) / 8, (four - less) / 2
+            return PassCost((four - two - 12 * key) / 2 - read, read, key)
+
+        def label(rows: int) -> float:
+            return count(lambda: head.loss_sum(inner, given.requires_grad_(needed), ids[:4], rows)) / 4
+
+        def count(run: Callable[[], torch.Tensor]) -> float:
+            with FlopCounterMode(display=False, custom_mapping=_KERNELS) as counter:
+                result = run()
+                if result.requires_grad:
+                    result.float().sum().backward()
+            return float(counter.get_total_flops())
+
+        with _spared(inner), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            with torch.no_grad():
+                forward, given = backbone(), states(4, 4)
+            with torch.enable_grad():
+                needed = states(2, 2).requires_grad
+                train, whole = backbone(), label(4)
+                again = max(label(2) - whole, 0.0)  # a kernel that the counter does not see repeats nothing
+                source = 0.0 if predictor is None else count(lambda: predictor(given.detach().requires_grad_())) / 4
+        return cls(train, forward, whole, again, chunk_rows(vocabulary), source)
+
+    def tokens(self, count: float, read: float, keys: float, gradient: bool = True) -> float:
+        """FLOPs of `count` tokens in the backbone.
+
+        Args:
+            read: those of them whose last state is read.
+            keys: keys of all their queries together, in one layer.
+            gradient: False for a forward pass alone.
+        """
+        cost = self.train if gradient else self.forward
+        return count * cost.token + read * cost.read + keys * cost.key
+
+    def heads(self, labels: int, sources: int) -> float:
+        """FLOPs of the LM head at `labels` positions and of the predictor head at `sources`."""
+        return labels * (self.label + (labels > self.chunk) * self.label_again) + sources * self.source
+
+
+@contextmanager
+def _spared(inner: Any) -> Iterator[None]:
+    """Within this context a model in training mode takes no gradients, and its attention has a kernel that is counted."""
+    parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
+    kept = [(one, one.grad, dict(one._post_accumulate_grad_hooks or {})) for one in parameters]
+    config = text_config(inner.config)
+    own = config._attn_implementation
+    config._attn_implementation = "eager" if own == "eager" else "sdpa"
+    drops = []
+    for one in parameters:
+        one.grad = None
+        (one._post_accumulate_grad_hooks or {}).clear()
+        drops.append(one.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None)))
+    try:
+        with unchanged(inner, training=True):
+            yield
+    finally:
+        config._attn_implementation = own
+        for drop, (one, gradient, hooks) in zip(drops, kept, strict=True):
+            drop.remove()
+            one.grad = gradient
+            one._post_accumulate_grad_hooks.update(hooks)
 
 
 def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
@@ -42,12 +174,12 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     """
     flops = dict.fromkeys(KINDS, 0.0)
     for rows in _passes(batch):
-        read = rows.kinds if rows.read is None or not cost.trims or cost.checkpointing else rows.kinds[rows.read]
+        read = rows.kinds if rows.read is None else rows.kinds[rows.read]
         keys = torch.bincount(rows.kinds, rows.keys.double(), minlength=len(KINDS)).tolist()
+        counts, reads = (torch.bincount(kinds, minlength=len(KINDS)).tolist() for kinds in (rows.kinds, read))
         for kind, name in enumerate(KINDS):
-            count, reads = int((rows.kinds == kind).sum()), int((read == kind).sum())
-            flops[name] += cost.tokens(count, reads, keys[kind], rows.gradient)
-    flops["head"] += cost.heads(len(batch.label_positions), batch.pairs, cost.head_chunk)
+            flops[name] += cost.tokens(counts[kind], reads[kind], keys[kind], rows.gradient)
+    flops["head"] += cost.heads(len(batch.label_positions), batch.pairs)
     return flops
 
 
@@ -58,12 +190,12 @@ def batch_tokens(batch: Batch) -> dict[str, int]:
     return {name: count for name, count in named.items() if name != "head"}
 
 
-class _Rows(NamedTuple):
+class _Pass(NamedTuple):
     """One call of the backbone.
 
     Attributes:
         kinds, keys: (L,) int64, of each token the kind and the number of keys that its query is given.
-        read: int64, the tokens that the last MLP runs on where it is trimmed; None for all.
+        read: int64, the tokens whose states are read; None for all.
         gradient: whether there is a backward pass.
     """
 
@@ -73,46 +205,36 @@ class _Rows(NamedTuple):
     gradient: bool
 
 
-def _passes(batch: Batch) -> Iterator[_Rows]:
+def _passes(batch: Batch) -> Iterator[_Pass]:
     """The calls of the backbone on one batch, as `modeling.forward` makes them."""
-    if batch.rows.example is not None:
-        yield _packed(batch.rows, _kinds(batch), True)
-    else:
-        yield _padded(batch.rows, torch.full_like(batch.rows.input_ids, _TRUNK), True)
+    rows = batch.rows
+    yield _pass(rows, torch.full_like(rows.input_ids, _TRUNK) if rows.example is None else _kinds(batch), True)
     if batch.views is not None:
         kinds = torch.full_like(batch.views.input_ids, _TARGET)
         kinds[: batch.branches] = _BRANCH
-        yield _padded(batch.views, kinds, True)
+        yield _pass(batch.views, kinds, True)
     if batch.target_rows is not None:
-        kinds = torch.full_like(batch.target_rows.input_ids, _TARGET)
-        lay = _padded if batch.target_rows.example is None else _packed
-        yield lay(batch.target_rows, kinds, False)
+        yield _pass(batch.target_rows, torch.full_like(batch.target_rows.input_ids, _TARGET), False)
 
 
 def _kinds(batch: Batch) -> torch.Tensor:
-    """(R, T) int64, the kind of each token that is no padding."""
+    """(R, T) int64, the kind of each token of packed rows that is no padding."""
     example, segment, _, attach = packed_fields(batch.rows)
     # Sources of their own see no trunk either; what is read of them tells them from targets.
     name = segment + example * (segment.max() + 1)
-    apart = torch.isin(name, name.flatten()[batch.sources.positions])
-    branch = (segment != TRUNK) & ((attach != ISOLATED) | apart)
+    of_source = torch.isin(name, name.flatten()[batch.sources.positions])
+    branch = (segment != TRUNK) & ((attach != ISOLATED) | of_source)
     return torch.where(branch, _BRANCH, torch.where(segment == TRUNK, _TRUNK, _TARGET))
 
 
-def _packed(rows: Rows, kinds: torch.Tensor, gradient: bool) -> _Rows:
-    kinds = torch.where(rows.filled, kinds, _PADDING)
-    keys = torch.full_like(kinds, kinds.shape[1])
+def _pass(rows: Rows, kinds: torch.Tensor, gradient: bool) -> _Pass:
+    kinds = torch.where(rows.filled, kinds, _PADDING).flatten()
+    keys = torch.full_like(kinds, rows.input_ids.shape[1])
     if rows.forests is not None:
         keys = torch.zeros_like(kinds)
-        places, forests = keys.view(-1), sorted(rows.forests.tolist())
+        forests = sorted(rows.forests.tolist())
         for (begin, _), segments in zip(forests, segment_plan(rows).forests, strict=True):
             for segment in segments:
-                seen = segment.length + segment.branch * segments[0].length
-                places[begin : begin + segment.length] = seen
+                keys[begin : begin + segment.length] = segment.length + segment.branch * segments[0].length
                 begin += segment.length
-    return _Rows(kinds.flatten(), keys.flatten(), rows.read_positions, gradient)
-
-
-def _padded(rows: Rows, kinds: torch.Tensor, gradient: bool) -> _Rows:
-    kinds = torch.where(rows.filled, kinds, _PADDING).flatten()
-    return _Rows(kinds, torch.full_like(kinds, rows.input_ids.shape[1]), None, gradient)
+    return _Pass(kinds, keys, rows.read_positions, gradient)

@@ -23,14 +23,10 @@ from stepjepa.data.types import LM, Batch, ForestOutput, LossPart, Rows, StateRe
 from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.losses.gather import gather_rows
-from stepjepa.modeling.configs import text_config
-from stepjepa.modeling.ema import target_encoder
-from stepjepa.modeling.extras import objective_modules, predictor_head, with_predictors
+from stepjepa.modeling.extras import predictor_head, target_encoder, trained_extras, with_predictors
 from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.masks import attention_masks
-from stepjepa.modeling.parts import backbone, causal_lm, own_forward
-from stepjepa.modeling.trim import decoder_layers, trimmed
-from stepjepa.modeling.windows import heeds_window
+from stepjepa.modeling.parts import backbone, causal_lm, decoder_layers, heeds_window, own_forward, text_config
 
 if TYPE_CHECKING:
     from stepjepa.objectives.base import Objective
@@ -46,7 +42,8 @@ class LossView:
 
     def __init__(self, model: Any, vocabulary: int):
         self._model, self._vocabulary = model, vocabulary
-        self.modules: nn.Module | None = objective_modules(model)
+        extras = trained_extras(model)
+        self.modules: nn.Module | None = None if extras is None else extras.objective
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Input embeddings (N, D) of token ids (N,), or with more dimensions before D; see `ModelView`."""
@@ -54,15 +51,12 @@ class LossView:
 
     def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
         """(N, V) of states (N, D); see `ModelView`."""
-        head = output_head(self._model, self._vocabulary)
-        if not detach:
-            return head.logits(self._model, states_ND)
-        own = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         # What is computed while weights need no gradient takes none into them; the states' goes on.
+        own = [parameter for parameter in self._model.parameters() if detach and parameter.requires_grad]
         for parameter in own:
             parameter.requires_grad_(False)
         try:
-            return head.logits(self._model, states_ND)
+            return output_head(self._model, self._vocabulary).logits(self._model, states_ND)
         finally:
             for parameter in own:
                 parameter.requires_grad_(True)
@@ -85,7 +79,7 @@ def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objectiv
     """
     inner: Any = causal_lm(model)
     own = own_forward(inner)
-    output_head(inner, vocabulary), heeds_window(inner)  # found now, before anything wraps or shards the model
+    output_head(inner, vocabulary), heeds_window(inner)  # tried now, before anything wraps or shards the model
 
     def forward(
         self: Any,
@@ -106,20 +100,20 @@ def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objectiv
 def detach_forest_forward(model: nn.Module) -> None:
     """Undo `attach_forest_forward`; nothing where it was not called."""
     inner: Any = causal_lm(model)
-    own_forward = vars(inner).pop("_own_forward", None)
-    if own_forward is None:
+    own = vars(inner).pop("_own_forward", None)
+    if own is None:
         return
     del inner.forward
-    if getattr(own_forward, "__func__", None) is not type(inner).forward:  # something else had replaced it before
-        inner.forward = own_forward
+    if getattr(own, "__func__", None) is not type(inner).forward:  # something else had replaced it before
+        inner.forward = own
 
 
 def _forest_forward(
     model: Any, vocabulary: int, objective: Objective | None, batch: Batch, step: int | None, predict_ids: bool
 ) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
-    apart = separate_targets(model, batch)
-    sides = [batch.sources, batch.targets] if apart is None else [batch.sources]
+    separate = separate_targets(model, batch)
+    sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
     layers = {side.layer for side in sides}
     by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
     if batch.views is not None:
@@ -133,15 +127,14 @@ def _forest_forward(
         # One gather for everything that is read, so that the backward pass scatters once.
         parts = [batch.label_positions, *(side.positions for side in sides)]
         predicting, *found = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
-    source, target = (*found, apart)[:2]
+    source, target = found[0], found[1] if separate is None else separate
     predictor = predictor_head(model)
     head = output_head(model, vocabulary)
     lm = head.loss_sum(model, predicting, batch.label_ids)
-    gamma = 1.0 if objective is None else objective.options.gamma
     output = ForestOutput(
-        {LM: LossPart(lm, batch.label_ids.numel(), gamma)},
-        source if predictor is None or source is None else predictor(source),  # type: ignore[arg-type]
-        target,  # type: ignore[arg-type]
+        {LM: LossPart(lm, batch.label_ids.numel(), 1.0 if objective is None else objective.options.gamma)},
+        source if predictor is None else predictor(source),
+        target,
         head.most_likely(model, predicting) if predict_ids else None,
     )
     if objective is not None and step is not None:
@@ -150,32 +143,15 @@ def _forest_forward(
     return output
 
 
-def row_states(model: Any, rows: Rows) -> torch.Tensor:
-    """Last hidden states (R * T, D) of packed or padded rows."""
-    mask: Any = rows.attention_mask
-    if mask is None:
-        mask = attention_masks(rows, text_config(model.config), model.dtype, heeds_window(model))
-    return last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
-
-
-def layer_states(model: Any, rows: Rows, layers: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
-    """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is behind the final norm."""
-    with ExitStack() as stack:
-        kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
-        last = row_states(model, rows)
-    return {None: last, **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
-
-
 def separate_targets(model: Any, batch: Batch) -> torch.Tensor | None:
     """Target vectors (P, D) that come from rows of their own, without a graph; None where there is no such pass.
 
     They come from the EMA target encoder where the model has one, else from the model itself.
     """
-    encoder = target_encoder(model)
     if batch.target_rows is None:
         return None
+    encoder, layer = target_encoder(model), batch.targets.layer
     with torch.no_grad(), nullcontext() if encoder is None else encoder.in_place():
-        layer = batch.targets.layer
         return read_vectors(layer_states(model, batch.target_rows, {layer})[layer], batch.targets)
 
 
@@ -187,15 +163,34 @@ def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
     return vectors if reads.order is None else vectors.index_select(0, reads.order)
 
 
+# Calls of the backbone
+
+
+def row_states(model: Any, rows: Rows) -> torch.Tensor:
+    """Last hidden states (R * T, D) of packed or padded rows."""
+    mask: Any = rows.attention_mask
+    if mask is None:
+        mask = attention_masks(rows, text_config(model.config), model.dtype, heeds_window(model))
+    return last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
+
+
+def layer_states(model: Any, rows: Rows, layers: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
+    """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is after the final norm."""
+    with ExitStack() as stack:
+        kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
+        last = row_states(model, rows)
+    return {None: last, **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
+
+
 @contextmanager
 def hidden_states(model: Any, layer: int) -> Iterator[list[torch.Tensor]]:
-    """Within this context the states (R, T, D) behind a layer (0: the embeddings) are kept in the list it yields.
+    """Within this context the states (R, T, D) after a layer (0: the embeddings) are kept in the list it yields.
 
     Raises:
         ConfigError: the model has no such layer, or no list of layers.
     """
     kept: list[torch.Tensor] = []
-    layers = list(known_layers(model, layer))
+    layers = known_layers(model, layer)
 
     def keep(tensor: Any) -> None:
         if not kept:  # gradient checkpointing runs the layer again
@@ -203,7 +198,7 @@ def hidden_states(model: Any, layer: int) -> Iterator[list[torch.Tensor]]:
 
     if layer == len(layers):
         handle = layers[-1].register_forward_hook(lambda module, arguments, output: keep(output))
-    else:  # what a layer is given: behind the embeddings and their positions for the first
+    else:  # what a layer is given: for the first the embeddings and their positions
         handle = layers[layer].register_forward_pre_hook(
             lambda module, arguments, named: keep(arguments[0] if arguments else named["hidden_states"]),
             with_kwargs=True,
@@ -214,7 +209,7 @@ def hidden_states(model: Any, layer: int) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-def known_layers(model: Any, layer: int) -> torch.nn.ModuleList:
+def known_layers(model: Any, layer: int) -> nn.ModuleList:
     """The decoder's layers, of which `layer` counts so many (0: the embeddings).
 
     Raises:
@@ -235,17 +230,67 @@ def last_states(
 
     With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
     """
+    with nullcontext() if read_N is None else trimmed(backbone(model), read_N):
+        return run_backbone(model, input_ids, mask, position_ids)[0].flatten(0, 1)
+
+
+def run_backbone(model: Any, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor, **kwargs: Any) -> Any:
+    """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included."""
     part = backbone(model)
-    extra = {"position_ids": position_ids} if takes_positions(part) else {}
-    trim = nullcontext() if read_N is None else trimmed(part, read_N)
-    with with_predictors(model, input_ids) as known_ids, trim:
-        output = part(input_ids=known_ids, attention_mask=mask, use_cache=False, **extra)
-    return output[0].flatten(0, 1)
+    if _takes_positions(part):
+        kwargs["position_ids"] = position_ids
+    with with_predictors(model, input_ids) as known_ids:
+        return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **kwargs)
 
 
-def takes_positions(part: Any) -> bool:
+def _takes_positions(part: Any) -> bool:
     """Whether a backbone takes `position_ids`, itself or its language model (Bloom's ALiBi model does not)."""
     parameters = inspect.signature(type(part).forward).parameters
     inside = getattr(part, "language_model", None)
     handed_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return "position_ids" in parameters or (handed_on and inside is not None and takes_positions(inside))
+    return "position_ids" in parameters or (handed_on and inside is not None and _takes_positions(inside))
+
+
+def last_mlp(backbone: Any) -> Any:
+    """The MLP (or mixture of experts) of the last decoder layer; None where it has no such name, or where the layer is run
+    again in the backward pass (gradient checkpointing), which would not meet the same shapes."""
+    layers = decoder_layers(backbone)
+    if layers is None:
+        return None
+    last: Any = layers[-1]
+    again = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
+    return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
+
+
+@contextmanager
+def trimmed(backbone: Any, read_N: torch.Tensor) -> Iterator[None]:
+    """Within this context the last MLP computes the rows `read_N` of the flattened (R * T) positions; others get zeros.
+
+    After the last attention no position sees another, and only the states that predict a label or stand for a view are read.
+    This saves a share of a layer wherever prompts are not labelled, and changes no number that is read.
+
+    Args:
+        backbone: the decoder of a causal LM.
+        read_N: (N,) int64, each position once.
+    """
+    mlp = last_mlp(backbone)
+    if mlp is None:
+        yield
+        return
+    own, patched_before = mlp.forward, "forward" in vars(mlp)
+
+    def forward(hidden_RTD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        flat = hidden_RTD.flatten(0, 1)
+        rows = own(flat.index_select(0, read_N)[None], *args, **kwargs)
+        if not isinstance(rows, torch.Tensor):
+            return own(hidden_RTD, *args, **kwargs)
+        zeros = rows.new_zeros(flat.shape[0], rows.shape[-1])
+        return zeros.index_copy(0, read_N, rows[0]).unflatten(0, hidden_RTD.shape[:2])
+
+    mlp.forward = forward
+    try:
+        yield
+    finally:
+        del mlp.forward
+        if patched_before:
+            mlp.forward = own

@@ -1,4 +1,7 @@
-"""Loading: tokenizers, models (Hub id, local folder, preset, random init) and LoRA."""
+"""Loading: tokenizers, models (Hub id, local folder, preset, random weights) and LoRA.
+
+Presets are built-in models that need no network: a small Llama from scratch and a tokenizer trained on the data.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,96 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, set_seed
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
 
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.configs import text_config
-from stepjepa.modeling.masks import unsupported_layers
-from stepjepa.modeling.parts import idle_parts
-from stepjepa.modeling.predictors import embedding_name, vocabulary_size
-from stepjepa.modeling.presets import PRESETS, preset_config, train_tokenizer
+from stepjepa.modeling.parts import idle_parts, text_config
+from stepjepa.modeling.predictors import vocabulary_size
+
+BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
+ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A built-in model: entries of its byte-level BPE tokenizer at most, and the sizes of a Llama with tied embeddings, by
+    the names of its configuration."""
+
+    vocabulary: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    initializer_range: float = 0.02
+
+    def config(self, tokenizer: Any) -> LlamaConfig:
+        """The configuration, with the tokenizer's special ids."""
+        own: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "vocabulary"}
+        own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        return LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, tie_word_embeddings=True, **own)
+
+
+PRESETS = {
+    "tiny": Preset(512, 96, 256, num_hidden_layers=3, num_attention_heads=3, initializer_range=0.06),
+    "mini": Preset(2048, 256, 688, num_hidden_layers=6, num_attention_heads=4),
+}
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    vocabulary: int,
+    markers: Sequence[str] = ROLE_MARKERS,
+    chat_template: str = CHAT_TEMPLATE,
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with single digits and a chat template, trained on `texts`.
+
+    Args:
+        vocabulary: entries at most, special tokens included.
+        markers: special tokens that the template writes, next to the BOS and the end of turn.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, BOS, END, *markers],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=list(markers),
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
 
 
 def is_preset(name: str) -> bool:
@@ -37,13 +117,17 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
         return train_tokenizer(texts, PRESETS[name].vocabulary)
     near = difflib.get_close_matches(name, list(PRESETS), n=1, cutoff=0.7)
     if near and not os.path.isdir(name):
-        # Asked for by a slip of the finger, a Hub that does not answer would take a minute to say so.
+        # A Hub that does not answer would take a minute to say that there is no such model.
         raise ConfigError(f"--model_name {name}: no such folder or preset; did you mean {near[0]}?")
     check_local(name)
     try:
-        tokenizer = auto_tokenizer(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        if (
+            type(tokenizer).__name__ == "MistralCommonBackend"
+        ):  # it reads no chat template; its files also load as usual
+            tokenizer = AutoTokenizer.from_pretrained(name, mistral_format=False, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise ConfigError(_not_loaded("tokenizer", name, error)) from None
+        raise _not_loaded("tokenizer", name, error) from None
     longest = tokenizer.model_max_length
     if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest > 0:
         raise ConfigError(
@@ -69,15 +153,6 @@ def check_local(name: str) -> None:
     )
 
 
-def auto_tokenizer(name: str, **settings: Any) -> Any:
-    """`AutoTokenizer.from_pretrained`, but for Mistral's own kind, which reads no chat template: its files also load as the
-    common one."""
-    tokenizer = AutoTokenizer.from_pretrained(name, **settings)
-    if type(tokenizer).__name__ == "MistralCommonBackend":
-        tokenizer = AutoTokenizer.from_pretrained(name, mistral_format=False, **settings)
-    return tokenizer
-
-
 def load_model(
     name: str,
     tokenizer: Any,
@@ -96,26 +171,24 @@ def load_model(
     Raises:
         ConfigError: it cannot be loaded, or its weights are not finite.
     """
-    kwargs: dict[str, Any] = {"dtype": "auto" if dtype == "auto" else getattr(torch, dtype)}
+    kwargs: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    kwargs["dtype"] = "auto" if dtype == "auto" else getattr(torch, dtype)
     if attn_implementation:
         kwargs["attn_implementation"] = attn_implementation
     if is_preset(name) or pretrain:
-        if is_preset(name):
-            config: Any = preset_config(PRESETS[name], tokenizer)
-        else:
-            try:
-                config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-            except Exception as error:
-                raise ConfigError(_not_loaded("configuration", name, error)) from None
-        if kwargs["dtype"] == "auto":
-            kwargs["dtype"] = torch.float32
-        set_seed(seed)
+        kwargs["dtype"] = torch.float32 if dtype == "auto" else kwargs["dtype"]
         try:
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **kwargs)
-        except (ValueError, ImportError) as error:
-            raise ConfigError(_not_loaded("model", name, error)) from None
-        eos = tokenizer.eos_token_id
-        model.generation_config.eos_token_id = eos if eos is not None else model.generation_config.eos_token_id
+            config: Any = (
+                PRESETS[name].config(tokenizer)
+                if is_preset(name)
+                else AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            )
+            set_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, **kwargs)
+        except Exception as error:
+            raise _not_loaded("model", name, error) from None
+        if tokenizer.eos_token_id is not None:
+            model.generation_config.eos_token_id = tokenizer.eos_token_id
         return model
     if os.path.isfile(os.path.join(name, "adapter_config.json")):
         raise ConfigError(
@@ -123,27 +196,39 @@ def load_model(
             "--merge_lora true and give that folder"
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
+        model = AutoModelForCausalLM.from_pretrained(name, **kwargs)
     except Exception as error:
-        raise ConfigError(_not_loaded("model", name, error)) from None
+        raise _not_loaded("model", name, error) from None
     check_finite(model, f"--model_name {name}")
-    embedding: Any = model.get_input_embeddings()
-    rows, needed = embedding.weight.shape[0], 1 + largest_id(tokenizer)
-    if needed > rows:
+    # Of added tokens only those that any text may get: others may have no embedding, as the image token of a model for text.
+    added, marks = tokenizer.get_added_vocab(), ("eos_token_id", "bos_token_id", "pad_token_id")
+    ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
+    needed = 1 + max(
+        [-1, *ids, *(index for index in (getattr(tokenizer, mark) for mark in marks) if index is not None)]
+    )
+    if needed > vocabulary_size(model):
         raise ConfigError(
-            f"--model_name {name}: the tokenizer needs {needed:,} embeddings and the model has {rows:,}; give the model its "
-            "own tokenizer, or one that was resized with it"
+            f"--model_name {name}: the tokenizer needs {needed:,} embeddings and the model has {vocabulary_size(model):,}; "
+            "give the model its own tokenizer, or one that was resized with it"
         )
     return model
 
 
-def largest_id(tokenizer: Any) -> int:
-    """The largest id that any text may get: of the vocabulary itself and of the end, start and padding tokens. Other added
-    tokens may have no embedding, as the image token of a model for text."""
-    added = tokenizer.get_added_vocab()
-    marks = [tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id]
-    ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
-    return max([*ids, *(index for index in marks if index is not None)], default=-1)
+def _not_loaded(what: str, name: str, error: Exception) -> ConfigError:
+    hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return ConfigError(f"--model_name {name}: the {what} cannot be loaded ({first}){hint}")
+
+
+def max_positions(model: Any) -> int | None:
+    """Positions that a model with learned absolute positions has; None for rotary and other relative ones."""
+    config = text_config(model.config)
+    if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
+        return None
+    if any("rotary" in name for name, _ in model.named_modules()):
+        return None
+    sizes = (getattr(config, key, None) for key in ("n_positions", "max_position_embeddings"))
+    return next((int(size) for size in sizes if size), None)
 
 
 def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
@@ -169,8 +254,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
         ConfigError: a parameter holds NaN or infinity; the message names the first one.
     """
     weights = {key: value for key, value in model.named_parameters() if part in key}
-    broken = broken_weights(weights)
-    if broken:
+    if broken := broken_weights(weights):
         raise ConfigError(
             f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
             "and it can answer nothing; take an earlier checkpoint, or train again with a lower learning rate"
@@ -204,40 +288,6 @@ def load_adapter(base: Any, folder: str | os.PathLike[str], name: str, base_name
     return adapted
 
 
-def _not_loaded(what: str, name: str, error: Exception) -> str:
-    hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"--model_name {name}: the {what} cannot be loaded ({first}){hint}"
-
-
-def max_positions(model: Any) -> int | None:
-    """Positions that a model with learned absolute positions has; None for rotary and other relative ones."""
-    config = text_config(model.config)
-    if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
-        return None
-    if any("rotary" in name for name, _ in model.named_modules()):
-        return None
-    for key in ("n_positions", "max_position_embeddings"):
-        if getattr(config, key, None):
-            return int(getattr(config, key))
-    return None
-
-
-def masks_unsupported(model: Any) -> str | None:
-    """Why a model cannot take the forest's mask, in words; None where nothing speaks against it."""
-    config = text_config(model.config)
-    kinds = unsupported_layers(config)
-    if kinds:
-        return f"it has layers of kind {', '.join(sorted(kinds))}"
-    if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
-        return f"{config._attn_implementation} takes no mask (use --attn_implementation sdpa)"
-    if getattr(config, "attention_types", None):
-        return "its local attention counts places in the row instead of positions"
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "its ALiBi attention takes no positions"
-    return None
-
-
 def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
     """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
     they are.
@@ -253,19 +303,24 @@ def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
     from peft import get_peft_model
 
     check_lora(peft_config)
-    embedding, targets = embedding_name(model), peft_config.target_modules
-    if not isinstance(targets, str) and embedding in (targets or ()):
-        raise ConfigError(f"--lora_target_modules: {embedding} is the embedding; LoRA is for linear layers")
+    embedding, targets = model.get_input_embeddings(), peft_config.target_modules
+    name = next(name.rpartition(".")[2] for name, module in model.named_modules() if module is embedding)
+    if not isinstance(targets, str) and name in (targets or ()):
+        raise ConfigError(f"--lora_target_modules: {name} is the embedding; LoRA is for linear layers")
     peft_config = copy.deepcopy(peft_config)
     if targets == "all-linear" and peft_config.exclude_modules is None:
         idle = idle_parts(model)
         if idle:
             peft_config.exclude_modules = f"({'|'.join(map(re.escape, idle))})(\\..*)?"
-    device = model.get_input_embeddings().weight.device
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway
+        memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
+    device = embedding.weight.device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            return get_peft_model(sharing_copy(model), peft_config)
+            return get_peft_model(copy.deepcopy(model, memo), peft_config)
     except ValueError as error:
         raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
 
@@ -279,17 +334,6 @@ def check_lora(peft_config: Any) -> None:
     for name in ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices"):
         if getattr(peft_config, name, None):
             raise ConfigError(f"LoRA with {name} cannot be exported; leave it out")
-
-
-def sharing_copy(model: Any) -> Any:
-    """A model of the same modules whose weights are the same memory: what is wrapped, frozen or moved in it is not in
-    `model`."""
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for parameter in model.parameters():
-        plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway
-        own = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
-        memo[id(parameter)] = own
-    return copy.deepcopy(model, memo)
 
 
 def own_configs(model: Any) -> None:

@@ -10,8 +10,6 @@ Shapes: N positions, D width, V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +17,7 @@ import torch
 from transformers.modeling_outputs import ModelOutput
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
-from stepjepa.modeling.configs import text_config
-from stepjepa.modeling.parts import backbone, own_forward, unchanged
+from stepjepa.modeling.parts import backbone, own_forward, text_config, unchanged
 
 _NAME = "_stepjepa_output_head"
 
@@ -30,7 +27,7 @@ class OutputHead:
     """How a causal LM turns states into logits.
 
     Attributes:
-        vocabulary: V, entries of the softmax; predictor tokens lie behind them and never enter.
+        vocabulary: V, entries of the softmax; predictor tokens follow them and never enter.
         scale, softcap: what the model does to its logits.
         plain: the output embedding is one matrix (and a bias) that may be used without calling the module.
         own: the module whose states the model's own forward turns into logits, where that forward is used; `scale`,
@@ -47,17 +44,23 @@ class OutputHead:
         """(N, V) logits of a causal LM for its last hidden states."""
         if self.own:
             return own_logits(model, states_ND, self.own)[..., : self.vocabulary]
-        return scaled_logits(output_module(model)(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
+        return scaled_logits(_output_module(model)(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
 
-    def loss_sum(self, model: torch.nn.Module, states_ND: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
-        """Summed cross-entropy () float32 of `states_ND` against `labels_N`."""
+    def loss_sum(
+        self, model: torch.nn.Module, states_ND: torch.Tensor, labels_N: torch.Tensor, rows: int | None = None
+    ) -> torch.Tensor:
+        """Summed cross-entropy () float32 of `states_ND` against `labels_N`.
+
+        Args:
+            rows: positions whose logits are held at once; None for as many as memory should bear.
+        """
+        rows = chunk_rows(self.vocabulary) if rows is None else rows
         if self.plain and not self.own:
-            module = output_module(model)
-            bias = getattr(module, "bias", None)
+            module = _output_module(model)
+            weight, bias = module.weight[: self.vocabulary], getattr(module, "bias", None)
             bias = None if bias is None else bias[: self.vocabulary]
-            weight = module.weight[: self.vocabulary]
-            return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap)
-        rows = chunk_rows(self.vocabulary)
+            limit = 4 * self.vocabulary * rows
+            return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
         return chunked_cross_entropy_sum(lambda states_CD: self.logits(model, states_CD), states_ND, labels_N, rows)
 
     def most_likely(self, model: torch.nn.Module, states_ND: torch.Tensor) -> torch.Tensor:
@@ -77,8 +80,8 @@ class _Given(ModelOutput):
             raise AttributeError(name)
 
 
-def output_module(model: Any) -> Any:
-    """The output embedding, out of PEFT's wrapper for trained token rows: those are predictors, behind the softmax."""
+def _output_module(model: Any) -> Any:
+    """The output embedding, out of PEFT's wrapper for trained token rows."""
     module = model.get_output_embeddings()
     adapter = getattr(module, "token_adapter", None)
     return module if adapter is None else adapter.base_layer
@@ -90,98 +93,71 @@ def own_logits(model: Any, states_ND: torch.Tensor, part: str) -> torch.Tensor:
     Raises:
         ValueError: that forward does not ask this module.
     """
-    count = len(states_ND)
-    given = states_ND if count else states_ND.new_zeros(1, states_ND.shape[1])
+    given = states_ND if len(states_ND) else states_ND.new_zeros(1, states_ND.shape[1])
     ids = torch.zeros(1, len(given), dtype=torch.long, device=given.device)
-    with _answering(model.get_submodule(part), _Given(last_hidden_state=given[None])) as asked:
-        output = own_forward(model)(input_ids=ids, use_cache=False)
+    module, asked = model.get_submodule(part), list[bool]()
+    own, patched_before = module.forward, "forward" in vars(module)
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        asked.append(True)
+        return _Given(last_hidden_state=given[None])
+
+    module.forward = answer
+    try:
+        logits = own_forward(model)(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        del module.forward
+        if patched_before:
+            module.forward = own
     if not asked:
         raise ValueError(f"the model's forward does not call its {part}")
-    logits = output.logits[0]
-    return logits if count else logits[:0] + states_ND.sum()
-
-
-@contextmanager
-def _answering(part: Any, answer: Any) -> Iterator[list[bool]]:
-    """Within this context `part` returns `answer`; the list that it yields gets an entry for each time."""
-    own, patched_before, asked = part.forward, "forward" in vars(part), list[bool]()
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        asked.append(True)
-        return answer
-
-    part.forward = forward
-    try:
-        yield asked
-    finally:
-        if patched_before:
-            part.forward = own
-        else:
-            del part.forward
+    return logits if len(states_ND) else logits[:0] + states_ND.sum()
 
 
 def output_head(model: Any, vocabulary: int) -> OutputHead:
-    """The head of a causal LM, found once: the fast form where it gives the model's own logits, else the model's own.
+    """The head of a causal LM, tried once: the fast form where it gives the model's own logits, else the model's own.
 
     Its vocabulary is the given one, or the model's where that is smaller: some embed more tokens than they predict.
     """
     known = vars(model).get(_NAME)
     if known is None or known[0] != vocabulary:
-        known = (vocabulary, _found(model, vocabulary))
+        known = (vocabulary, _tried(model, vocabulary))
         object.__setattr__(model, _NAME, known)
     return known[1]
 
 
-def _found(model: Any, vocabulary: int) -> OutputHead:
-    config, module = text_config(model.config), output_module(model)
-    scale = float(getattr(config, "logit_scale", None) or 1.0)
-    if getattr(config, "logits_scaling", None):
-        scale /= float(config.logits_scaling)
+def _tried(model: Any, vocabulary: int) -> OutputHead:
+    config, module = text_config(model.config), _output_module(model)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))
-    head = OutputHead(rows, scale, softcap, plain=type(module) is torch.nn.Linear)
-    if weight is None or weight.device.type == "meta":
-        return head
+    plain = OutputHead(rows, plain=type(module) is torch.nn.Linear)
     # Also without the options: a configuration may have those that its class does not read.
     forms = [(scale, softcap), (1.0, softcap), (scale, None), (1.0, None)]
-    heads = dict.fromkeys(replace(head, scale=scale, softcap=softcap) for scale, softcap in forms)
-    widths = dict.fromkeys([getattr(config, "hidden_size", weight.shape[-1]), weight.shape[-1]])
-    with torch.no_grad(), unchanged(model):
-        for part, width in itertools.product(_sources(model), widths):
-            states_ND = _states(model, head, width, weight.device)
-            try:
-                own = own_logits(model, states_ND, part)[:, :rows]
-            except Exception:
-                continue  # of another width, or not what the head is given: the start-up trial judges
-            return next((one for one in heads if _same(one, model, states_ND, own)), replace(head, own=part))
-    return head
-
-
-def _sources(model: Any) -> list[str]:
-    """Names of the modules that may give the head its states: the backbone, or a decoder right inside it (OPT)."""
+    heads = list(dict.fromkeys(replace(plain, scale=one, softcap=cap) for one, cap in forms))
+    if weight is None or weight.device.type == "meta":
+        return heads[0]
+    # What gives the head its states: the backbone, or a decoder right inside it (OPT).
     part = backbone(model)
     name = next((name for name, module in model.named_modules() if module is part), "")
     inside = [f"{name}.{child}" for child, _ in part.named_children() if "decoder" in child or "model" in child]
-    return [name, *inside] if name else []
-
-
-def _states(model: Any, head: OutputHead, width: int, device: torch.device) -> torch.Tensor:
-    """(4, width) states with logits so large that a cap bends them."""
-    generator = torch.Generator().manual_seed(0)
-    states_ND = torch.randn(4, width, generator=generator).to(device, model.dtype)
-    try:
-        size = float(replace(head, scale=1.0, softcap=None).logits(model, states_ND).float().std())
-    except Exception:
-        return states_ND
-    return states_ND * (50 / max(size, 1e-3))
-
-
-def _same(head: OutputHead, model: Any, states_ND: torch.Tensor, own: torch.Tensor) -> bool:
-    try:
-        return difference(head.logits(model, states_ND), own) <= tolerance(model)
-    except Exception:
-        return False
+    widths = dict.fromkeys([getattr(config, "hidden_size", weight.shape[-1]), weight.shape[-1]])
+    with torch.no_grad(), unchanged(model):
+        for source, width in itertools.product([name, *inside] if name else [], widths):
+            states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device, model.dtype)
+            candidates = heads
+            try:  # logits so large that a cap bends them
+                states_ND *= 50 / plain.logits(model, states_ND).float().std().clamp(min=1e-3)
+            except Exception:
+                candidates = []
+            try:
+                own = own_logits(model, states_ND, source)[:, :rows]
+            except Exception:
+                continue  # of another width, or not what the head is given: the start-up trial judges
+            equal = (one for one in candidates if difference(one.logits(model, states_ND), own) <= tolerance(model))
+            return next(equal, replace(heads[0], own=source))
+    return heads[0]
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,9 +1,10 @@
-"""Predictor tokens: K rows that are trained with the model and are no part of its vocabulary.
+"""What predicts the target from the source: K predictor tokens, and an optional head on their last state.
 
-Their ids are V .. V+K-1, where V is the number of rows of the model's input embedding. The rows are a module of their own;
-the embedding is never resized. In a batch's forward, a hook on the embedding puts them in where those ids stand.
+The ids of the tokens are V .. V+K-1, where V is the number of rows of the model's input embedding. Their rows are a module
+of their own, trained with the model; the embedding is never resized. In a batch's forward, a hook on the embedding puts
+them in where those ids are.
 
-Shapes: R rows of a batch, T tokens, K predictors, D width.
+Shapes: R rows of a batch, T tokens, K predictors, D width, P pairs.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class PredictorRows(nn.Module):
     def drawn(cls, model: Any, count: int, seed: int, known: list[int] | None = None) -> PredictorRows:
         """Rows for a causal LM, on the device and in the dtype of its embedding.
 
-        They are drawn from the distribution of the vocabulary's rows, dimension by dimension, with a generator of their own,
-        so the global random state does not change; or they are copies of the vocabulary's rows `known`.
+        They follow the distribution of the vocabulary's rows, dimension by dimension, and `seed` alone; or they are copies
+        of the vocabulary's rows `known`.
 
         Raises:
             ConfigError: the model's input embedding is no plain one.
@@ -130,14 +131,28 @@ def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
     return stand_in.forward(torch.arange(len(weight_KD), device=weight_KD.device))
 
 
-def embedding_name(model: Any) -> str:
-    """Name of the input embedding module as PEFT addresses it (``embed_tokens``, ``wte``, ...).
+class PredictorHead(nn.Module):
+    """A small network on the source's state, trained with the model and no part of its export.
 
-    Raises:
-        ValueError: the model has none among its modules.
+    The method's own predictor is the model itself with K predictor tokens; a head is what other JEPAs have there (I-JEPA,
+    arXiv:2301.08243; BYOL, arXiv:2006.07733). ``linear``: a D x D matrix without bias that starts as the identity, so that
+    training starts from no head at all. ``mlp``: D -> 2 D -> D with GELU in between, initialised as torch does.
+
+    Takes and returns (P, D) float32.
     """
-    embedding = model.get_input_embeddings()
-    for name, module in model.named_modules():
-        if module is embedding:
-            return name.rsplit(".", 1)[-1]
-    raise ValueError("the model's input embedding is none of its modules")
+
+    def __init__(self, kind: str, width: int, seed: int):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if kind == "linear":
+                linear = nn.Linear(width, width, bias=False)
+                nn.init.eye_(linear.weight)
+                self.layers = nn.Sequential(linear)
+            else:
+                self.layers = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, source_PD: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        with torch.autocast(source_PD.device.type, enabled=False):
+            return self.layers(source_PD.float())

@@ -1,4 +1,4 @@
-"""The start-up trial: whether a forward gives the model's own numbers, found out before anything is trained.
+"""The start-up trial: whether a forward gives the model's own numbers, tried before anything is trained.
 
 Two made-up examples go through the model's own forward, one at a time and as plain chats: these are the logits that every
 form must come to. The views are compared with separate passes. What must hold:
@@ -7,36 +7,48 @@ form must come to. The views are compared with separate passes. What must hold:
 * `two_pass` gives the model's own logits, else no form does;
 * `packed` gives the logits and states of `two_pass`, with sliding windows made so short that they show.
 
-Shapes: N labelled positions, D width, V vocabulary, P pairs.
+A `Probe` is a model that has passed, for looking at one laid-out row.
+
+Shapes: L positions of a row, N labelled positions, D width, V vocabulary, P pairs, H heads.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Segment, Span
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Rows, Segment, Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
-from stepjepa.modeling.configs import text_config
-from stepjepa.modeling.heads import is_objective_weight
-from stepjepa.modeling.load import masks_unsupported
+from stepjepa.modeling.extras import OBJECTIVE, add_extras, attach_saved, is_extra, predictor_rows
+from stepjepa.modeling.forward import attach_forest_forward, run_backbone
+from stepjepa.modeling.load import load_model, max_positions
 from stepjepa.modeling.logits import difference, output_head, tolerance
-from stepjepa.modeling.parts import backbone, causal_lm, own_forward, unchanged, unreached
-from stepjepa.modeling.segments import SEGMENTS, use_segments
-from stepjepa.modeling.windows import heeds_window, window_of
+from stepjepa.modeling.masks import SEGMENTS, attention_masks, masks_unsupported, use_segments
+from stepjepa.modeling.parts import (
+    backbone,
+    causal_lm,
+    heeds_window,
+    own_forward,
+    text_config,
+    unchanged,
+    unreached,
+    window_of,
+)
+from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
 
 logger = logging.getLogger("stepjepa")
 _WINDOW = 4  # tokens; the examples are longer
 _MASK = "its attention does not follow the mask"
+MOST_BYTES = 4 * 2**30  # of attention weights that are held at once
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
         asked: ``auto`` (``packed`` where it is exact, else ``two_pass``), ``packed``, ``two_pass`` or ``inline``.
         vocabulary: V of the LM softmax.
         device: type of the device that the run is on.
-        predictor_ids: of the K predictor tokens, as they stand behind a source.
+        predictor_ids: of the K predictor tokens, in the order in which they follow a source.
 
     Raises:
         ConfigError: the form that is asked for, or any, would not give the model's own numbers.
@@ -76,7 +88,11 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
     name = type(inner).__name__
     if asked != "two_pass" and text_config(inner.config)._attn_implementation == "flex_attention" and device == "cpu":
         raise ConfigError("--attn_implementation flex_attention has no backward on CPU; use sdpa")
-    choice = _agreed(_choice(model, asked, vocabulary, device, tuple(predictor_ids)))
+    choice = _choice(model, asked, vocabulary, device, tuple(predictor_ids))
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        choices: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(choices, choice)
+        choice = max(choices, key=lambda one: one.rank)
     if not choice.forward:
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
@@ -92,12 +108,6 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
     return choice.forward
 
 
-def packed_fault(model: Any, vocabulary: int, predictor_ids: Sequence[int] = ()) -> str | None:
-    """Why packed rows would not give the model's own numbers; None where they do."""
-    choice = _choice(model, "packed", vocabulary, "", tuple(predictor_ids))
-    return choice.reason or None
-
-
 def freeze_unreached(model: Any, predictor_ids: Sequence[int] = ()) -> list[str]:
     """Freeze the parameters that text cannot reach, so that no process waits for their gradients.
 
@@ -107,21 +117,20 @@ def freeze_unreached(model: Any, predictor_ids: Sequence[int] = ()) -> list[str]
         Their names; none where the model does not run.
     """
     inner: Any = causal_lm(model)
-    device = inner.get_input_embeddings().weight.device
+    device, ids = inner.get_input_embeddings().weight.device, tuple(predictor_ids)
     if device.type == "meta":
         return []
     try:
         with unchanged(model), torch.enable_grad():
-            ids = tuple(predictor_ids)
             output = model(batch=TwoPassCollator(ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
     except Exception:
         return []
-    found = unreached(model, [output.lm_loss_sum, output.source_states, output.target_states])
+    outputs = [output.lm_loss_sum, output.source_states, output.target_states]
     # The modules of the objective are reached by its loss, which made-up examples need not have.
-    found = {name: parameter for name, parameter in found.items() if not is_objective_weight(name)}
-    for parameter in found.values():
+    frozen = {name: one for name, one in unreached(model, outputs).items() if not is_extra(name, OBJECTIVE)}
+    for parameter in frozen.values():
         parameter.requires_grad_(False)
-    return list(found)
+    return list(frozen)
 
 
 def _choice(model: Any, asked: str, vocabulary: int, device: str, predictor_ids: tuple[int, ...]) -> Choice:
@@ -130,57 +139,40 @@ def _choice(model: Any, asked: str, vocabulary: int, device: str, predictor_ids:
     best = "inline" if asked == "inline" else "packed"
     if inner.get_input_embeddings().weight.device.type == "meta":
         return Choice("two_pass" if reason or asked == "two_pass" else best, reason=reason)
+    own = text_config(inner.config)._attn_implementation
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
-        trial = Trial(model, vocabulary, predictor_ids)
-        with _plain_attention(inner):
+        trial = _Trial(model, vocabulary, predictor_ids)
+        # FlexAttention, which is what is tried, would be compiled for the passes that others are compared with.
+        with _attention(inner, "eager" if own == "flex_attention" else own):
             fault = trial.own_fault() or trial.fault("two_pass")
         if fault:
             return Choice("", reason=fault)
         if asked == "two_pass":
             return Choice("two_pass")
-        by_segments = text_config(inner.config)._attn_implementation == "sdpa" and device == "cpu" and best == "packed"
-        if by_segments and not reason and not trial.fault("segments"):
+        if own == "sdpa" and device == "cpu" and best == "packed" and not reason and not trial.fault("segments"):
             return Choice("packed", segments=True)
         reason = reason or trial.fault("packed") or (trial.fault("inline") if best == "inline" else "")
     return Choice("two_pass" if reason else best, reason=reason)
 
 
-def _agreed(choice: Choice) -> Choice:
-    """The worst of the choices of all processes."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return choice
-    choices: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(choices, choice)
-    return max(choices, key=lambda one: one.rank)
-
-
-class Trial:
-    """Made-up examples and what a model's own forward says of them.
-
-    Args:
-        model: as `attach_forest_forward` leaves it, maybe inside PEFT.
-        vocabulary: V of the LM softmax.
-        predictor_ids: of the K predictor tokens.
-    """
+class _Trial:
+    """Made-up examples and what a model's own forward says of them."""
 
     def __init__(self, model: Any, vocabulary: int, predictor_ids: tuple[int, ...]):
         inner: Any = causal_lm(model)
         self._model, self._inner, self._ids = model, inner, predictor_ids
         self._device = inner.get_input_embeddings().weight.device
         self._examples = _examples(inner, vocabulary, len(predictor_ids))
-        self._head = output_head(inner, vocabulary)
-        self._own: torch.Tensor | None = None  # (N, V) the model's own logits
+        self._head, self._limit = output_head(inner, vocabulary), tolerance(inner)
+        self._own = torch.empty(0)  # (N, V) the model's own logits
         self._states: tuple[torch.Tensor, ...] = ()  # of the views in passes of their own, (P, D) each
 
     def own_fault(self) -> str:
         """Run the model's own forward; what speaks against training on its logits, empty for nothing."""
         own = []
         for example in self._examples:
-            ids = torch.from_numpy(example.trunk.astype(np.int64))
-            moved = ids.clone()
-            moved[-1] = ids[0]
-            both = torch.stack([ids, moved]).to(self._device)
+            both = torch.from_numpy(np.stack([example.trunk, example.trunk]).astype(np.int64)).to(self._device)
+            both[1, -1] = both[0, 0]
             try:
                 logits = own_forward(self._inner)(input_ids=both, use_cache=False).logits[..., : self._head.vocabulary]
             except Exception as error:
@@ -189,7 +181,7 @@ class Trial:
                 return "its own forward does not give logits for every token"
             if not logits.isfinite().all():
                 return "its own logits are not finite"
-            if difference(logits[1, :-1], logits[0, :-1]) > tolerance(self._inner):
+            if difference(logits[1, :-1], logits[0, :-1]) > self._limit:
                 return "its attention sees the tokens that follow, so it would be trained on labels that it sees"
             own.append(logits[0, label_indices(example)[0]])
         self._own = torch.cat(own)
@@ -201,55 +193,36 @@ class Trial:
         Args:
             form: ``two_pass`` (tried first: the others are compared with its states), ``packed``, ``segments``, ``inline``.
         """
+        kept: list[torch.Tensor] = []  # last hidden states of every call of the backbone
+        hook = backbone(self._inner).register_forward_hook(lambda module, args, output: kept.append(output[0]))
         try:
-            with _attention(self._inner, SEGMENTS if form == "segments" else ""), self._kept() as kept:
-                output = self._model(batch=self._batch(form).to(self._device))
-                predicting = kept[0].flatten(0, 1).index_select(0, self._labels)
+            with _attention(self._inner, SEGMENTS if form == "segments" else ""):
+                batch = self._batch(form).to(self._device)
+                output = self._model(batch=batch)
+                predicting = kept[0].flatten(0, 1).index_select(0, batch.label_positions)
                 logits = self._head.logits(self._inner, predicting)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
             return f"{what} ({_first_line(error)})"
-        limit = tolerance(self._inner)
-        assert self._own is not None
+        finally:
+            hook.remove()
         if form != "inline":  # whose LM loss is another by design
-            loss = F.cross_entropy(self._own.float(), self._label_ids, reduction="sum")
-            wrong = difference(logits, self._own) > limit or abs(output.lm_loss_sum - loss) > limit * loss.clamp(
-                min=1.0
-            )
-            if wrong or not output.lm_loss_sum.isfinite():
+            loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")
+            allowed = self._limit * loss.clamp(min=1.0)
+            if not (difference(logits, self._own) <= self._limit and abs(output.lm_loss_sum - loss) <= allowed):
                 return "plain passes of its backbone do not give its own logits" if form == "two_pass" else _MASK
-        states = (output.source_states, output.target_states)
+        states = (output.source_states.float(), output.target_states.float())
         if form == "two_pass":
             self._states = states
-        for one, other in zip(states, self._states, strict=True):
-            if not float((one.float() - other.float()).norm()) <= limit * float(other.float().norm()):
-                return _MASK
-        return ""
+        pairs = zip(states, self._states, strict=True)
+        return "" if all((one - other).norm() <= self._limit * other.norm() for one, other in pairs) else _MASK
 
     def _batch(self, form: str) -> Batch:
         if form == "two_pass":
-            batch = TwoPassCollator(self._ids, 0)(self._examples)
-        else:
-            flex = text_config(self._inner.config)._attn_implementation == "flex_attention"
-            collator = ForestCollator(self._ids, 0, 128 if flex else 1, inline=form == "inline")
-            batch = collator.in_one_row(self._examples) if form == "segments" else collator(self._examples)
-        self._labels, self._label_ids = batch.label_positions.to(self._device), batch.label_ids.to(self._device)
-        return batch
-
-    @contextmanager
-    def _kept(self) -> Iterator[list[torch.Tensor]]:
-        """Within this context the last hidden states of every call of the backbone are kept."""
-        kept: list[torch.Tensor] = []
-        handle = backbone(self._inner).register_forward_hook(lambda module, args, output: kept.append(output[0]))
-        try:
-            yield kept
-        finally:
-            handle.remove()
-
-
-def _plain_attention(inner: Any) -> AbstractContextManager[None]:
-    """For the passes that others are compared with: FlexAttention would be compiled for them, and is what is tried."""
-    return _attention(inner, "eager" if text_config(inner.config)._attn_implementation == "flex_attention" else "")
+            return TwoPassCollator(self._ids, 0)(self._examples)
+        flex = text_config(self._inner.config)._attn_implementation == "flex_attention"
+        collator = ForestCollator(self._ids, 0, 128 if flex else 1, inline=form == "inline")
+        return (collator.in_one_row if form == "segments" else collator)(self._examples)
 
 
 @contextmanager
@@ -259,8 +232,7 @@ def _attention(inner: Any, implementation: str) -> Iterator[None]:
     own = config._attn_implementation
     if implementation == SEGMENTS:
         use_segments(inner)
-    elif implementation:
-        config._attn_implementation = implementation
+    config._attn_implementation = implementation or own
     try:
         yield
     finally:
@@ -271,15 +243,14 @@ def _examples(inner: Any, vocabulary: int, predictors: int) -> list[Example]:
     """Two examples of different lengths with a pair each, of tokens without a meaning of their own."""
 
     def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
-        nothing = np.zeros(0, np.int32)
-        branch = Segment(nothing, source, source + 1, slots=predictors)
+        branch = Segment(np.zeros(0, np.int32), source, source + 1, slots=predictors)
         copy = Segment(ids[slice(*target)], ISOLATED, target.start + predictors, origin=target.start)
         segments = (branch, copy) if predictors else (copy,)
         read = Read.one(1, predictors - 1) if predictors else Read.one(TRUNK, source)
         pair = Pair(read, Read.one(len(segments), target.stop - target.start - 1))
         return Example(ids, (Span(label, len(ids)),), segments, (pair,))
 
-    size = min(vocabulary, len(inner.get_input_embeddings().weight))
+    size = min(vocabulary, vocabulary_size(inner))
     special = {value for name, value in vars(inner.config).items() if "token" in name and isinstance(value, int)}
     plain = [index for index in range(size) if index not in special] or [0]
     ids = np.array([plain[(7 * place + 5) % len(plain)] for place in range(13)], dtype=np.int32)
@@ -288,3 +259,110 @@ def _examples(inner: Any, vocabulary: int, predictors: int) -> list[Example]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# Looking at one row
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A model that looks at rows.
+
+    Attributes:
+        model: a causal LM with eager attention, in evaluation mode.
+        vocabulary: V, entries of the LM softmax.
+        predictor_ids: of ``<|predictor_1|>`` .. in the model.
+        known: their rows came with the model; else they are new random ones.
+    """
+
+    model: Any
+    vocabulary: int
+    predictor_ids: tuple[int, ...]
+    known: bool
+
+    @property
+    def layers(self) -> int:
+        """Layers of the decoder."""
+        return int(text_config(self.model.config).num_hidden_layers)
+
+    @property
+    def heads(self) -> int:
+        """H, heads of a layer."""
+        return int(text_config(self.model.config).num_attention_heads)
+
+
+class RowNumbers(NamedTuple):
+    """What a model gave for a row.
+
+    Attributes:
+        states: (L, D) float32, last hidden states after the final norm.
+        losses: (N,) float32, cross-entropy of each labelled token, predictor tokens left out of the softmax.
+        attention: for each layer (H, L, L) float32, weights of the row's query for the column's key; none unless asked for.
+    """
+
+    states: torch.Tensor
+    losses: torch.Tensor
+    attention: tuple[torch.Tensor, ...]
+
+
+def load_probe(name: str, tokenizer: Any, predictors: int, seed: int) -> Probe:
+    """Load a model to look at rows with.
+
+    Args:
+        name: Hub id, folder or preset.
+        tokenizer: of the model.
+        predictors: predictor tokens that rows may have; they get the trained rows that lie next to the model or in its
+            vocabulary, else new ones.
+        seed: of new rows, and of a preset's weights.
+
+    Raises:
+        ConfigError: it cannot be loaded, or takes no mask.
+    """
+    model = load_model(name, tokenizer, seed=seed, attn_implementation="eager")
+    vocabulary, known = vocabulary_size(model), True
+    attach_saved(model, name)
+    rows = predictor_rows(model)
+    if predictors and (rows is None or len(rows.ids) < predictors):
+        in_vocabulary = known_predictors(tokenizer, vocabulary, predictors)
+        rows, known = PredictorRows.drawn(model, predictors, seed, in_vocabulary), bool(in_vocabulary)
+        add_extras(model, rows)
+    ids = () if rows is None else tuple(rows.ids[:predictors])
+    attach_forest_forward(model, vocabulary)
+    reason = _choice(model, "packed", vocabulary, "", ids).reason
+    if reason:
+        raise ConfigError(f"--model_name {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
+    return Probe(model.eval(), vocabulary, ids, known)
+
+
+def attention_fits(probe: Probe, length: int, every_layer: bool = True) -> bool:
+    """Whether the attention weights of `length` tokens may be held: of every layer, or of one with what comes of it."""
+    return 4 * (probe.layers if every_layer else 3) * probe.heads * length**2 <= MOST_BYTES
+
+
+def row_numbers(
+    probe: Probe, row: Rows, predicting_N: torch.Tensor, label_ids_N: torch.Tensor, attention: bool = True
+) -> RowNumbers:
+    """Run the model over one row under the visibility rule: attention is computed eagerly, all of it at once.
+
+    Args:
+        row: (1, L), packed.
+        predicting_N: positions whose next token is labelled; `label_ids_N`: these tokens.
+        attention: whether the weights are wanted.
+
+    Raises:
+        ConfigError: the row is too long for the model, or for this machine's memory.
+    """
+    model, length = probe.model, row.input_ids.shape[1]
+    positions, used = max_positions(model), int(row.position_ids.max()) + 1
+    if positions is not None and used > positions:
+        raise ConfigError(f"the row has {used} positions, and the model has {positions}")
+    if not attention_fits(probe, length, every_layer=attention):
+        raise ConfigError(f"{length} tokens are too many for attention that is computed at once")
+    mask = attention_masks(row, text_config(model.config), model.dtype, heeds_window(model))
+    with torch.no_grad():
+        output = run_backbone(model, row.input_ids, mask, row.position_ids, output_attentions=attention)
+        states_LD = output[0][0]
+        logits_NV = output_head(model, probe.vocabulary).logits(model, states_LD.index_select(0, predicting_N))
+        losses_N = F.cross_entropy(logits_NV.float(), label_ids_N, reduction="none")
+    weights = tuple(layer[0].float() for layer in output.attentions or () if layer is not None) if attention else ()
+    return RowNumbers(states_LD.float(), losses_N, weights)

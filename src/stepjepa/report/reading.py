@@ -15,8 +15,7 @@ import yaml
 
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import METRICS, RunFolder
-from stepjepa.utils.files import parse_json
-from stepjepa.utils.manifest import weights_digest
+from stepjepa.utils.files import parse_json, weights_digest
 
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
 _STAGES = ("trained", "scored-test")

@@ -16,8 +16,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from stepjepa.data.extras import library
 from stepjepa.errors import DataError
+from stepjepa.utils.failures import library
 
 CONFIDENCE = 0.95
 MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: nothing is said

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.study import records, stages
 from stepjepa.study.records import Item, State, StudyRunFolder
@@ -35,7 +34,7 @@ from stepjepa.study.spec import (
     runs_of,
 )  # fmt: skip
 from stepjepa.study.tree import recipe_lines
-from stepjepa.utils.failures import explaining
+from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.terminal import print_text
 

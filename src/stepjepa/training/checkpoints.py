@@ -33,8 +33,7 @@ from stepjepa.training.run_folder import BROKEN, LOG_STATE, ResumeRecord, RunFol
 from stepjepa.training.run_options import RunOptions
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import read_json, share, write_json, write_whole
-from stepjepa.utils.manifest import write_manifest
+from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
 
 logger = logging.getLogger("stepjepa")
 _RESUME = "resume with --resume_from_checkpoint true"

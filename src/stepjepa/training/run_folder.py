@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.utils.files import LOCK, check_writable, locked, read_json, write_json
-from stepjepa.utils.manifest import MANIFEST, listed_files, mismatch
+from stepjepa.utils.files import LOCK, MANIFEST, check_writable, listed_files, locked, mismatch, read_json, write_json
 
 RECORD, METRICS = "run.json", "metrics.json"
 BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what

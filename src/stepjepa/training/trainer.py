@@ -23,9 +23,8 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, Predictio
 
 from stepjepa.data.types import LM, Batch, ForestOutput
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.ema import TargetEncoder, add_target_encoder, momentum_at
 from stepjepa.modeling.export import check_keeps_predictors
-from stepjepa.modeling.extras import trained_extras
+from stepjepa.modeling.extras import TargetEncoder, add_target_encoder, momentum_at, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions

@@ -1,11 +1,13 @@
-"""A full disk and a lack of memory, told apart from other errors and said in one line."""
+"""A full disk, a lack of memory and libraries that are not installed: each is reported in one line."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from stepjepa.errors import ConfigError, RunError
 
@@ -40,25 +42,20 @@ def why_not_written(error: BaseException) -> str | None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the host or on a device."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in _MEMORY_TEXTS)
+    failed = isinstance(error, RuntimeError) and any(part in str(error) for part in _MEMORY_TEXTS)
+    return failed or isinstance(error, MemoryError)
 
 
 @contextmanager
 def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
-    """Within this context, a full disk is a `RunError`: what could not be written, why, and what to do then.
-
-    Raises:
-        RunError: see above.
-    """
+    """Within this context, a full disk is a `RunError`: what could not be written, why, and what to do then."""
     try:
         yield
     except Exception as error:
         reason = why_not_written(error)
         if reason is None:
             raise
-        raise _not_written(what, reason, then) from error
+        raise RunError(f"{os.fspath(what)}: could not be written ({reason}); free some space, then {then}") from error
 
 
 @contextmanager
@@ -67,26 +64,21 @@ def explaining(lower: str, then: str) -> Iterator[None]:
 
     Args:
         lower: what to lower for less memory.
-        then: how the command is gone on with afterwards.
-
-    Raises:
-        RunError: see above.
+        then: how the command is resumed afterwards.
     """
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
-        reason = why_not_written(error)
-        if reason is not None:
-            raise _not_written(getattr(error, "filename", None) or "a file", reason, then) from error
-        if not is_out_of_memory(error):
-            raise
+        with writing(getattr(error, "filename", None) or "a file", then):
+            if not is_out_of_memory(error):
+                raise
         words = next(iter(str(error).strip().splitlines()), "") or "an allocation failed"
         raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
 
 
 @contextmanager
 def saying_out_of_memory(message: str) -> Iterator[None]:
-    """Within this context, a lack of memory is a `ConfigError` with this message.
+    """Within this context, a lack of memory is an error with this message.
 
     Raises:
         ConfigError: see above.
@@ -99,5 +91,16 @@ def saying_out_of_memory(message: str) -> Iterator[None]:
         raise ConfigError(message) from None
 
 
-def _not_written(what: str | os.PathLike[str], reason: str, then: str) -> RunError:
-    return RunError(f"{os.fspath(what)}: could not be written ({reason}); free some space, then {then}")
+def library(name: str, extra: str) -> Any:
+    """The module `name`, which only some commands need and which comes with ``pip install 'stepjepa[extra]'``.
+
+    Raises:
+        ConfigError: it, or something that it needs, is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        raise ConfigError(
+            f"this needs {missing}, which is not installed; install it with: pip install 'stepjepa[{extra}]'"
+        ) from None

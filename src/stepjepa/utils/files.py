@@ -1,19 +1,27 @@
-"""Atomic writes: a reader finds the old file or the complete new one, also after a crash or a full disk."""
+"""Atomic writes: a reader meets the old file or the complete new one, also after a crash or a full disk.
+
+``manifest.json`` is a folder's list of its files, by which a cut, damaged or missing one is noticed. It is written last,
+after every file that it lists is on the disk: a folder that has one is complete.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import ConfigError
 
 LOCK = ".lock"  # the name of the lock file in a folder that one process at a time may write
+MANIFEST = "manifest.json"
+_WEIGHTS = (".safetensors", ".bin")
 _MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
 
 
@@ -21,8 +29,8 @@ _MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path in the same folder; when the block ends, that file is synced and moved to `path`.
 
-    What a killed process left under the temporary name is removed first, a planted link included: the file is made anew and
-    never opened through one. It gets the mode of any new file, whatever wrote it. A device or a pipe is written to directly.
+    What a killed process left under the temporary name is removed first, a planted link included: the file is new and never
+    opened through one. It gets the mode of any new file, whatever wrote it. A device or a pipe is written to directly.
 
     Raises:
         OSError: it could not be written; what was at `path` is unchanged.
@@ -60,19 +68,12 @@ def sync(path: Path) -> None:
     Raises:
         OSError: the file could not be written. A system that cannot open folders is no error.
     """
-    try:
+    with suppress(OSError) if path.is_dir() else nullcontext():
         handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        if path.is_dir():
-            return
-        raise
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not path.is_dir():
-            raise
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def share(folder: Path) -> None:
@@ -94,16 +95,12 @@ def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
 
 
 def write_json(path: str | os.PathLike[str], record: Any, indent: int | None = 2) -> None:
-    """Write JSON atomically. NaN and infinity, which JSON does not have, become null.
-
-    Raises:
-        OSError: as `write_whole`.
-    """
+    """Write JSON as `json_bytes` gives it, atomically (`write_whole`)."""
     write_whole(path, [json_bytes(record, indent), b"\n"])
 
 
 def json_bytes(record: Any, indent: int | None = None) -> bytes:
-    """`record` as JSON in UTF-8; NaN and infinity become null, a lone surrogate an escape."""
+    """`record` as JSON in UTF-8; NaN and infinity, which JSON does not have, become null, a lone surrogate an escape."""
     try:
         text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -114,47 +111,12 @@ def json_bytes(record: Any, indent: int | None = None) -> bytes:
         return json.dumps(_finite(record), indent=indent, allow_nan=False).encode()
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock file within this context, as long as the process lives; False where another process holds it.
-
-    The file is removed at the end. One that a dead process has left is no obstacle. Where the system or the file system has
-    no locks, nobody is kept out.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield True
-        return
-    while True:
-        try:
-            file = open(path, "a", opener=no_links)  # noqa: SIM115
-        except OSError:  # a folder that cannot be written to
-            yield True
-            return
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:
-                pass
-            if not _same_file(path, file.fileno()):  # its last holder has removed it meanwhile
-                continue
-            try:
-                yield True
-            finally:
-                with suppress(OSError):
-                    path.unlink()
-            return
-
-
-def _same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except OSError:
-        return False
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -162,7 +124,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no JSON in UTF-8.
+        ValueError: as `parse_json`.
     """
     return parse_json(Path(path).read_bytes())
 
@@ -188,28 +150,136 @@ def _whole_number(digits: str) -> int:
 _DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file within this context, as long as the process lives; False where another process holds it.
+
+    The file is removed at the end. One that a dead process has left is no obstacle. Where the system or the file system has
+    no locks, nobody is kept out.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield True
+        return
+    while True:
+        try:
+            file = open(path, "a", opener=no_links)  # noqa: SIM115
+        except OSError:  # a folder that cannot be written to
+            yield True
+            return
+        found = None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:
+                pass
+            with suppress(OSError):
+                found = path.stat()
+            if found is None or not os.path.samestat(found, os.fstat(file.fileno())):
+                continue  # its last holder has removed it meanwhile
+            try:
+                yield True
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
+
+
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
-    """Find out whether files can be written to a folder that exists or will be made, and leave nothing behind.
+    """Find out whether files can be written to a folder that exists or will be made, and leave nothing there.
 
     Raises:
         ConfigError: they cannot.
     """
-    place = folder.absolute()
-    while not place.is_dir() and place != place.parent:
-        if place.exists():
-            raise ConfigError(f"{option} {folder}: {place} is a file")
-        place = place.parent
+    place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    if not place.is_dir():
+        raise ConfigError(f"{option} {folder}: {place} is a file")
     try:
         tempfile.TemporaryDirectory(prefix=".stepjepa-", dir=place).cleanup()
     except OSError as error:
         raise ConfigError(f"{option} {folder}: cannot be written ({error.strerror or error})") from None
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return value
+# Manifests
+
+
+def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
+    """See files onto the disk, then write their sizes and checksums to `MANIFEST`.
+
+    Args:
+        names: which files of the folder; None for every file in it and in folders inside it.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    if names is None:
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+    def entry(name: str) -> dict[str, int | str]:
+        sync(folder / name)
+        return {"bytes": (folder / name).stat().st_size, "sha256": _checksum(folder / name)}
+
+    listed = sorted(set(names) - {MANIFEST})
+    with ThreadPoolExecutor(4) as pool:  # weights and optimizer at a time: neither waits for Python
+        files = dict(zip(listed, pool.map(entry, listed), strict=True))
+    for parent in {(folder / name).parent for name in files}:
+        sync(parent)
+    write_json(folder / MANIFEST, {"files": files})
+
+
+def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
+    """What a folder's manifest lists, by name; None where there is no manifest that can be read."""
+    try:
+        record = read_json(folder / MANIFEST)
+        return {name: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for name, entry in record["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def weights_digest(folder: Path) -> str | None:
+    """A digest of the weights that a folder's manifest lists; None without a manifest."""
+    files = listed_files(folder)
+    if files is None:
+        return None
+    listed = sorted((name, entry["sha256"]) for name, entry in files.items() if name.endswith(_WEIGHTS))
+    return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
+
+
+def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -> str | None:
+    """What is wrong with a folder by its manifest; None where all files are as they were written.
+
+    Args:
+        only_weights: compare the weights alone; of the other files, which users may edit, only that they are there.
+        checksums: compare contents too, which reads the files; else sizes alone.
+    """
+    files = listed_files(folder)
+    if files is None:
+        damaged = (folder / MANIFEST).exists()
+        return f"{MANIFEST} cannot be read" if damaged else f"it has no {MANIFEST}"
+    for name in files:
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+    compared = {name: entry for name, entry in files.items() if not only_weights or name.endswith(_WEIGHTS)}
+    for name, entry in compared.items():
+        size = (folder / name).stat().st_size
+        if size != entry["bytes"]:
+            return f"{name} has {size:,} bytes instead of {entry['bytes']:,}"
+    for name, entry in compared.items() if checksums else ():
+        try:
+            if _checksum(folder / name) != entry["sha256"]:
+                return f"{name} is damaged: its checksum differs"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+    return None
+
+
+def _checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 22):
+            digest.update(part)
+    return digest.hexdigest()

@@ -28,15 +28,11 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         OSError: there is no such file at the start.
     """
     before = os.stat(path)
+    broken: DataError | None = None
     try:
         yield
-    except DataError:
-        _check_unchanged(path, before)
-        raise
-    _check_unchanged(path, before)
-
-
-def _check_unchanged(path: str | os.PathLike[str], before: os.stat_result) -> None:
+    except DataError as error:
+        broken = error
     try:
         now = os.stat(path)
     except FileNotFoundError:
@@ -45,6 +41,8 @@ def _check_unchanged(path: str | os.PathLike[str], before: os.stat_result) -> No
         grown = now.st_size != before.st_size
         size = f" ({before.st_size:,} bytes before, {now.st_size:,} now)" if grown else ""
         raise DataError(f"{path}: the file changed while it was read{size}; start again when nothing writes to it")
+    if broken is not None:
+        raise broken
 
 
 def read_lines(file: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ Tag = TypeVar("Tag")
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
-_function: Callable[[Any], Any] | None = None  # of a worker process
+_function: Callable[[Any], Any]  # of a worker process
 
 
 def mapped(
@@ -50,8 +50,7 @@ def mapped(
             if len(waiting) > 2 * processes:  # so that tasks do not pile up in memory
                 done, future = waiting.popleft()
                 yield done, future.result()
-        while waiting:
-            done, future = waiting.popleft()
+        for done, future in waiting:
             yield done, future.result()
     except BrokenProcessPool:
         raise DataError(
@@ -77,5 +76,4 @@ def _end_with_parent() -> None:
 
 
 def _call(argument: Any) -> Any:
-    assert _function is not None
     return _function(argument)

@@ -1,4 +1,5 @@
-"""Printing: every line that leaves the library passes here, so that nothing in it can steer the terminal."""
+"""Printing: every line that leaves the library passes here, so that nothing in it can steer the terminal; and how far a
+command is."""
 
 from __future__ import annotations
 
@@ -7,12 +8,19 @@ import errno
 import logging
 import os
 import select
+import signal
 import sys
-from typing import IO, Any
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeVar
 
-from stepjepa.utils.text import one_line, printable, printable_json
+from stepjepa.utils.text import escaped, one_line, printable, printable_json
 
 _STDOUT = "standard output"
+_Bar = TypeVar("_Bar", bound="Bar")
+# Elsewhere than in a terminal: at most so many lines for one task, and none within so many seconds.
+_LINES, _PAUSE = 10, 10.0
 
 
 def print_text(text: str) -> None:
@@ -68,6 +76,91 @@ def show_log(level: int) -> None:
     logger.setLevel(level)
     if not any(isinstance(handler, _Log) for handler in logger.handlers):
         logger.addHandler(_Log())
+
+
+class Bar:
+    """One task after the other on standard error: a bar in a terminal, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task: Any = None
+        self._name, self._total, self._done = "", 0, 0
+        self._printed, self._when = 0, 0.0
+
+    def __enter__(self: _Bar) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def start(self, name: str, total: int, done: int, note: str = "") -> None:
+        """Begin a task, of which so much is done."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(escaped(name), total=total, completed=done, note=note)
+        self._name, self._total, self._done = name, total, done
+        self._printed, self._when = done, time.monotonic()
+
+    def advance(self, count: int, note: str = "") -> None:
+        """Move it on; `note` is printed next to the bar."""
+        self._done += count
+        self._progress.update(self._task, advance=count, note=note)
+
+    def begin(self, name: str, total: int, done: int = 0, note: str = "") -> None:
+        """As `start`; elsewhere than in a terminal, print what begins."""
+        self.start(name, total, done, note)
+        if self._progress.disable:
+            self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
+
+    def step(self, count: int, note: str = "") -> None:
+        """As `advance`; elsewhere than in a terminal, print now and then how far the task is."""
+        self.advance(count, note)
+        due = self._done - self._printed >= self._total / _LINES and time.monotonic() - self._when >= _PAUSE
+        if self._progress.disable and due and self._done < self._total:
+            self._printed, self._when = self._done, time.monotonic()
+            self.say(f"{self._name}: {self._done} of {self._total}")
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, and print then what is kept.
+
+    For commands whose files are complete at any moment, so that there is nothing to save.
+    """
+
+    def terminate(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if in_main else None
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        print_error(f"stepjepa {command}: interrupted; {kept()}; the same command resumes from there")
+        raise
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+# Streams that are closed or full
 
 
 def open_missing_streams() -> None:

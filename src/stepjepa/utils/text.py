@@ -22,9 +22,7 @@ def printable(text: str) -> str:
 
     Line breaks, letters, punctuation and emoji stay.
     """
-    if text.isprintable():
-        return text
-    return "\n".join(map(escaped, text.split("\n")))
+    return text if text.isprintable() else "\n".join(map(escaped, text.split("\n")))
 
 
 def escaped(text: str) -> str:
@@ -54,14 +52,13 @@ def lone_surrogate(text: str) -> str | None:
 
 def printable_json(record: Any) -> str:
     """`record` as JSON over several lines that a terminal can show; NaN and infinity become null."""
-    text = json_bytes(record, indent=2).decode()
-    if text.replace("\n", "").isprintable():
-        return text
-    return "".join(c if c == "\n" or c.isprintable() else _json_escape(c) for c in text)
 
+    def shown(character: str) -> str:
+        if character == "\n" or character.isprintable():
+            return character
+        return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
-def _json_escape(character: str) -> str:
-    return json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f"
+    return "".join(map(shown, json_bytes(record, indent=2).decode()))
 
 
 def scaled(value: float | None) -> str:

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from stepjepa.data.extras import library
 from stepjepa.errors import ConfigError
+from stepjepa.utils.failures import library
 
 
 def test_a_library_that_is_there():
