@@ -23,9 +23,8 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
-from stepjepa.data.extras import library
-
 from stepjepa.errors import ConfigError
+from stepjepa.utils.failures import library
 from stepjepa.utils.files import write_whole
 
 NOTES = Path(__file__).resolve().parents[1] / "docs" / "paper.md"
