@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stepjepa.data.chat import ChatRenderer, RowError, check_messages, load_chat_template
+from stepjepa.data.chat import ChatRenderer, RowError, check_messages, with_template
 from stepjepa.errors import ConfigError
 from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, fresh
@@ -252,11 +252,12 @@ def test_check_messages():
 def test_template_files(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}é", encoding="utf-8")
-    assert load_chat_template(file) == "{{ messages }}é"
+    plain = byte_bpe_tokenizer()
+    assert with_template(plain, str(file)).chat_template == "{{ messages }}é" != plain.chat_template
     file.write_bytes(b"\xff\xfe")
     for path in (file, tmp_path / "absent.jinja"):
         with pytest.raises(ConfigError, match="give a Jinja file"):
-            load_chat_template(path)
+            with_template(plain, str(path))
     tokenizer = fresh(byte_bpe_tokenizer())
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="--chat_template FILE"):

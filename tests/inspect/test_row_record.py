@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepjepa.data.examples import ExampleStore
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.types import Pair, Read
 from stepjepa.inspect.record import Readout, Span
 from stepjepa.inspect.rows import token_text

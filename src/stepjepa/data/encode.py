@@ -13,12 +13,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat, RowError
-from stepjepa.data.examples import ExampleStore
+from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.report import DataReport, StepCounts
-from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, listed_columns, listed_steps, row_to_messages
+from stepjepa.data.sources import (
+    ANSWER_COLUMNS,
+    PairColumns,
+    RowSource,
+    is_stream,
+    listed_columns,
+    listed_steps,
+    row_to_messages,
+)
 from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
-from stepjepa.data.streams import blocks, is_stream, stream_ids
 from stepjepa.data.tokens import (
     TokenisedText,
     TurnEnds,
@@ -26,11 +33,12 @@ from stepjepa.data.tokens import (
     encode_cut,
     encode_texts,
     label_spans,
+    stream_ids,
     template_turn_end,
     token_span,
 )
 from stepjepa.data.types import ISOLATED, TRUNK, Example, PairsFound, Span, Turn
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, RowError
 from stepjepa.utils.parallel import mapped
 
 CHUNK_ROWS = 1000
@@ -70,10 +78,6 @@ class PairMaker(Protocol):
     @property
     def takes_text(self) -> bool:
         """Whether it also trains on plain text."""
-
-    @property
-    def predictors(self) -> int:
-        """K."""
 
     @property
     def one_pair(self) -> bool:
@@ -246,23 +250,22 @@ class _Chunk:
         """See `RowEncoder.__call__`."""
         digests: list[bytes] = []
         examples: list[list[Example]] = [[] for _ in rows]
-        chats: list[tuple[int, str, ReadChat]] = []
+        chats: list[tuple[int, str, ReadChat, str]] = []
         for index, (place, row) in enumerate(rows):
             try:
                 if self.encoder.streams and is_stream(row):
                     ids = stream_ids(row, self.tokenizer)
                     digests.append(hashlib.sha256(ids.tobytes()).digest())
-                    examples[index] = self._text(place, ids)
+                    examples[index] = self._text(ids)
                     continue
                 chat = read_chat(row, self.encoder.chats, self.options)
                 digests.append(chat.digest)
-                chats.append((index, place, chat))
+                chats.append((index, place, chat, self._closed_text(chat.rendered)))
             except RowError as error:
                 self._refuse(error.reason, place, str(error))
         # All texts of a chunk are tokenised in one call.
-        texts = [self._closed_text(chat.rendered) for _, _, chat in chats]
-        tokens = encode_texts(self.tokenizer, texts) if texts else []
-        for (index, place, chat), text, tokenised in zip(chats, texts, tokens, strict=True):
+        tokens = encode_texts(self.tokenizer, [text for *_, text in chats]) if chats else []
+        for (index, place, chat, text), tokenised in zip(chats, tokens, strict=True):
             try:
                 examples[index] = [self._chat(place, chat, text, tokenised)]
             except RowError as error:
@@ -271,7 +274,8 @@ class _Chunk:
         report = self.report
         report.rows_read, report.examples, report.pairs = len(rows), len(store), store.num_pairs
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
-        report.end_of_turn = "" if self.encoder.streams or not chats else self._end_of_turn()
+        if chats and not self.encoder.streams:
+            report.end_of_turn = self._end_of_turn()
         return Encoded([len(several) for several in examples], store, report, b"".join(digests))
 
     def _refuse(self, reason: str, place: str, message: str) -> None:
@@ -288,19 +292,24 @@ class _Chunk:
         token = self.tokenizer.convert_ids_to_tokens(self.end_id)
         return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
 
-    def _text(self, place: str, ids: np.ndarray) -> list[Example]:
-        """Examples of one row of plain text: blocks of which every token is labelled."""
-        limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
-        pieces = blocks(ids, limit)
-        if not pieces:
-            self._refuse("nothing_to_learn", place, "the text has fewer than two tokens")
-        objective = self.options.objective
+    def _text(self, ids: np.ndarray) -> list[Example]:
+        """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
+        block of one token, which predicts nothing, is left out.
+
+        Raises:
+            RowError: there is no block.
+        """
+        objective, limit = self.options.objective, self.options.max_length
+        limit = min(limit, self.options.max_positions or limit)
+        blocks = [block for start in range(0, len(ids), limit) if len(block := ids[start : start + limit]) > 1]
+        if not blocks:
+            raise RowError("nothing_to_learn", "the text has fewer than two tokens")
         return [
             self._paired(
-                Example(piece, (Span(1, len(piece)),)),
-                PairsFound() if objective is None else objective.pairs_of_text(piece),
+                Example(block, (Span(1, len(block)),)),
+                PairsFound() if objective is None else objective.pairs_of_text(block),
             )
-            for piece in pieces
+            for block in blocks
         ]
 
     def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText) -> Example:
@@ -311,7 +320,7 @@ class _Chunk:
         """
         ids, last = tokenised
         if not self.encoder.template_ends_turns:
-            ids, last = self._cut_at_answers(chat.rendered, text, ids, last)
+            ids, last = self._cut_at_answers(chat, text, ids, last)
         limit = self.options.max_length
         turns, ids = self._turns(chat, ids, last)
         ends = {self.end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
@@ -344,7 +353,7 @@ class _Chunk:
 
     def _paired(self, example: Example, found: PairsFound) -> Example:
         """The example with those of its pairs that fit into `max_length` and the model's positions; counts the others."""
-        options, whole = self.options, example._replace(segments=found.segments)
+        options, report, whole = self.options, self.report, example._replace(segments=found.segments)
         pairs, views, reason = list(found.pairs), list(found.view_spans), found.reason
         limits = (("pair_truncated", options.max_length, False), ("beyond_positions", options.max_positions, True))
         for why, limit, positions in limits:
@@ -354,19 +363,16 @@ class _Chunk:
             pairs = [pair for pair in pairs if _reach(whole, pair, positions) <= limit]
             views = [both for both in views if max(view.stop for view in both) <= limit]
             if len(pairs) + len(views) < before:
-                self.report.pairs_dropped[why] += before - len(pairs) - len(views)
+                report.pairs_dropped[why] += before - len(pairs) - len(views)
                 reason = None if pairs or views else why
-        if options.objective is not None and options.objective.one_pair and len(pairs) > 1:
-            self.report.pairs_dropped["second_pair"] += len(pairs) - 1
-            pairs = pairs[:1]
-        if options.objective is not None and not pairs and not views:
-            self.report.examples_without_pairs[reason or "empty_view"] += 1
-        example = whole.with_pairs(pairs)._replace(view_spans=tuple(views))
-        self.report.labelled_tokens += sum(stop - start for start, stop in example.labels)
-        segments = (example.segment(pair.target) for pair in example.pairs)
-        self.report.target_tokens += sum(segment.length for segment in segments if segment is not None)
-        self.report.target_tokens += sum(target.stop - target.start for _, target in views)
-        return example
+        if options.objective is not None:
+            if options.objective.one_pair and len(pairs) > 1:
+                report.pairs_dropped["second_pair"] += len(pairs) - 1
+                pairs = pairs[:1]
+            if not pairs and not views:
+                report.examples_without_pairs[reason or "empty_view"] += 1
+        report.labelled_tokens += sum(stop - start for start, stop in example.labels)
+        return whole.with_pairs(pairs)._replace(view_spans=tuple(views))
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
         last_is_answer = chat.spans[-1].role == "assistant"
@@ -377,27 +383,27 @@ class _Chunk:
         is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
         return chat.text[: chat.spans[-1].end] if self._appends_eos(chat) else chat.text
 
-    def _cut_at_answers(self, chat: RenderedChat, text: str, ids: np.ndarray, last: np.ndarray) -> TokenisedText:
+    def _cut_at_answers(self, chat: ReadChat, text: str, ids: np.ndarray, last: np.ndarray) -> TokenisedText:
         """Tokens that do not merge the end of an answer with the template's text behind it.
 
         Needed only where no end-of-turn token stands between: the answer's last token would be lost to the labels.
         """
-        ends = [span.end for span in chat.spans if span.role == "assistant" and span.start < span.end < len(text)]
+        ends = [span.end for span in chat.answers if span.start < span.end < len(text)]
         if all(last[token_span(last, end, end).start - 1] == end - 1 for end in ends):
             return ids, last
         return encode_cut(self.tokenizer, text, ends)
 
     def _turns(self, row: ReadChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
         """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
-        chat, turns = row.rendered, list[Turn]()
-        user: tuple[Span, int] | None = None
+        chat, turns, eos = row.rendered, list[Turn](), self.tokenizer.eos_token_id
+        user: tuple[Span | None, int] = (None, 0)
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
             content = token_span(last, span.start, span.end)
             mark = self.encoder.ends.find(ids, content.stop, token_span(last, following, following).start)
             if mark is not None and span.role == "assistant" and not self.encoder.template_ends_turns:
                 # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
-                mark = mark if ids[mark] == self.tokenizer.eos_token_id else None
+                mark = mark if ids[mark] == eos else None
             close = content.stop if mark is None else mark + 1
             if span.role == "user":
                 user = (content, close)
@@ -406,11 +412,11 @@ class _Chunk:
             if mark is not None:
                 self.end_id = int(ids[mark])
             elif index + 1 == len(chat.spans) and self._appends_eos(chat):
-                ids = np.append(ids, np.int32(self.tokenizer.eos_token_id))
-                close, self.end_id, self.appended_eos = len(ids), self.tokenizer.eos_token_id, True
+                ids = np.append(ids, np.int32(eos))
+                close, self.end_id, self.appended_eos = len(ids), eos, True
             found = row.steps.spans[len(turns)] if row.steps is not None else []
             steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
-            turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, close, steps))
+            turns.append(Turn(*user, content, close, steps))
         return turns, ids
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.data.chat import ChatRenderer, RowError, with_template
+from stepjepa.data.chat import ChatRenderer, with_template
 from stepjepa.data.tokens import template_turn_end
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, RowError
 
 _PREDICTOR = re.compile(r"<\|predictor_\d+\|>")
 

@@ -42,7 +42,7 @@ REASONS = {
 }
 
 _SUMMED = (
-    "rows_read rows_kept examples pairs answers_truncated system_folded labelled_tokens target_tokens "
+    "rows_read rows_kept examples pairs answers_truncated system_folded labelled_tokens "
     "without_system_prompt other_system_prompts"
 ).split()
 _SYSTEM_PROMPTS = 8  # kept, however many there are
@@ -175,7 +175,6 @@ class DataReport:
     fingerprint: str = ""
     tokens: int = 0
     labelled_tokens: int = 0
-    target_tokens: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
     files: list[str] = field(default_factory=list)
     token_length: dict[str, int] = field(default_factory=dict)

@@ -390,24 +390,3 @@ class ForestOutput:
     def lm_loss_sum(self) -> torch.Tensor:
         """() float32, cross-entropy summed over the N labelled positions."""
         return self.parts[LM].sum
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """What tells one run from another, as ``run.json`` holds it.
-
-    Attributes:
-        versions: of stepjepa, torch, transformers and python, by name.
-        settings: the resolved options, by name.
-        processes: of the run.
-        steps: optimizer steps that are asked for.
-        forward: ``packed``, ``two_pass`` or ``inline``.
-        data: fingerprints of the data sets, by their name in the run.
-    """
-
-    versions: Mapping[str, str]
-    settings: Mapping[str, Any]
-    processes: int
-    steps: int
-    forward: str
-    data: Mapping[str, str]

@@ -12,8 +12,7 @@ import numpy as np
 from stepjepa.data.chat import ChatRenderer, RenderedChat
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
-from stepjepa.data.sources import RowSource
-from stepjepa.data.streams import is_stream
+from stepjepa.data.sources import RowSource, is_stream
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
@@ -62,7 +61,7 @@ def form_of(method: JEPAOptions) -> Form:
 
 def tokenizer_of(source: Any, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
     """The tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
-    from stepjepa.data.texts import texts_of
+    from stepjepa.data.sources import texts_of
     from stepjepa.modeling.load import load_tokenizer
     from stepjepa.training.encoding import pair_columns
 

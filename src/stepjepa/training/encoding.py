@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from stepjepa.data.cache import cache_key, load_cached, save_cached
 from stepjepa.data.chat import ChatRenderer, with_template
+from stepjepa.data.dataset import ExampleStore, cache_key, load_cached, save_cached
 from stepjepa.data.encode import EncodeOptions, encode_dataset
-from stepjepa.data.examples import ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.encode import make_encoder
-from stepjepa.data.examples import ExampleStore
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource
+from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.data.streaming import ExampleStream, RowStream
-from stepjepa.data.texts import texts_of
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import is_preset, load_tokenizer

@@ -15,9 +15,9 @@ from stepjepa.data.chat import RowError
 from stepjepa.data.encode import EncodeOptions, chat_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.signs import Leak, Repeats, Signs, question_of
-from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.sources import PairColumns, RowSource, is_stream, row_to_messages
 from stepjepa.data.steps import RowSteps, StepRules, rules_for, steps_of
-from stepjepa.data.streams import is_stream, stream_ids
+from stepjepa.data.tokens import stream_ids
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.style import counted
 from stepjepa.utils.text import escaped, printable
