@@ -327,7 +327,7 @@ class _Reader:
         self.rows, self.rules, self.usual = rows, rules, usual.splitter
         self.options = EncodeOptions(rules=rules, system_prompt=system_prompt, columns=columns)
         name = rules.name
-        shown = rules.splitter.separator if name in ("separator", "auto", "regex") and not rules.required else "\n"
+        shown = rules.splitter.separator if rules.splitter.reads_separator and not rules.required else "\n"
         others = {self.usual.name: 0} if rules.required or self.usual != rules.splitter else {}
         counts = StepCounts.of(rules)
         self.found = TextStatistics(rows.name, name, shown, rows.files, other_splitters=others, steps=counts)
