@@ -210,23 +210,10 @@ class RowEncoder:
         self.renderer = renderer
         self.ends = TurnEnds(tokenizer)
 
-    def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
-        """The examples of a chunk.
-
-        Raises:
-            DataError: with ``strict`` the first row that cannot be used.
-            ConfigError: chats without a template.
-        """
-        return _Chunk(self).encode(rows)
-
     @cached_property
     def chats(self) -> ChatRenderer:
         """The renderer; asked for by the first chat, because plain text needs none."""
         return self.renderer or ChatRenderer(self.tokenizer)
-
-    def new_counts(self) -> StepCounts:
-        """Where the steps of the data set come from, nothing counted yet."""
-        return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
     @cached_property
     def template_ends_turns(self) -> bool:
@@ -236,63 +223,61 @@ class RowEncoder:
         except RowError:
             return True
 
+    def new_counts(self) -> StepCounts:
+        """Where the steps of the data set come from, nothing counted yet."""
+        return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
-class _Chunk:
-    """What is counted while one chunk is encoded."""
+    def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
+        """The examples of a chunk.
 
-    def __init__(self, encoder: RowEncoder):
-        self.encoder, self.options, self.tokenizer = encoder, encoder.options, encoder.tokenizer
-        self.report = DataReport(encoder.name, steps=encoder.new_counts())
-        self.end_id: int | None = None
-        self.appended_eos = False
-
-    def encode(self, rows: Sequence[PlacedRow]) -> Encoded:
-        """See `RowEncoder.__call__`."""
+        Raises:
+            DataError: with ``strict`` the first row that cannot be used.
+            ConfigError: chats without a template.
+        """
+        report = DataReport(self.name, steps=self.new_counts())
         digests: list[bytes] = []
         examples: list[list[Example]] = [[] for _ in rows]
         chats: list[tuple[int, str, ReadChat, str]] = []
         for index, (place, row) in enumerate(rows):
             try:
-                if self.encoder.streams and is_stream(row):
+                if self.streams and is_stream(row):
                     ids = stream_ids(row, self.tokenizer)
                     digests.append(hashlib.sha256(ids.tobytes()).digest())
-                    examples[index] = self._text(ids)
+                    examples[index] = self._text(ids, report)
                     continue
-                chat = read_chat(row, self.encoder.chats, self.options)
+                chat = read_chat(row, self.chats, self.options)
                 digests.append(chat.digest)
-                chats.append((index, place, chat, self._closed_text(chat.rendered)))
+                # Where an EOS takes the place of what the template writes behind the last answer, that is cut off, or a
+                # tokenizer may merge the answer's last character with it (``.`` and a line break).
+                text = chat.rendered.text
+                text = text[: chat.rendered.spans[-1].end] if self._appends_eos(chat.rendered) else text
+                chats.append((index, place, chat, text))
             except RowError as error:
-                self._refuse(error.reason, place, str(error))
+                self._refuse(error, place, report)
         # All texts of a chunk are tokenised in one call.
         tokens = encode_texts(self.tokenizer, [text for *_, text in chats]) if chats else []
         for (index, place, chat, text), tokenised in zip(chats, tokens, strict=True):
             try:
-                examples[index] = [self._chat(place, chat, text, tokenised)]
+                examples[index] = [self._chat(place, chat, text, tokenised, report)]
             except RowError as error:
-                self._refuse(error.reason, place, str(error))
+                self._refuse(error, place, report)
         store = ExampleStore([example for several in examples for example in several])
-        report = self.report
         report.rows_read, report.examples, report.pairs = len(rows), len(store), store.num_pairs
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
-        if chats and not self.encoder.streams:
-            report.end_of_turn = self._end_of_turn()
+        if chats and not self.streams and not report.end_of_turn:
+            report.end_of_turn = (
+                "none: the template writes no special token behind an answer and the tokenizer has no EOS"
+            )
         return Encoded([len(several) for several in examples], store, report, b"".join(digests))
 
-    def _refuse(self, reason: str, place: str, message: str) -> None:
+    def _refuse(self, error: RowError, place: str, report: DataReport) -> None:
         """Skip a row, or with ``strict`` stop at it."""
-        message = " ".join(message.split())  # names of columns and a template's own words may hold line breaks
+        message = " ".join(str(error).split())  # names of columns and a template's own words may hold line breaks
         if self.options.strict:
             raise DataError(f"{place}: {message} (--strict_data stops at the first such row)")
-        self.report.skip(reason, place, message)
+        report.skip(error.reason, place, message)
 
-    def _end_of_turn(self) -> str:
-        """The end-of-turn token for the report."""
-        if self.end_id is None:
-            return "none: the template writes no special token behind an answer and the tokenizer has no EOS"
-        token = self.tokenizer.convert_ids_to_tokens(self.end_id)
-        return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
-
-    def _text(self, ids: np.ndarray) -> list[Example]:
+    def _text(self, ids: np.ndarray, report: DataReport) -> list[Example]:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
         block of one token, which predicts nothing, is left out.
 
@@ -304,28 +289,29 @@ class _Chunk:
         blocks = [block for start in range(0, len(ids), limit) if len(block := ids[start : start + limit]) > 1]
         if not blocks:
             raise RowError("nothing_to_learn", "the text has fewer than two tokens")
-        return [
-            self._paired(
-                Example(block, (Span(1, len(block)),)),
-                PairsFound() if objective is None else objective.pairs_of_text(block),
-            )
-            for block in blocks
-        ]
+        examples = []
+        for block in blocks:
+            found = PairsFound() if objective is None else objective.pairs_of_text(block)
+            examples.append(self._paired(Example(block, (Span(1, len(block)),)), found, report))
+        return examples
 
-    def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText) -> Example:
+    def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText, report: DataReport) -> Example:
         """The example of one chat, and what there is to count about it.
 
         Raises:
             RowError: nothing of it can be trained on.
         """
         ids, last = tokenised
-        if not self.encoder.template_ends_turns:
-            ids, last = self._cut_at_answers(chat, text, ids, last)
-        limit = self.options.max_length
-        turns, ids = self._turns(chat, ids, last)
-        ends = {self.end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
+        if not self.template_ends_turns:
+            # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
+            ends = [span.end for span in chat.answers if span.start < span.end < len(text)]
+            if any(last[token_span(last, end, end).start - 1] != end - 1 for end in ends):
+                ids, last = encode_cut(self.tokenizer, text, ends)
+        limit, objective = self.options.max_length, self.options.objective
+        turns, ids, end_id = self._turns(chat, ids, last, report)
+        ended_by = {end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
         answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
-        labels = label_spans(self.options.labels, ids, answers, ends, limit)
+        labels = label_spans(self.options.labels, ids, answers, ended_by, limit)
         if not labels:
             first = turns[0].answer.start
             if first < limit:
@@ -339,21 +325,19 @@ class _Chunk:
                     f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
                     "raise --max_length or drop --strict_data"
                 )
-            self.report.answers_truncated += 1
+            report.answers_truncated += 1
         trunk, found = ids[:limit], PairsFound()
-        if self.options.objective is not None:
-            chats = self.encoder.chats
-            found = self.options.objective.pairs_of(TokenChat(ids, trunk, turns, chat.messages, self.tokenizer, chats))
-        example = self._paired(Example(trunk, labels), found)
+        if objective is not None:
+            found = objective.pairs_of(TokenChat(ids, trunk, turns, chat.messages, self.tokenizer, self.chats))
         if chat.steps is not None:
-            self.report.steps.count(place, chat.steps)
-        self.report.system_folded += chat.rendered.folded_system
-        self.report.see_system_prompt(chat.messages)
-        return example
+            report.steps.count(place, chat.steps)
+        report.system_folded += chat.rendered.folded_system
+        report.see_system_prompt(chat.messages)
+        return self._paired(Example(trunk, labels), found, report)
 
-    def _paired(self, example: Example, found: PairsFound) -> Example:
+    def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:
         """The example with those of its pairs that fit into `max_length` and the model's positions; counts the others."""
-        options, report, whole = self.options, self.report, example._replace(segments=found.segments)
+        options, whole = self.options, example._replace(segments=found.segments)
         pairs, views, reason = list(found.pairs), list(found.view_spans), found.reason
         limits = (("pair_truncated", options.max_length, False), ("beyond_positions", options.max_positions, True))
         for why, limit, positions in limits:
@@ -376,32 +360,21 @@ class _Chunk:
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
         last_is_answer = chat.spans[-1].role == "assistant"
-        return last_is_answer and not self.encoder.template_ends_turns and self.tokenizer.eos_token_id is not None
+        return last_is_answer and not self.template_ends_turns and self.tokenizer.eos_token_id is not None
 
-    def _closed_text(self, chat: RenderedChat) -> str:
-        """The text to tokenise: where an EOS takes the place of what the template writes behind the last answer, that
-        is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
-        return chat.text[: chat.spans[-1].end] if self._appends_eos(chat) else chat.text
-
-    def _cut_at_answers(self, chat: ReadChat, text: str, ids: np.ndarray, last: np.ndarray) -> TokenisedText:
-        """Tokens that do not merge the end of an answer with the template's text behind it.
-
-        Needed only where no end-of-turn token stands between: the answer's last token would be lost to the labels.
-        """
-        ends = [span.end for span in chat.answers if span.start < span.end < len(text)]
-        if all(last[token_span(last, end, end).start - 1] == end - 1 for end in ends):
-            return ids, last
-        return encode_cut(self.tokenizer, text, ends)
-
-    def _turns(self, row: ReadChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
-        """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
+    def _turns(
+        self, row: ReadChat, ids: np.ndarray, last: np.ndarray, report: DataReport
+    ) -> tuple[list[Turn], np.ndarray, int | None]:
+        """The assistant turns in tokens, the ids with an EOS behind them where the template writes no end of turn, and the
+        token that ends a turn, which the report names."""
         chat, turns, eos = row.rendered, list[Turn](), self.tokenizer.eos_token_id
         user: tuple[Span | None, int] = (None, 0)
+        end_id, what = None, ""
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
             content = token_span(last, span.start, span.end)
-            mark = self.encoder.ends.find(ids, content.stop, token_span(last, following, following).start)
-            if mark is not None and span.role == "assistant" and not self.encoder.template_ends_turns:
+            mark = self.ends.find(ids, content.stop, token_span(last, following, following).start)
+            if mark is not None and span.role == "assistant" and not self.template_ends_turns:
                 # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
                 mark = mark if ids[mark] == eos else None
             close = content.stop if mark is None else mark + 1
@@ -410,14 +383,16 @@ class _Chunk:
             if span.role != "assistant":
                 continue
             if mark is not None:
-                self.end_id = int(ids[mark])
+                end_id = int(ids[mark])
             elif index + 1 == len(chat.spans) and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
-                close, self.end_id, self.appended_eos = len(ids), eos, True
+                close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
             found = row.steps.spans[len(turns)] if row.steps is not None else []
             steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
             turns.append(Turn(*user, content, close, steps))
-        return turns, ids
+        if end_id is not None:
+            report.end_of_turn = f"{self.tokenizer.convert_ids_to_tokens(end_id)}{what}"
+        return turns, ids, end_id
 
 
 def _reach(example: Example, pair: Any, positions: bool) -> int:
