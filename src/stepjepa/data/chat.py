@@ -1,7 +1,7 @@
 """Chats: checking messages, rendering them with the tokenizer's template, and locating each message by rendering.
 
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
-what it is given. The template is rendered once more with markers in place of the contents; what stands around the markers
+what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
 is the template's own text, and the real rendering must be exactly that text with the contents between.
 """
 
@@ -35,7 +35,7 @@ _RESERVED = {
 
 @dataclass(frozen=True)
 class MessageSpan:
-    """Where a message's content stands in the rendered text: characters [start, end)."""
+    """Where a message's content is in the rendered text: characters [start, end)."""
 
     role: str
     start: int
@@ -88,7 +88,7 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
 
 
 def plain_template(tokenizer: Any) -> str:
-    """A template without markup: the messages' contents with a line break between them, behind the BOS where the
+    """A template without markup: the messages' contents with a line break between them, after the BOS where the
     tokenizer writes one by itself."""
     start = "{{ bos_token }}" if tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id] else ""
     return (
@@ -139,7 +139,7 @@ def template_of(tokenizer: Any) -> str:
 
 
 class ChatRenderer:
-    """Renders chats with a tokenizer's template and says where each message stands.
+    """Renders chats with a tokenizer's template and says where each message is.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.

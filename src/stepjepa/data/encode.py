@@ -182,7 +182,7 @@ class Encoded(NamedTuple):
         counts: examples of each row: 0 for one that is refused, several for a long text.
         store: the examples, in the rows' order.
         report: on these rows alone.
-        digest: those of what each row holds, one behind the other.
+        digest: those of what each row holds, one after the other.
     """
 
     counts: list[int]
@@ -217,7 +217,7 @@ class RowEncoder:
 
     @cached_property
     def template_ends_turns(self) -> bool:
-        """Whether the template writes an end-of-turn token behind a last answer."""
+        """Whether the template writes an end-of-turn token after a last answer."""
         try:
             return template_turn_end(self.tokenizer, self.chats) is not None
         except RowError:
@@ -247,7 +247,7 @@ class RowEncoder:
                     continue
                 chat = read_chat(row, self.chats, self.options)
                 digests.append(chat.digest)
-                # Where an EOS takes the place of what the template writes behind the last answer, that is cut off, or a
+                # Where an EOS takes the place of what the template writes after the last answer, that is cut off, or a
                 # tokenizer may merge the answer's last character with it (``.`` and a line break).
                 text = chat.rendered.text
                 text = text[: chat.rendered.spans[-1].end] if self._appends_eos(chat.rendered) else text
@@ -365,7 +365,7 @@ class RowEncoder:
     def _turns(
         self, row: ReadChat, ids: np.ndarray, last: np.ndarray, report: DataReport
     ) -> tuple[list[Turn], np.ndarray, int | None]:
-        """The assistant turns in tokens, the ids with an EOS behind them where the template writes no end of turn, and the
+        """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
         token that ends a turn, which the report names."""
         chat, turns, eos = row.rendered, list[Turn](), self.tokenizer.eos_token_id
         user: tuple[Span | None, int] = (None, 0)
@@ -423,7 +423,7 @@ def encode_dataset(
     split: str = "train",
     processes: int = 1,
 ) -> tuple[ExampleStore, DataReport]:
-    """Read, render, tokenise and pair a whole data set.
+    """Read, render, tokenise and pair all of a data set.
 
     The first row decides whether the data set is one of chats or of plain text.
 

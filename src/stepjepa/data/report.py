@@ -108,7 +108,7 @@ class StepCounts:
         return own if self.own == self.rows else f"{own} in {self.own:,}, {by} in {self.rows - self.own:,}"
 
     def lines(self) -> list[str]:
-        """The counts in words, one fact a line; none where no steps are looked for."""
+        """The counts, one fact a line; none where no steps are looked for."""
         if not self.splitter:
             return []
         lines = [f"steps: {self.words}"]
@@ -210,7 +210,7 @@ class DataReport:
         return cls(**{**_known(cls, record), "steps": StepCounts(**_known(StepCounts, record.get("steps") or {}))})
 
     def lines(self) -> list[str]:
-        """The report in words, one fact a line."""
+        """The report, one fact a line."""
         skipped = sum(self.rows_skipped.values())
         rows = f"{self.rows_read:,} rows read, {self.rows_kept:,} kept, {skipped:,} skipped"
         lines = [f"{self.source}: {rows}, {self.pairs:,} pairs"]

@@ -112,7 +112,7 @@ class RowStream:
             before, rows = tuple(cursors), []
             for _ in range(size):
                 drawn = sum(cursor.taken for cursor in cursors) + 1
-                # The group that lags most behind its share.
+                # The group that is furthest below its share.
                 lags = [w / total * drawn - cursor.taken for w, cursor in zip(weights, cursors, strict=True)]
                 chosen = lags.index(max(lags))
                 row, cursors[chosen] = next(readers[chosen])

@@ -110,7 +110,7 @@ def _by_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
     if not texts:
         return []
     batch = tokenizer(list(texts), **_IDS_ONLY)
-    # Some special tokens (Phi-3's <|assistant|>) swallow the white space behind them, which may be the answer's first.
+    # Some special tokens (Phi-3's <|assistant|>) swallow the white space after them, which may be the answer's first.
     greedy = {index for index, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
     pairs = []
     for text, encoding in zip(texts, batch.encodings, strict=True):
@@ -142,7 +142,7 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     """Index of the last character of each token, (T,) int64.
 
     A token without a character of its own has either lost it (offsets that are trimmed of white space, as GPT-NeoX's
-    are, leave a gap before it) or never had one (an added leading space) and counts with the character behind it.
+    are, leave a gap before it) or never had one (an added leading space) and counts with the character after it.
     """
     edges = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets)).reshape(-1, 2)
     last = edges[:, 1] - 1
@@ -166,7 +166,7 @@ def token_span(last_character: np.ndarray, start: int, end: int) -> Span:
 
 
 def template_turn_end(tokenizer: Any, renderer: Any) -> int | None:
-    """The token that a chat template writes behind a last answer, None where that is no special one.
+    """The token that a chat template writes after a last answer, None where that is no special one.
 
     Args:
         renderer: a `ChatRenderer`.
@@ -181,7 +181,7 @@ def template_turn_end(tokenizer: Any, renderer: Any) -> int | None:
 
 
 class TurnEnds:
-    """Finds end-of-turn tokens: the first of a template's special tokens behind a message's content.
+    """Finds end-of-turn tokens: the first of a template's special tokens after a message's content.
 
     Chat markers such as ``<|eot_id|>`` are added tokens, special or not, without being named (bos, eos, ...) special
     tokens. Added tokens of white space alone (Gemma's line breaks) end nothing.
@@ -204,7 +204,7 @@ def label_spans(
 ) -> tuple[Span, ...]:
     """Which tokens the LM loss is computed on.
 
-    - ``assistant``: every answer and the end-of-turn token behind it.
+    - ``assistant``: every answer and the end-of-turn token after it.
     - ``all``: every token but the first, which nothing predicts.
     - ``reference``: every token of system, user and assistant, but no end of turn and no padding: what the published
       LLM-JEPA code trains on, whose collator puts the input ids in place of the answer-only labels and leaves the padding

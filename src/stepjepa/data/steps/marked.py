@@ -111,7 +111,7 @@ def headed(text: Text) -> Marked:
     the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
     """
     levels: dict[int, list[int]] = {}
-    alone = 0  # bold lines with a blank line behind
+    alone = 0  # bold lines with a blank line after
     for match in _HEADING.finditer("\n" + text.flat):
         start = match.start()
         if start not in text and (match["hashes"] or start == 0 or _after_blank(text.flat, start)):
@@ -132,10 +132,10 @@ def _after_blank(text: str, start: int) -> bool:
 
 
 class _Paragraph(NamedTuple):
-    """Lines behind a blank one, or from a heading on.
+    """Lines after a blank one, or from a heading on.
 
     Attributes:
-        start, end: its lines, the blank ones behind it included.
+        start, end: its lines, the blank ones after it included.
         width: columns of white space before it.
         kind: ``heading``, ``rule``, ``block`` (maths, code, a table, a quote, an item of a list), ``more`` (a small letter
             first: the paragraph before goes on) or ``prose``.
@@ -222,7 +222,7 @@ class _Lists:
         return parts
 
     def _tail(self, last: Marker, ending: list[_Paragraph]) -> list[int]:
-        """Where the steps behind the last item of all begin."""
+        """Where the steps after the last item of all begin."""
         end = ending[0].start if ending else len(self.flat)
         line = self._answer_line(last, end)
         cuts = [] if line is None else [line]

@@ -176,7 +176,7 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
 
 
 def _equations(text: str, lists: list[list[Marker]]) -> bool:
-    """Whether numbers in brackets are labels: nothing but equations stands behind them, and the text refers to them."""
+    """Whether numbers in brackets are labels: nothing but equations stands after them, and the text refers to them."""
     markers = [marker for items in lists for marker in items]
     if "(" not in markers[0].family:
         return False
