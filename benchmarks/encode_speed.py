@@ -28,8 +28,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
 from workload import TEMPLATES  # noqa: E402
 
-from stepjepa.data.cache import cache_key, load_cached, save_cached  # noqa: E402
 from stepjepa.data.chat import ChatRenderer  # noqa: E402
+from stepjepa.data.dataset import cache_key, load_cached, save_cached  # noqa: E402
 from stepjepa.data.encode import EncodeOptions, encode_dataset  # noqa: E402
 from stepjepa.data.sources import RowSource, row_to_messages  # noqa: E402
 from stepjepa.data.steps import StepRules, make_splitter  # noqa: E402

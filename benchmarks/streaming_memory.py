@@ -23,8 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from stepjepa.data.sources import RowSource
-from stepjepa.data.texts import texts_of
+from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import ExampleReader

@@ -48,23 +48,9 @@ def made_rows(form, count=6):
 
 
 WRONG = [
-    None,
-    7,
-    -1.5,
-    True,
-    "",
-    " ",
-    [],
-    ["a"],
-    {},
-    {"a": [None]},
-    "\ud800",
-    "a" * 3000,
-    "\\boxed{",
-    "<think>",
-    "####",
-]
-WRONG += ["```\n\n", "$$ a \n\n", "</think>", "\u2028\x85", "\x00", "||", "1.\n2.\n3.", "**", float("inf"), 10**40]
+    None, 7, -1.5, True, "", " ", [], ["a"], {}, {"a": [None]}, "\ud800", "a" * 3000, "\\boxed{", "<think>", "####",
+    "```\n\n", "$$ a \n\n", "</think>", "\u2028\x85", "\x00", "||", "1.\n2.\n3.", "**", float("inf"), 10**40,
+]  # fmt: skip
 
 
 def with_wrong_values(rows, rng):
@@ -98,33 +84,9 @@ def as_bytes(rows, kind, rng):
 
 
 BYTES = [
-    b"\xef\xbb\xbf",
-    b"\xff\xfe",
-    b"\x00",
-    b'"',
-    b"{",
-    b"}",
-    b"\n",
-    b"\r\n",
-    b"\r",
-    b",",
-    b"\\",
-    b"[",
-    b"\xe9",
-    b"||",
-]
-BYTES += [
-    b"#### ",
-    b"null",
-    b"\xed\xa0\x80",
-    b"<think>",
-    b"\\ud800",
-    b"1e999",
-    b"[" * 2000,
-    b"9" * 5000,
-    b"NaN",
-    b"\n\n\n",
-]
+    b"\xef\xbb\xbf", b"\xff\xfe", b"\x00", b'"', b"{", b"}", b"\n", b"\r\n", b"\r", b",", b"\\", b"[", b"\xe9", b"||",
+    b"#### ", b"null", b"\xed\xa0\x80", b"<think>", b"\\ud800", b"1e999", b"[" * 2000, b"9" * 5000, b"NaN", b"\n\n\n",
+]  # fmt: skip
 
 
 def damaged(data, rng):
@@ -154,23 +116,15 @@ def damaged(data, rng):
 
 
 FLAGS = [
-    "--strict_data",
-    "--dedup",
-    "--keep_thinking",
-    "--drop_short",
-    "--require_correct",
-    "--min_steps 1",
-    "--shards 2",
-]
-FLAGS += ["--valid_ratio 0.4", "--max_steps 3", "--max_examples 2", "--calculator_marks keep", "--final_answer keep"]
-FLAGS += ["--min_step_length 0", "--system_prompt none", "--overwrite", "--resume"]
+    "--strict_data", "--dedup", "--keep_thinking", "--drop_short", "--require_correct", "--min_steps 1",
+    "--valid_ratio 0.4", "--max_steps 3", "--max_examples 2", "--calculator_marks keep", "--final_answer keep",
+    "--min_step_length 0", "--system_prompt none", "--overwrite",
+]  # fmt: skip
 SPLITTER_FLAGS = [f"--step_splitter {name}" for name in ("separator", "lines", "numbered", "list")]
 
 
 def flags_of(form, kind, rng):
     words = [flag for flag in FLAGS if rng.random() < 0.12]
-    if "--overwrite" in words and "--resume" in words:
-        words.remove("--resume")
     if rng.random() < 0.4 and (kind != "txt" or form == "implicit_cot"):
         words.append(f"--format {form}")
     if form == "columns":

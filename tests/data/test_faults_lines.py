@@ -11,7 +11,7 @@ from stepjepa.data.files import csv_rows
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError, RowError
 from stepjepa.utils import jsonl
-from stepjepa.utils.jsonl import line_text, line_value, read_lines, unchanged
+from stepjepa.utils.jsonl import line_text, line_value, read_lines
 
 LINE = json.dumps({"question": "12+5?", "answer": "17"})
 
@@ -117,13 +117,6 @@ def test_a_file_that_changes(tmp_path, change, suffix):
     message = str(caught.value)
     assert message.startswith(f"{file}: the file ") and "while it was read" in message and "\n" not in message
     assert ("bytes before" in message) == (change in (append, cut, empty))
-
-
-def test_a_file_that_stays(tmp_path):
-    file = tmp_path / "a.jsonl"
-    file.write_text(LINE)
-    with unchanged(file):
-        os.utime(file, ns=(5, file.stat().st_mtime_ns))  # reading it changes the time of access
 
 
 def test_a_file_that_may_not_be_read(tmp_path):

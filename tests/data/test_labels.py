@@ -1,6 +1,5 @@
 """Labels are exactly the answers as the template shows them, each with its end-of-turn token."""
 
-import numpy as np
 import pytest
 from tokenizers import AddedToken
 
@@ -208,12 +207,3 @@ def test_a_header_that_swallows_white_space_is_not_labelled():
     tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'][0] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
     store, _ = encode(tokenizer, [chat("\n\nSo. \n"), chat(""), chat(" ")])
     assert [labelled(tokenizer, example) for example in store] == [["So. \n<|end|>"], ["<|end|>"], ["<|end|>"]]
-
-
-def test_the_padding_side_does_not_matter():
-    left = made.fresh(made.byte_bpe_tokenizer())
-    left.padding_side = left.truncation_side = "left"
-    left.model_max_length = 4
-    chats = [chat("It is 17."), chat("So.")]
-    for example, want in zip(encode(left, chats)[0], encode(made.byte_bpe_tokenizer(), chats)[0], strict=True):
-        assert np.array_equal(example.input_ids, want.input_ids) and example.label_spans == want.label_spans

@@ -20,66 +20,12 @@ BLOCKS = {
     "table": "| a | b |\n|---|---|\n| 1. c | d. E |",
 }
 PIECES = [
-    "1. ",
-    "2. ",
-    "\n1. a",
-    "\n2. b",
-    "\n3) c",
-    "Step 1: ",
-    "\nStep 2: ",
-    "**",
-    "# ",
-    "\n### ",
-    "> ",
-    "a) ",
-    "II. ",
-    "(3) ",
-]
-PIECES += [
-    "word",
-    ". ",
-    "x = 4",
-    "\n",
-    "\n\n",
-    "\r\n",
-    "\r",
-    " ",
-    "\t",
-    "\u00a0",
-    "\u2028",
-    "\0",
-    "\u7b2c\u4e00\u6b65",
-    "\uff11\uff0e",
-]
-PIECES += [
-    "e\u0301",
-    "\u05d0",
-    "\U0001f44d",
-    "```",
-    "~~~",
-    "$$",
-    "$",
-    "\\[",
-    "\\]",
-    "\\begin{x}",
-    "\\end{x}",
-    "<think>",
-    "</think>",
-]
-PIECES += [
-    "First, ",
-    "\n\nThen, ",
-    "\n\nFinally, ",
-    "**Answer:** 5",
-    "#### 5",
-    "|",
-    "\n|---|",
-    "- ",
-    "---",
-    "\x1c",
-    "\x85",
-    "1\ufe0f\u20e3",
-]
+    "1. ", "2. ", "\n1. a", "\n2. b", "\n3) c", "Step 1: ", "\nStep 2: ", "**", "# ", "\n### ", "> ", "a) ", "II. ",
+    "(3) ", "word", ". ", "x = 4", "\n", "\n\n", "\r\n", "\r", " ", "\t", "\u00a0", "\u2028", "\0",
+    "\u7b2c\u4e00\u6b65", "\uff11\uff0e", "e\u0301", "\u05d0", "\U0001f44d", "```", "~~~", "$$", "$", "\\[", "\\]",
+    "\\begin{x}", "\\end{x}", "<think>", "</think>", "First, ", "\n\nThen, ", "\n\nFinally, ", "**Answer:** 5",
+    "#### 5", "|", "\n|---|", "- ", "---", "\x1c", "\x85", "1\ufe0f\u20e3",
+]  # fmt: skip
 
 
 def check(splitter, text):
@@ -144,19 +90,10 @@ MARKERS = {
     "german": lambda n: f"{n}. Schritt: ",
 }
 BODIES = [
-    "Add 3 and 4.",
-    "We get\n$$\nx\n\n= 4\n$$",
-    "Do:\n   - this\n   - that",
-    "Write\n\n```\n1. a\n\n2. b\n```",
-    "3.14 is enough.",
-    "1.5 kg",
-]
-BODIES += [
-    "Look:\n\n| a | b |\n|---|---|\n| 1 | 2 |",
-    "Note\n   1. this\n   2. that",
-    "In\n2024. was it.",
-    "So\n\n\\[\n2. x\n\\]\n\nwhere x is 3.",
-]
+    "Add 3 and 4.", "We get\n$$\nx\n\n= 4\n$$", "Do:\n   - this\n   - that", "Write\n\n```\n1. a\n\n2. b\n```",
+    "3.14 is enough.", "1.5 kg", "Look:\n\n| a | b |\n|---|---|\n| 1 | 2 |", "Note\n   1. this\n   2. that",
+    "In\n2024. was it.", "So\n\n\\[\n2. x\n\\]\n\nwhere x is 3.",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("marker", MARKERS)
@@ -194,20 +131,9 @@ def slow_uncut(text):
 
 def test_blocks_are_those_of_the_slow_expression():
     pieces = [
-        "<think>",
-        "</think>",
-        "```",
-        "````",
-        "~~~",
-        "```py",
-        "$$",
-        "\\[",
-        "\\]",
-        "\\begin{x}",
-        "\\end{x}",
-        "\\end{y}",
-    ]
-    pieces += ["\n", "\n\n", " ", "a", "b\n", "\n```\n", "\n~~~\n"]
+        "<think>", "</think>", "```", "````", "~~~", "```py", "$$", "\\[", "\\]", "\\begin{x}", "\\end{x}", "\\end{y}",
+        "\n", "\n\n", " ", "a", "b\n", "\n```\n", "\n~~~\n",
+    ]  # fmt: skip
     numbers = random.Random(0)
     compared = 0
     for _ in range(20000):

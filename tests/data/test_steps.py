@@ -1,7 +1,5 @@
 """Step splitters: expected steps are typed by hand, and random texts are cut without loss or overlap."""
 
-import random
-
 import pytest
 
 from stepjepa.data.steps import STYLES, StepSplitter, Text, make_splitter
@@ -158,25 +156,3 @@ def test_numbered(steps):
 
 def test_cuts_out_of_order_and_out_of_range():
     assert Text("ab c").cut([3, 1, 1, 0, 4, 9, -2]) == [(0, 1), (1, 3), (3, 4)]
-
-
-PLAIN = ["a", "b. ", "Step 1:", "2. ", "3) ", "### Step 4", "**Step 5**", "3.5", "\n", "\n\n", "\r\n", "\r", " ", "\t"]
-PLAIN += ["\u00a0", "\u2028", "\U0001f600", "e\u0301", "<|eot_id|>", "##", "\x85", "\x1c"]
-BLOCKS = ["<think>", "</think>", "```", "~~~", "$$", "\\[", "\\]", "\\begin{x}", "\\end{x}"]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("connectives", "headings")])
-def test_random_texts_are_covered_in_order(name):
-    numbers = random.Random(name)
-    cuts = 0
-    for round_ in range(4000):
-        pieces = PLAIN if round_ % 2 else PLAIN + BLOCKS
-        text = "".join(numbers.choices(pieces, k=numbers.randrange(1, 25)))
-        steps = cut(name, text)
-        cuts += len(steps) > 1
-        if pieces is PLAIN:
-            assert name != "separator" or all("\n\n" not in step.strip() for step in steps)
-            assert name != "lines" or all("\n" not in step.strip() for step in steps)
-        for separator in ("##", "b. ", "\n", " ") if name == "separator" else ():
-            cut(name, text, separator=separator)
-    assert cuts > 100

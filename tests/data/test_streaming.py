@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from stepjepa.data.dataset import Example, ExampleStore
 from stepjepa.data.encode import Encoded
-from stepjepa.data.examples import Example, ExampleStore
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.streaming import ExampleStream, RowStream, StreamStart

@@ -9,9 +9,9 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer, RowError, plain_template
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.sources import PairColumns, row_to_messages
+from stepjepa.data.sources import PairColumns, is_stream, row_to_messages
 from stepjepa.data.steps import make_splitter
-from stepjepa.data.streams import blocks, is_stream, stream_ids
+from stepjepa.data.tokens import stream_ids
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import objective_of
@@ -53,12 +53,12 @@ def test_token_ids_are_taken_as_they_are(bpe_tokenizer):
             stream_ids({"text": wrong}, bpe_tokenizer)
 
 
-def test_blocks_lose_nothing():
-    ids = np.arange(25, dtype=np.int32)
-    assert [len(block) for block in blocks(ids, 10)] == [10, 10, 5]
-    assert np.array_equal(np.concatenate(blocks(ids, 10)), ids)
-    assert [len(block) for block in blocks(ids[:21], 10)] == [10, 10]  # a single token predicts nothing
-    assert blocks(ids[:1], 10) == []
+@pytest.mark.parametrize(("tokens", "lengths"), [(25, [10, 10, 5]), (21, [10, 10]), (2, [2])])
+def test_blocks_lose_nothing_but_a_single_token(bpe_tokenizer, tokens, lengths):
+    rows = [{"input_ids": list(range(tokens))}, {"input_ids": [1]}]
+    store, report = encode(bpe_tokenizer, rows, objective="regular", max_length=10)
+    assert [len(example.trunk) for example in store] == lengths and report.rows_skipped == {"nothing_to_learn": 1}
+    assert np.concatenate([example.trunk for example in store]).tolist() == list(range(sum(lengths)))
 
 
 def test_split():

@@ -1,21 +1,12 @@
 """The built-in arithmetic problems: right, repeatable, diverse, and as hard as asked for."""
 
-import random
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
 from stepjepa.data import synthetic
-from stepjepa.data.synthetic import (
-    ArithmeticConfig,
-    drop_overlap,
-    generate_problem,
-    generate_rows,
-    generate_split,
-)
+from stepjepa.data.synthetic import ArithmeticConfig, generate_rows, generate_split
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 ALL = ArithmeticConfig(operations=("add", "sub", "mul", "div"))
@@ -97,19 +88,6 @@ def test_rows_do_not_depend_on_how_many_are_drawn():
     assert generate_rows(50, seed=4) != many
 
 
-def test_rows_are_the_same_in_another_process():
-    code = "from stepjepa.data.synthetic import generate_rows; print(generate_rows(20, seed=3))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == str(generate_rows(20, seed=3))
-
-
-def test_global_randomness_is_left_alone():
-    random.seed(0)
-    state = random.getstate()
-    generate_rows(5)
-    assert random.getstate() == state
-
-
 def test_questions_are_diverse(rows):
     questions = [row["question"] for row in rows]
     assert len(set(questions)) > 0.98 * len(questions)
@@ -118,13 +96,6 @@ def test_questions_are_diverse(rows):
     assert len({question.split()[-2] for question in questions}) >= 2
     words = Counter(word for question in questions for word in set(re.findall(r"[a-z]+", question)))
     assert sum(1 for count in words.values() if count >= 20) > 40
-
-
-def test_names_and_objects_stay_in_the_question(rows):
-    words = {word for row in rows for word in re.findall(r"[A-Za-z]+", _solution(row))}
-    asked = {word for row in rows for word in re.findall(r"[A-Za-z]+", row["question"])}
-    assert not words & {"Mia", "Omar", "apples", "coins"}
-    assert {"Mia", "Omar", "apples", "coins"} <= asked
 
 
 def test_one_object_is_singular():
@@ -191,13 +162,6 @@ def test_split_needs_two_seeds():
         generate_split(5, 5, seed=7, test_seed=7)
 
 
-def test_drop_overlap_keeps_order():
-    def ask(*texts):
-        return [{"question": text} for text in texts]
-
-    assert drop_overlap(ask("a", "b", "c", "b", "d"), ask("c", "x")) == ask("a", "b", "d")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -219,13 +183,4 @@ def test_bad_configurations(options, message):
 def test_impossible_chain_is_an_error():
     config = ArithmeticConfig(min_steps=6, max_number=10, operations=("mul",))
     with pytest.raises(ValueError, match="no chain of 5 operations"):
-        generate_problem(random.Random(0), config)
-
-
-def test_operations_from_yaml_are_a_list():
-    assert ArithmeticConfig(operations=["add", "sub"]) == ArithmeticConfig(operations=("add", "sub"))
-
-
-def test_no_torch():
-    code = "import sys; import stepjepa.data.synthetic; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+        generate_rows(1, config=config)

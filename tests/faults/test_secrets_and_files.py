@@ -92,8 +92,7 @@ def mode(path):
 
 
 def test_a_cache_is_as_readable_as_the_folder_around_it(tmp_path, bpe_tokenizer):
-    from stepjepa.data.cache import load_cached, save_cached
-    from stepjepa.data.examples import ExampleStore
+    from stepjepa.data.dataset import ExampleStore, load_cached, save_cached
     from stepjepa.data.report import DataReport
     from support.models import made_up_examples
 

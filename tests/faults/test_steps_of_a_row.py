@@ -345,7 +345,7 @@ def test_worker_processes_give_the_same_steps(tmp_path, bpe_tokenizer):
 
 
 def test_other_steps_are_other_data(tmp_path, bpe_tokenizer):
-    from stepjepa.data.cache import cache_key
+    from stepjepa.data.dataset import cache_key
     from stepjepa.data.sources import RowSource
     from stepjepa.training.encoding import settings_for
     from stepjepa.training.options import JEPAOptions

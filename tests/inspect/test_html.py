@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.texts import texts_of
+from stepjepa.data.sources import texts_of
 from stepjepa.inspect.html import LIMIT, FormRows, Variant, page_data, page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.record import FIELDS, KINDS, token_label

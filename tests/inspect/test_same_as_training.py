@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from stepjepa.data.texts import texts_of
+from stepjepa.data.sources import texts_of
 from stepjepa.forest.masks import dense_mask
 from stepjepa.inspect.record import FIELDS
 from stepjepa.inspect.rows import show_rows

@@ -10,7 +10,7 @@ import pytest
 
 from stepjepa import show_row
 from stepjepa.cli.main import main
-from stepjepa.data.texts import texts_of
+from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import load_tokenizer
 from support.rows import step_rows

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.analysis import numbers
 from stepjepa.analysis.geometry import effective_rank, singular_values, unit_rows
 from stepjepa.analysis.linear import linear_map
-from stepjepa.data.sources import RowSource
-from stepjepa.data.texts import texts_of
+from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.reading import read_study

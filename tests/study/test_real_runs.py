@@ -148,8 +148,7 @@ def test_arms_are_paired_by_seed(results):
 
 
 def test_arms_begin_alike_in_weights_and_batches(results):
-    from stepjepa.data.sources import RowSource
-    from stepjepa.data.texts import texts_of
+    from stepjepa.data.sources import RowSource, texts_of
     from stepjepa.modeling.load import load_model, load_tokenizer
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from stepjepa.data.texts import texts_of
+from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.batches import Draw

@@ -8,10 +8,6 @@ from stepjepa.errors import ConfigError
 from stepjepa.utils.failures import library
 
 
-def test_a_library_that_is_there():
-    assert library("json.decoder", "study") is sys.modules["json.decoder"]
-
-
 def test_a_library_that_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=r"needs umap, .* pip install 'stepjepa\[umap\]'"):

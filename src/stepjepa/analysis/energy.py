@@ -28,7 +28,7 @@ from stepjepa.analysis.models import AnalyzedModel, energy_notes, load_analyzed,
 from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions
 from stepjepa.analysis.summary import energy_lines
 from stepjepa.config.values import named_by_file
-from stepjepa.data.chat_template import template_of
+from stepjepa.data.chat import template_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource

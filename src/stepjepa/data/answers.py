@@ -92,7 +92,7 @@ def final_answer(text: str) -> str | None:
     r"""The answer of a text, as written (see `normalise_number`).
 
     The first of these that the text has: the last `\boxed{}` that holds something; what follows the last `####`, where it
-    is the text's end or a number, not another heading; what stands between the last `<answer>` marks; the number behind the
+    is the text's end or a number, not another heading; what stands between the last `<answer>` marks; the number after the
     last "answer is" or "answer:"; the last number. None without any.
     """
     boxed = last_boxed(text)
@@ -140,7 +140,7 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _said(text: str) -> str | None:
-    """The number behind the last "answer is", "answer:" that is followed by one."""
+    """The number after the last "answer is", "answer:" that is followed by one."""
     if "answer" not in text.lower():
         return None
     for says in reversed(list(_SAYS.finditer(text))):
@@ -153,7 +153,7 @@ def _said(text: str) -> str | None:
         rest = folded[number.end() :]
         if _CALCULATION.match(rest):
             return _last_number(line)
-        # "Answer:" may also head a whole solution; then it is no answer that a sentence goes on behind.
+        # "Answer:" may also head a solution; a number after which the sentence goes on is no answer then.
         headed = says[1] in ":=" and (any(map(str.isdecimal, rest)) or ("\n" in says[0] and _LIST_ITEM.match(rest)))
         if not headed:
             return line[: number.end()].strip()

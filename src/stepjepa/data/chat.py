@@ -1,30 +1,41 @@
 """Chats: checking messages, rendering them with the tokenizer's template, and locating each message by rendering.
 
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
-what it is given. The template is rendered once more with markers in place of the contents; what stands around the markers
+what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
 is the template's own text, and the real rendering must be exactly that text with the contents between.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from stepjepa.data.chat_template import DEFAULT_DATE, check_template_kwargs, template_of, with_pinned_day
 from stepjepa.errors import ConfigError
 from stepjepa.errors import RowError as RowError  # for everyone who reads chats
 from stepjepa.utils.text import lone_surrogate
 
 ROLES = ("system", "user", "assistant")
 
+# Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
+DEFAULT_DATE = "26 Jul 2024"
+_DEFAULT_DAY = datetime(2024, 7, 26)
+_DIRECTIVES = "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-j %-M %-m %-S".split()
+
+# The arguments of `apply_chat_template` that are not the template's.
+_RESERVED = {
+    *("conversation", "conversations", "messages", "chat_template", "add_generation_prompt", "continue_final_message"),
+    *("tokenize", "tokenizer_kwargs", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+}
+
 
 @dataclass(frozen=True)
 class MessageSpan:
-    """Where a message's content stands in the rendered text: characters [start, end)."""
+    """Where a message's content is in the rendered text: characters [start, end)."""
 
     role: str
     start: int
@@ -76,21 +87,8 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
     return checked
 
 
-def load_chat_template(path: str | os.PathLike[str]) -> str:
-    """Read a Jinja chat template from a file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat template {path}: cannot be read ({error}); give a Jinja file") from None
-
-
 def plain_template(tokenizer: Any) -> str:
-    """A template without markup: the messages' contents with a line break between them, behind the BOS where the
+    """A template without markup: the messages' contents with a line break between them, after the BOS where the
     tokenizer writes one by itself."""
     start = "{{ bos_token }}" if tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id] else ""
     return (
@@ -103,19 +101,45 @@ def with_template(tokenizer: Any, chat_template: str | None, plain: bool = False
     """The tokenizer with the template of a file, or with `plain_template`, in a copy; itself where neither is asked for.
 
     Raises:
-        ConfigError: see `load_chat_template`.
+        ConfigError: the file cannot be read.
     """
     if not chat_template and not plain:
         return tokenizer
-    template = load_chat_template(chat_template) if chat_template else plain_template(tokenizer)
+    try:
+        template = Path(chat_template).read_text(encoding="utf-8") if chat_template else plain_template(tokenizer)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat template {chat_template}: cannot be read ({error}); give a Jinja file") from None
     if tokenizer.chat_template != template:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.chat_template = template
     return tokenizer
 
 
+def template_of(tokenizer: Any) -> str:
+    """The text of the tokenizer's chat template.
+
+    Raises:
+        ConfigError: there is none, or none among several that is the default, or the tokenizer uses none.
+    """
+    name = getattr(tokenizer, "name_or_path", "") or "this model"
+    try:
+        return tokenizer.get_chat_template()
+    except NotImplementedError:  # mistral-common's
+        raise ConfigError(
+            f"the tokenizer of {name} ({type(tokenizer).__name__}) uses no chat template and reads control tokens in a text "
+            "as plain text; load the other kind: AutoTokenizer.from_pretrained(..., mistral_format=False)"
+        ) from None
+    except ValueError as error:
+        if tokenizer.chat_template:
+            raise ConfigError(f"the tokenizer of {name} has several chat templates: {error}") from None
+        raise ConfigError(
+            f"the tokenizer of {name} has no chat template; "
+            "give one with --chat_template FILE, or use the instruction-tuned model's tokenizer"
+        ) from None
+
+
 class ChatRenderer:
-    """Renders chats with a tokenizer's template and says where each message stands.
+    """Renders chats with a tokenizer's template and says where each message is.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
@@ -127,12 +151,19 @@ class ChatRenderer:
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
-        check_template_kwargs(template_kwargs or {})
+        taken = sorted(_RESERVED.intersection(template_kwargs or ()))
+        if taken:
+            raise ConfigError(
+                f"chat_template_kwargs: {', '.join(taken)} cannot be set; give what the chat template reads, such as "
+                "enable_thinking"
+            )
         self._tokenizer = tokenizer
         self._kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
         template = template_of(tokenizer)
-        if "strftime_now" in template:
-            self._kwargs["chat_template"] = with_pinned_day(template)
+        if "strftime_now" in template:  # write `DEFAULT_DATE` in place of today's date
+            day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
+            macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
+            self._kwargs["chat_template"] = macro + template
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._fold_system: bool | None = None
 
@@ -188,17 +219,14 @@ class ChatRenderer:
         """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
         if roles not in self._skeletons:
             marks = [_mark(index) for index in range(len(roles))]
-            pieces: list[str] | None = []
             rest = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
+            pieces = []
             for mark in marks:
-                if pieces is None or rest.count(mark) != 1:
-                    pieces = None
+                before, found, rest = rest.partition(mark)
+                if not found or mark in rest:
                     break
-                before, rest = rest.split(mark)
                 pieces.append(before)
-            if pieces is not None:
-                pieces.append(rest)
-            self._skeletons[roles] = pieces
+            self._skeletons[roles] = [*pieces, rest] if len(pieces) == len(roles) else None
         return self._skeletons[roles]
 
     def _match(self, text: str, chat: list[Mapping[str, str]], roles: tuple[str, ...]) -> list[MessageSpan] | None:
@@ -256,8 +284,9 @@ class ChatRenderer:
         earlier = self._skeleton(("user", "assistant", "user"))
         if earlier is not None and asked.startswith(closed):
             prompt, header = asked[len(closed) :], earlier[1]
-            starts = (start for start in range(len(header)) if prompt.startswith(header[start:]))
-            yield from (closed + header[start:] for start in islice(starts, 1))
+            start = next((start for start in range(len(header)) if prompt.startswith(header[start:])), len(header))
+            if start < len(header):
+                yield closed + header[start:]
 
 
 def _mark(index: int) -> str:

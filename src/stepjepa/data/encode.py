@@ -13,12 +13,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat, RowError
-from stepjepa.data.examples import ExampleStore
+from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.report import DataReport, StepCounts
-from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, listed_columns, listed_steps, row_to_messages
+from stepjepa.data.sources import (
+    ANSWER_COLUMNS,
+    PairColumns,
+    RowSource,
+    is_stream,
+    listed_columns,
+    listed_steps,
+    row_to_messages,
+)
 from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
-from stepjepa.data.streams import blocks, is_stream, stream_ids
 from stepjepa.data.tokens import (
     TokenisedText,
     TurnEnds,
@@ -26,11 +33,12 @@ from stepjepa.data.tokens import (
     encode_cut,
     encode_texts,
     label_spans,
+    stream_ids,
     template_turn_end,
     token_span,
 )
 from stepjepa.data.types import ISOLATED, TRUNK, Example, PairsFound, Span, Turn
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, RowError
 from stepjepa.utils.parallel import mapped
 
 CHUNK_ROWS = 1000
@@ -70,10 +78,6 @@ class PairMaker(Protocol):
     @property
     def takes_text(self) -> bool:
         """Whether it also trains on plain text."""
-
-    @property
-    def predictors(self) -> int:
-        """K."""
 
     @property
     def one_pair(self) -> bool:
@@ -178,7 +182,7 @@ class Encoded(NamedTuple):
         counts: examples of each row: 0 for one that is refused, several for a long text.
         store: the examples, in the rows' order.
         report: on these rows alone.
-        digest: those of what each row holds, one behind the other.
+        digest: those of what each row holds, one after the other.
     """
 
     counts: list[int]
@@ -206,6 +210,23 @@ class RowEncoder:
         self.renderer = renderer
         self.ends = TurnEnds(tokenizer)
 
+    @cached_property
+    def chats(self) -> ChatRenderer:
+        """The renderer; asked for by the first chat, because plain text needs none."""
+        return self.renderer or ChatRenderer(self.tokenizer)
+
+    @cached_property
+    def template_ends_turns(self) -> bool:
+        """Whether the template writes an end-of-turn token after a last answer."""
+        try:
+            return template_turn_end(self.tokenizer, self.chats) is not None
+        except RowError:
+            return True
+
+    def new_counts(self) -> StepCounts:
+        """Where the steps of the data set come from, nothing counted yet."""
+        return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
+
     def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
         """The examples of a chunk.
 
@@ -213,110 +234,84 @@ class RowEncoder:
             DataError: with ``strict`` the first row that cannot be used.
             ConfigError: chats without a template.
         """
-        return _Chunk(self).encode(rows)
-
-    @cached_property
-    def chats(self) -> ChatRenderer:
-        """The renderer; asked for by the first chat, because plain text needs none."""
-        return self.renderer or ChatRenderer(self.tokenizer)
-
-    def new_counts(self) -> StepCounts:
-        """Where the steps of the data set come from, nothing counted yet."""
-        return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
-
-    @cached_property
-    def template_ends_turns(self) -> bool:
-        """Whether the template writes an end-of-turn token behind a last answer."""
-        try:
-            return template_turn_end(self.tokenizer, self.chats) is not None
-        except RowError:
-            return True
-
-
-class _Chunk:
-    """What is counted while one chunk is encoded."""
-
-    def __init__(self, encoder: RowEncoder):
-        self.encoder, self.options, self.tokenizer = encoder, encoder.options, encoder.tokenizer
-        self.report = DataReport(encoder.name, steps=encoder.new_counts())
-        self.end_id: int | None = None
-        self.appended_eos = False
-
-    def encode(self, rows: Sequence[PlacedRow]) -> Encoded:
-        """See `RowEncoder.__call__`."""
+        report = DataReport(self.name, steps=self.new_counts())
         digests: list[bytes] = []
         examples: list[list[Example]] = [[] for _ in rows]
-        chats: list[tuple[int, str, ReadChat]] = []
+        chats: list[tuple[int, str, ReadChat, str]] = []
         for index, (place, row) in enumerate(rows):
             try:
-                if self.encoder.streams and is_stream(row):
+                if self.streams and is_stream(row):
                     ids = stream_ids(row, self.tokenizer)
                     digests.append(hashlib.sha256(ids.tobytes()).digest())
-                    examples[index] = self._text(place, ids)
+                    examples[index] = self._text(ids, report)
                     continue
-                chat = read_chat(row, self.encoder.chats, self.options)
+                chat = read_chat(row, self.chats, self.options)
                 digests.append(chat.digest)
-                chats.append((index, place, chat))
+                # Where an EOS takes the place of what the template writes after the last answer, that is cut off, or a
+                # tokenizer may merge the answer's last character with it (``.`` and a line break).
+                text = chat.rendered.text
+                text = text[: chat.rendered.spans[-1].end] if self._appends_eos(chat.rendered) else text
+                chats.append((index, place, chat, text))
             except RowError as error:
-                self._refuse(error.reason, place, str(error))
+                self._refuse(error, place, report)
         # All texts of a chunk are tokenised in one call.
-        texts = [self._closed_text(chat.rendered) for _, _, chat in chats]
-        tokens = encode_texts(self.tokenizer, texts) if texts else []
-        for (index, place, chat), text, tokenised in zip(chats, texts, tokens, strict=True):
+        tokens = encode_texts(self.tokenizer, [text for *_, text in chats]) if chats else []
+        for (index, place, chat, text), tokenised in zip(chats, tokens, strict=True):
             try:
-                examples[index] = [self._chat(place, chat, text, tokenised)]
+                examples[index] = [self._chat(place, chat, text, tokenised, report)]
             except RowError as error:
-                self._refuse(error.reason, place, str(error))
+                self._refuse(error, place, report)
         store = ExampleStore([example for several in examples for example in several])
-        report = self.report
         report.rows_read, report.examples, report.pairs = len(rows), len(store), store.num_pairs
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
-        report.end_of_turn = "" if self.encoder.streams or not chats else self._end_of_turn()
+        if chats and not self.streams and not report.end_of_turn:
+            report.end_of_turn = (
+                "none: the template writes no special token behind an answer and the tokenizer has no EOS"
+            )
         return Encoded([len(several) for several in examples], store, report, b"".join(digests))
 
-    def _refuse(self, reason: str, place: str, message: str) -> None:
+    def _refuse(self, error: RowError, place: str, report: DataReport) -> None:
         """Skip a row, or with ``strict`` stop at it."""
-        message = " ".join(message.split())  # names of columns and a template's own words may hold line breaks
+        message = " ".join(str(error).split())  # names of columns and a template's own words may hold line breaks
         if self.options.strict:
             raise DataError(f"{place}: {message} (--strict_data stops at the first such row)")
-        self.report.skip(reason, place, message)
+        report.skip(error.reason, place, message)
 
-    def _end_of_turn(self) -> str:
-        """The end-of-turn token for the report."""
-        if self.end_id is None:
-            return "none: the template writes no special token behind an answer and the tokenizer has no EOS"
-        token = self.tokenizer.convert_ids_to_tokens(self.end_id)
-        return f"{token} (the tokenizer's EOS, appended: the template writes none)" if self.appended_eos else str(token)
+    def _text(self, ids: np.ndarray, report: DataReport) -> list[Example]:
+        """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
+        block of one token, which predicts nothing, is left out.
 
-    def _text(self, place: str, ids: np.ndarray) -> list[Example]:
-        """Examples of one row of plain text: blocks of which every token is labelled."""
-        limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
-        pieces = blocks(ids, limit)
-        if not pieces:
-            self._refuse("nothing_to_learn", place, "the text has fewer than two tokens")
-        objective = self.options.objective
-        return [
-            self._paired(
-                Example(piece, (Span(1, len(piece)),)),
-                PairsFound() if objective is None else objective.pairs_of_text(piece),
-            )
-            for piece in pieces
-        ]
+        Raises:
+            RowError: there is no block.
+        """
+        objective, limit = self.options.objective, self.options.max_length
+        limit = min(limit, self.options.max_positions or limit)
+        blocks = [block for start in range(0, len(ids), limit) if len(block := ids[start : start + limit]) > 1]
+        if not blocks:
+            raise RowError("nothing_to_learn", "the text has fewer than two tokens")
+        examples = []
+        for block in blocks:
+            found = PairsFound() if objective is None else objective.pairs_of_text(block)
+            examples.append(self._paired(Example(block, (Span(1, len(block)),)), found, report))
+        return examples
 
-    def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText) -> Example:
+    def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText, report: DataReport) -> Example:
         """The example of one chat, and what there is to count about it.
 
         Raises:
             RowError: nothing of it can be trained on.
         """
         ids, last = tokenised
-        if not self.encoder.template_ends_turns:
-            ids, last = self._cut_at_answers(chat.rendered, text, ids, last)
-        limit = self.options.max_length
-        turns, ids = self._turns(chat, ids, last)
-        ends = {self.end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
+        if not self.template_ends_turns:
+            # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
+            ends = [span.end for span in chat.answers if span.start < span.end < len(text)]
+            if any(last[token_span(last, end, end).start - 1] != end - 1 for end in ends):
+                ids, last = encode_cut(self.tokenizer, text, ends)
+        limit, objective = self.options.max_length, self.options.objective
+        turns, ids, end_id = self._turns(chat, ids, last, report)
+        ended_by = {end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
         answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
-        labels = label_spans(self.options.labels, ids, answers, ends, limit)
+        labels = label_spans(self.options.labels, ids, answers, ended_by, limit)
         if not labels:
             first = turns[0].answer.start
             if first < limit:
@@ -330,19 +325,17 @@ class _Chunk:
                     f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
                     "raise --max_length or drop --strict_data"
                 )
-            self.report.answers_truncated += 1
+            report.answers_truncated += 1
         trunk, found = ids[:limit], PairsFound()
-        if self.options.objective is not None:
-            chats = self.encoder.chats
-            found = self.options.objective.pairs_of(TokenChat(ids, trunk, turns, chat.messages, self.tokenizer, chats))
-        example = self._paired(Example(trunk, labels), found)
+        if objective is not None:
+            found = objective.pairs_of(TokenChat(ids, trunk, turns, chat.messages, self.tokenizer, self.chats))
         if chat.steps is not None:
-            self.report.steps.count(place, chat.steps)
-        self.report.system_folded += chat.rendered.folded_system
-        self.report.see_system_prompt(chat.messages)
-        return example
+            report.steps.count(place, chat.steps)
+        report.system_folded += chat.rendered.folded_system
+        report.see_system_prompt(chat.messages)
+        return self._paired(Example(trunk, labels), found, report)
 
-    def _paired(self, example: Example, found: PairsFound) -> Example:
+    def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:
         """The example with those of its pairs that fit into `max_length` and the model's positions; counts the others."""
         options, whole = self.options, example._replace(segments=found.segments)
         pairs, views, reason = list(found.pairs), list(found.view_spans), found.reason
@@ -354,64 +347,52 @@ class _Chunk:
             pairs = [pair for pair in pairs if _reach(whole, pair, positions) <= limit]
             views = [both for both in views if max(view.stop for view in both) <= limit]
             if len(pairs) + len(views) < before:
-                self.report.pairs_dropped[why] += before - len(pairs) - len(views)
+                report.pairs_dropped[why] += before - len(pairs) - len(views)
                 reason = None if pairs or views else why
-        if options.objective is not None and options.objective.one_pair and len(pairs) > 1:
-            self.report.pairs_dropped["second_pair"] += len(pairs) - 1
-            pairs = pairs[:1]
-        if options.objective is not None and not pairs and not views:
-            self.report.examples_without_pairs[reason or "empty_view"] += 1
-        example = whole.with_pairs(pairs)._replace(view_spans=tuple(views))
-        self.report.labelled_tokens += sum(stop - start for start, stop in example.labels)
-        segments = (example.segment(pair.target) for pair in example.pairs)
-        self.report.target_tokens += sum(segment.length for segment in segments if segment is not None)
-        self.report.target_tokens += sum(target.stop - target.start for _, target in views)
-        return example
+        if options.objective is not None:
+            if options.objective.one_pair and len(pairs) > 1:
+                report.pairs_dropped["second_pair"] += len(pairs) - 1
+                pairs = pairs[:1]
+            if not pairs and not views:
+                report.examples_without_pairs[reason or "empty_view"] += 1
+        report.labelled_tokens += sum(stop - start for start, stop in example.labels)
+        return whole.with_pairs(pairs)._replace(view_spans=tuple(views))
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
         last_is_answer = chat.spans[-1].role == "assistant"
-        return last_is_answer and not self.encoder.template_ends_turns and self.tokenizer.eos_token_id is not None
+        return last_is_answer and not self.template_ends_turns and self.tokenizer.eos_token_id is not None
 
-    def _closed_text(self, chat: RenderedChat) -> str:
-        """The text to tokenise: where an EOS takes the place of what the template writes behind the last answer, that
-        is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
-        return chat.text[: chat.spans[-1].end] if self._appends_eos(chat) else chat.text
-
-    def _cut_at_answers(self, chat: RenderedChat, text: str, ids: np.ndarray, last: np.ndarray) -> TokenisedText:
-        """Tokens that do not merge the end of an answer with the template's text behind it.
-
-        Needed only where no end-of-turn token stands between: the answer's last token would be lost to the labels.
-        """
-        ends = [span.end for span in chat.spans if span.role == "assistant" and span.start < span.end < len(text)]
-        if all(last[token_span(last, end, end).start - 1] == end - 1 for end in ends):
-            return ids, last
-        return encode_cut(self.tokenizer, text, ends)
-
-    def _turns(self, row: ReadChat, ids: np.ndarray, last: np.ndarray) -> tuple[list[Turn], np.ndarray]:
-        """The assistant turns in tokens, and the ids with an EOS behind them where the template writes no end of turn."""
-        chat, turns = row.rendered, list[Turn]()
-        user: tuple[Span, int] | None = None
+    def _turns(
+        self, row: ReadChat, ids: np.ndarray, last: np.ndarray, report: DataReport
+    ) -> tuple[list[Turn], np.ndarray, int | None]:
+        """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
+        token that ends a turn, which the report names."""
+        chat, turns, eos = row.rendered, list[Turn](), self.tokenizer.eos_token_id
+        user: tuple[Span | None, int] = (None, 0)
+        end_id, what = None, ""
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
             content = token_span(last, span.start, span.end)
-            mark = self.encoder.ends.find(ids, content.stop, token_span(last, following, following).start)
-            if mark is not None and span.role == "assistant" and not self.encoder.template_ends_turns:
+            mark = self.ends.find(ids, content.stop, token_span(last, following, following).start)
+            if mark is not None and span.role == "assistant" and not self.template_ends_turns:
                 # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
-                mark = mark if ids[mark] == self.tokenizer.eos_token_id else None
+                mark = mark if ids[mark] == eos else None
             close = content.stop if mark is None else mark + 1
             if span.role == "user":
                 user = (content, close)
             if span.role != "assistant":
                 continue
             if mark is not None:
-                self.end_id = int(ids[mark])
+                end_id = int(ids[mark])
             elif index + 1 == len(chat.spans) and self._appends_eos(chat):
-                ids = np.append(ids, np.int32(self.tokenizer.eos_token_id))
-                close, self.end_id, self.appended_eos = len(ids), self.tokenizer.eos_token_id, True
+                ids = np.append(ids, np.int32(eos))
+                close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
             found = row.steps.spans[len(turns)] if row.steps is not None else []
             steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
-            turns.append(Turn(user[0] if user else None, user[1] if user else 0, content, close, steps))
-        return turns, ids
+            turns.append(Turn(*user, content, close, steps))
+        if end_id is not None:
+            report.end_of_turn = f"{self.tokenizer.convert_ids_to_tokens(end_id)}{what}"
+        return turns, ids, end_id
 
 
 def _reach(example: Example, pair: Any, positions: bool) -> int:
@@ -442,7 +423,7 @@ def encode_dataset(
     split: str = "train",
     processes: int = 1,
 ) -> tuple[ExampleStore, DataReport]:
-    """Read, render, tokenise and pair a whole data set.
+    """Read, render, tokenise and pair all of a data set.
 
     The first row decides whether the data set is one of chats or of plain text.
 

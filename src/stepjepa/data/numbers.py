@@ -175,7 +175,7 @@ _BEGINS = re.compile(r"\d|(?<!\w)\.\d")
 
 _MARKS = re.compile(r"(?:\b(?:US|AU|CA|NZ|HK|A|C))?\$|[%\u20ac\u00a3\u00a5\u20b9]")
 _NAME = re.compile(r"[^\W\d_][\w ,']*(?:_\{?\w+\}?|\(\w+\))?\s*")
-# Words before and behind a number: letters of any script and the marks between words, no sign of a calculation.
+# Words before and after a number: letters of any script and the marks between words, no sign of a calculation.
 _OTHER_SCRIPTS = "[^\\x00-\\x7f\\d\u00d7\u00f7\u03c0\u2200-\u22ff]"
 _BEFORE = re.compile(rf"(?:[A-Za-z ,.':!?]|-(?=[A-Za-z])|{_OTHER_SCRIPTS})*")
 _AFTER = re.compile(rf"(?:[A-Za-z ,.'!?()]|[-/](?=[A-Za-z])|\^\{{?[23]\}}?(?!\d)|{_OTHER_SCRIPTS})*")
@@ -199,7 +199,7 @@ def normalise_number(text: str) -> str:
     r"""One spelling for one number: digits, with a point and decimals if it has any, or a fraction in lowest terms.
 
     Taken away: LaTeX and Markdown around it, currency and percent signs, thousands separators, a plus sign, leading zeros,
-    zeros behind the decimals, a final period, a name before an equals sign, words before and behind a single number. What is
+    zeros after the decimals, a final period, a name before an equals sign, words before and after a single number. What is
     then no number is returned without those marks and otherwise as it is.
 
     >>> normalise_number("$1,234.50."), normalise_number(r"18\text{ dollars}"), normalise_number(r"\frac{2}{6}")
@@ -227,7 +227,7 @@ def _read(text: str) -> tuple[str | None, str]:
 
 
 def _right_side(text: str) -> str:
-    """What stands behind the last equals sign, where before it stands a name, or a calculation without names."""
+    """What stands after the last equals sign, where before it stands a name, or a calculation without names."""
     left, sign, right = text.replace("\u2248", "=").rpartition("=")
     if not sign or left[-1:] in ("<", ">", "!") or not any(map(str.isdecimal, right)):
         return text
@@ -286,7 +286,7 @@ def _value(parts: dict[str, str | None]) -> str | None:
 
 
 def _digits(text: str) -> tuple[str, str]:
-    """The digits before and behind the decimal point."""
+    """The digits before and after the decimal point."""
     if "," in text and ("." in text or " " in text) and text.rfind(",") > max(text.rfind("."), text.rfind(" ")):
         text = text.replace(".", "").replace(",", ".")  # 1.234,5
     elif text.count(".") > 1 and not text.endswith("."):

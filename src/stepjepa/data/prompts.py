@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.data.chat import ChatRenderer, RowError, with_template
+from stepjepa.data.chat import ChatRenderer, with_template
 from stepjepa.data.tokens import template_turn_end
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, RowError
 
 _PREDICTOR = re.compile(r"<\|predictor_\d+\|>")
 
@@ -20,7 +20,7 @@ class Prompter:
     Attributes:
         tokenizer: the model's, a copy of it with the chat template where one is given.
         renderer: writes its chats.
-        end_of_turn: the token that its template writes behind an answer, None where that is no special one.
+        end_of_turn: the token that its template writes after an answer, None where that is no special one.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -57,7 +57,7 @@ class Prompter:
         return sorted({*named, self.tokenizer.eos_token_id, self.end_of_turn} - {None})
 
     def unwritable_ids(self, rows: int) -> list[int]:
-        """Tokens that no text is made of, of a model whose embedding has so many rows: rows behind the tokenizer's last
+        """Tokens that no text is made of, of a model whose embedding has so many rows: rows after the tokenizer's last
         token (padding of the vocabulary, predictor tokens while training) and predictor tokens that were kept."""
         known = self.tokenizer.get_vocab()
         kept = [index for token, index in known.items() if _PREDICTOR.fullmatch(token) and index < rows]

@@ -41,10 +41,6 @@ REASONS = {
     "beyond_positions": "the views need positions that the model has not",
 }
 
-_SUMMED = (
-    "rows_read rows_kept examples pairs answers_truncated system_folded labelled_tokens target_tokens "
-    "without_system_prompt other_system_prompts"
-).split()
 _SYSTEM_PROMPTS = 8  # kept, however many there are
 _SHOWN_FILES = 6
 
@@ -94,12 +90,7 @@ class StepCounts:
 
     def add(self, other: StepCounts) -> None:
         """Count in those of further rows of the same data set."""
-        self.splitter, self.looked = self.splitter or other.splitter, self.looked or other.looked
-        self.rows, self.own = self.rows + other.rows, self.own + other.own
-        self.unread.update(other.unread)
-        self.first_unread = {**other.first_unread, **self.first_unread}
-        self.other_totals += other.other_totals
-        self.first_other_total = self.first_other_total or other.first_other_total
+        _count_in(self, other)
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
@@ -117,7 +108,7 @@ class StepCounts:
         return own if self.own == self.rows else f"{own} in {self.own:,}, {by} in {self.rows - self.own:,}"
 
     def lines(self) -> list[str]:
-        """The counts in words, one fact a line; none where no steps are looked for."""
+        """The counts, one fact a line; none where no steps are looked for."""
         if not self.splitter:
             return []
         lines = [f"steps: {self.words}"]
@@ -175,7 +166,6 @@ class DataReport:
     fingerprint: str = ""
     tokens: int = 0
     labelled_tokens: int = 0
-    target_tokens: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
     files: list[str] = field(default_factory=list)
     token_length: dict[str, int] = field(default_factory=dict)
@@ -194,18 +184,13 @@ class DataReport:
 
     def add(self, other: DataReport) -> None:
         """Count in a report on further rows of the same data set."""
-        for name in _SUMMED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("rows_skipped", "examples_without_pairs", "pairs_dropped", "system_prompts"):
-            getattr(self, name).update(getattr(other, name))
+        end = self.end_of_turn
+        _count_in(self, other)
+        if other.end_of_turn and (not end or end.startswith("none")):
+            self.end_of_turn = other.end_of_turn
         for text, count in self.system_prompts.most_common()[_SYSTEM_PROMPTS:]:
             del self.system_prompts[text]
             self.other_system_prompts += count
-        self.steps.add(other.steps)
-        for reason, first in other.first_skipped.items():
-            self.first_skipped.setdefault(reason, first)
-        if not self.end_of_turn or self.end_of_turn.startswith("none"):
-            self.end_of_turn = other.end_of_turn or self.end_of_turn
 
     def set_lengths(self, lengths: np.ndarray) -> None:
         """Token-length percentiles of the kept rows; `lengths` is (R,) int."""
@@ -225,7 +210,7 @@ class DataReport:
         return cls(**{**_known(cls, record), "steps": StepCounts(**_known(StepCounts, record.get("steps") or {}))})
 
     def lines(self) -> list[str]:
-        """The report in words, one fact a line."""
+        """The report, one fact a line."""
         skipped = sum(self.rows_skipped.values())
         rows = f"{self.rows_read:,} rows read, {self.rows_kept:,} kept, {skipped:,} skipped"
         lines = [f"{self.source}: {rows}, {self.pairs:,} pairs"]
@@ -252,6 +237,20 @@ class DataReport:
             if self.end_of_turn:
                 lines.append(f"  end of turn: {self.end_of_turn}")
         return lines
+
+
+def _count_in(counts: Any, more: Any) -> None:
+    """Add up numbers and counts; of the first examples, texts and flags the earlier stay."""
+    for name, value in vars(more).items():
+        own = getattr(counts, name)
+        if isinstance(own, StepCounts):
+            own.add(value)
+        elif isinstance(own, Counter):
+            own.update(value)
+        elif isinstance(own, dict):
+            setattr(counts, name, {**own, **value, **own})  # in order of their first rows
+        else:
+            setattr(counts, name, own + value if type(own) is int else own or value)
 
 
 def _plain(counts: Any) -> dict[str, Any]:

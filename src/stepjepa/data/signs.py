@@ -66,17 +66,13 @@ class Signs:
         self._note("rows_with_system" if system else "rows_without_system", place)
         if not all(answer.strip() for answer in answers):
             self._note("rows_with_empty_answer", place)
-        closing = {
-            2 if len(spans) == 2 else 3
-            for answer, spans in zip(answers, steps, strict=True)
-            if len(spans) > 1 and _ANSWER_LINE.fullmatch(answer, *spans[-1])
-        }
+        several = [(answer, spans) for answer, spans in zip(answers, steps, strict=True) if len(spans) > 1]
+        closing = [len(spans) for answer, spans in several if _ANSWER_LINE.fullmatch(answer, *spans[-1])]
         if closing:
             self._note("rows_with_answer_line", place)
             self.answer_line_second += 2 in closing
-        for answer, spans in zip(answers, steps, strict=True):
-            if len(spans) > 1:
-                self._count_steps(place, answer, spans)
+        for answer, spans in several:
+            self._count_steps(place, answer, spans)
         cut = [cuts_inside(answer, separator) for answer in answers if separator in answer]
         if any(thoughts for thoughts, _ in cut):
             self._note("rows_cut_in_thoughts", place)

@@ -1,7 +1,7 @@
 """Where rows come from: JSONL files, Parquet, CSV and Hub data sets, `datasets.Dataset` objects, lists of dicts.
 
 A row becomes a chat: a ``messages`` column, or ``question``/``answer``, ``prompt``/``completion`` or ``text``/``code``, or
-two columns that are named.
+two columns that are named. A row of ``text`` or ``input_ids`` alone is plain text.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import contextlib
 import difflib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +20,15 @@ from stepjepa.data.chat import check_messages
 from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import parse_json
-from stepjepa.utils.text import escaped
+from stepjepa.utils.text import escaped, lone_surrogate
 
-Row = Mapping[str, Any]
 TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
 ANSWER_COLUMNS = tuple(answer for _, answer in TEXT_COLUMNS)
+# What makes a row a chat; text alone does not.
+_CHAT_COLUMNS = {"messages", *(name for names in TEXT_COLUMNS for name in names)} - {"text"}
 _SHOWN_COLUMNS = 20
 _SAMPLED_BYTES = 2**16
+TOKENIZER_ROWS = 50_000  # that a preset's tokenizer is trained on, at most
 
 
 def check_split_name(split: str, option: str = "dataset_split") -> None:
@@ -66,7 +68,8 @@ def row_to_messages(
     Raises:
         RowError: none of the known columns, or a chat that `check_messages` refuses.
     """
-    row = _object(row)
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
     if columns is not None:
         messages = _from_named(row, columns)
     elif row.get("messages") is not None:
@@ -78,28 +81,7 @@ def row_to_messages(
     return messages
 
 
-def _object(row: Any) -> Row:
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
-    return row
-
-
-def listed_steps(row: Any, name: str) -> list[str]:
-    """The steps that a column holds.
-
-    Raises:
-        RowError: it is missing, or no list of texts.
-    """
-    value = _object(row).get(name)
-    if value is None:
-        there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
-        raise RowError("no_steps", f"column {name!r} {there}; step_splitter=list reads the steps there")
-    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
-        raise RowError("no_steps", f"column {name!r} is no list of texts")
-    return list(value)
-
-
-def _from_named(row: Row, columns: PairColumns) -> list[dict[str, str]]:
+def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, str]]:
     for name in columns:
         if name is not None and row.get(name) is None:
             raise RowError("no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})")
@@ -121,10 +103,8 @@ def _from_named(row: Row, columns: PairColumns) -> list[dict[str, str]]:
 def _as_list(messages: Any) -> Any:
     """Undo two ways in which a table stores a list of messages: as text (CSV), and as an object of lists."""
     if isinstance(messages, str) and messages.lstrip()[:1] == "[":
-        try:
+        with contextlib.suppress(ValueError):
             return parse_json(messages)
-        except ValueError:
-            return messages
     if isinstance(messages, Mapping):
         roles, contents = messages.get("role"), messages.get("content")
         if isinstance(roles, list) and isinstance(contents, list) and len(roles) == len(contents):
@@ -132,7 +112,7 @@ def _as_list(messages: Any) -> Any:
     return messages
 
 
-def _from_columns(row: Row) -> list[dict[str, str]]:
+def _from_columns(row: Mapping[str, Any]) -> list[dict[str, str]]:
     # A data set of mixed rows fills the columns that a row does not have with None.
     present = [names for names in TEXT_COLUMNS if all(name in row for name in names)]
     filled = [names for names in present if all(row[name] is not None for name in names)]
@@ -149,11 +129,54 @@ def _from_columns(row: Row) -> list[dict[str, str]]:
     )
 
 
+def is_stream(row: Any) -> bool:
+    """Whether a row is plain text or token ids, without a chat's columns."""
+    if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_COLUMNS):
+        return False
+    return row.get("text") is not None or row.get("input_ids") is not None
+
+
+def listed_steps(row: Any, name: str) -> list[str]:
+    """The steps that a column holds.
+
+    Raises:
+        RowError: it is missing, or no list of texts.
+    """
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    value = row.get(name)
+    if value is None:
+        there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
+        raise RowError("no_steps", f"column {name!r} {there}; step_splitter=list reads the steps there")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
+        raise RowError("no_steps", f"column {name!r} is no list of texts")
+    return list(value)
+
+
 def listed_columns(row: Iterable[Any]) -> str:
     """The names of a row's columns in one line, however many, long or odd they are."""
     names = [" ".join(str(name).split()) for name in islice(row, _SHOWN_COLUMNS + 1)]
-    shown = [name if len(name) <= 80 else f"{name[:80]}..." for name in names[:_SHOWN_COLUMNS]]
-    return ", ".join([*map(escaped, shown)] + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
+    shown = [escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]]
+    return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
+
+
+def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = TOKENIZER_ROWS) -> Iterator[str]:
+    """The texts of the first rows of some data sets (what `RowSource` takes), the same number of each, for a tokenizer
+    that is trained on them.
+
+    Args:
+        columns: the two columns that make a chat, None for the known names.
+        limit: rows in all.
+    """
+    each = -(-limit // len(sources))
+    rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
+    for _, row in chain.from_iterable(islice(source, each) for source in rows):
+        if columns is None and is_stream(row) and isinstance(row.get("text"), str):
+            if lone_surrogate(row["text"]) is None:  # a row with one is counted as unusable when it is encoded
+                yield row["text"]
+            continue
+        with contextlib.suppress(RowError):
+            yield from [message["content"] for message in row_to_messages(row, None, columns)]
 
 
 class RowSource:
@@ -173,13 +196,14 @@ class RowSource:
     """
 
     def __init__(self, source: Any, split: str = "train", streaming: bool = False):
-        self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+        is_name = isinstance(source, (str, os.PathLike))
+        self.name = str(source) if is_name else type(source).__name__
         check_split_name(split)
         self._file: Path | None = None
         self._folder: Path | None = None
         self._split = split
-        self._rows: Iterable[Any] = ()
-        if isinstance(source, (str, os.PathLike)):
+        self._rows: Any = ()
+        if is_name:
             path = Path(os.path.expanduser(source))
             try:
                 if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
@@ -200,7 +224,7 @@ class RowSource:
     def place(self, index: int) -> str:
         """The place of row `index` (as `__iter__` numbers it), for messages."""
         by_line = self._file is not None and self._file.suffix.lower() != ".parquet"
-        return f"{self.name} line {index}" if by_line else f"{self.name} row {index}"
+        return f"{self.name} {'line' if by_line else 'row'} {index}"
 
     @cached_property
     def files(self) -> list[str]:
@@ -241,7 +265,7 @@ class RowSource:
             return enumerate(self._rows)
         if hasattr(self._rows, "select"):  # a `datasets.Dataset`
             first = part.start + (part.shard - part.start) % part.shards
-            numbers = range(first, len(self._rows), part.shards)  # type: ignore[arg-type]
+            numbers = range(first, len(self._rows), part.shards)
             return zip(numbers, self._rows.select(numbers), strict=True)
         rows, start = self._rows, 0
         if hasattr(rows, "skip"):  # a `datasets.IterableDataset`
@@ -257,7 +281,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     is_path = suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{_did_you_mean(path)}")
-    if path.is_file() and suffix not in FILE_SUFFIXES:
+    if path.is_file():
         raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(FILE_SUFFIXES))}")
     import datasets
 

@@ -1,7 +1,7 @@
-"""Examples of data sets that are never read whole: rows as they come, over and over, shuffled within a window.
+"""Examples of data sets that are never read as a whole: rows as they come, over and over, shuffled within a window.
 
-Nothing is counted before: a pass over the data is known to be over when its last row came. Where a stream stands is a few
-numbers (`StreamStart`), so that a run goes on where it stopped after reading one window again.
+Nothing is counted before: a pass over the data is known to be over when its last row came. The state of a stream is a few
+numbers (`StreamStart`), so that a resumed run continues after reading one window again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from stepjepa.utils.parallel import mapped
 
 
 class Cursor(NamedTuple):
-    """Where the reading of one group of data sets stands.
+    """How far one group of data sets was read.
 
     Attributes:
-        passes: how often the group was read whole.
+        passes: how often all of the group was read.
         member: the data set of the group that is being read.
         start: the number of the first row not yet read.
         taken: rows read in all.
@@ -56,7 +56,7 @@ class StreamStart(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """One example of a stream, and what tells it from all others.
+    """One example of a stream, and what identifies it.
 
     Attributes:
         example: itself.
@@ -84,7 +84,7 @@ class RowStream:
 
     Attributes:
         sources: the data sets.
-        weights: rows are taken in this proportion; None reads one data set behind the other.
+        weights: rows are taken in this proportion; None reads one data set after the other.
         shard, shards: this process reads the rows whose number leaves the remainder `shard`.
     """
 
@@ -95,7 +95,7 @@ class RowStream:
 
     @property
     def groups(self) -> list[list[int]]:
-        """The data sets that are read one behind the other."""
+        """The data sets that are read one after the other."""
         numbers = range(len(self.sources))
         return [list(numbers)] if self.weights is None else [[number] for number in numbers]
 
@@ -104,24 +104,23 @@ class RowStream:
         return StreamStart(0, tuple(Cursor() for _ in self.groups), 0)
 
     def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], list[_Row]]]:
-        """Rows, `size` at a time, with the cursors that stood before them."""
+        """Rows, `size` at a time, with the cursors before them."""
         weights = self.weights or [1.0]
-        total = sum(weights)
-        standing = list(cursors)
+        total, cursors = sum(weights), list(cursors)
         readers = [self._read(group, cursor) for group, cursor in zip(self.groups, cursors, strict=True)]
         while True:
-            before, rows = tuple(standing), []
+            before, rows = tuple(cursors), []
             for _ in range(size):
-                drawn = sum(cursor.taken for cursor in standing) + 1
-                # The group that lags most behind its share.
-                lags = [w / total * drawn - cursor.taken for w, cursor in zip(weights, standing, strict=True)]
+                drawn = sum(cursor.taken for cursor in cursors) + 1
+                # The group that is furthest below its share.
+                lags = [w / total * drawn - cursor.taken for w, cursor in zip(weights, cursors, strict=True)]
                 chosen = lags.index(max(lags))
-                row, standing[chosen] = next(readers[chosen])
+                row, cursors[chosen] = next(readers[chosen])
                 rows.append(row)
             yield before, rows
 
     def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
-        """The rows of a group, each with the cursor behind it."""
+        """The rows of a group, each with the cursor after it."""
         passes, member, start, taken = cursor
         begun = taken
         while True:
@@ -133,25 +132,23 @@ class RowStream:
             if member < len(group):
                 continue
             if taken == begun and cursor.start == cursor.member == 0:
-                raise DataError(self._nothing(group))
+                names = ", ".join(self.sources[number].name for number in group)
+                if self.shards == 1:
+                    raise DataError(f"{names}: the file or data set is empty; it needs at least one row")
+                raise DataError(
+                    f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out --streaming"
+                )
             passes, member = passes + 1, 0
 
-    def _nothing(self, group: list[int]) -> str:
-        names = ", ".join(self.sources[number].name for number in group)
-        if self.shards > 1:
-            return f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out --streaming"
-        return f"{names}: the file or data set is empty; it needs at least one row"
 
-
-class ChunkEncoder:
+class _ChunkEncoder:
     """Encodes chunks whose rows come from several data sets; what is sent to worker processes."""
 
     def __init__(self, encoders: Sequence[Callable[[Sequence[PlacedRow]], Encoded]]):
         self.encoders = encoders
 
-    def __call__(self, parts: Sequence[tuple[int, list[PlacedRow]]]) -> list[tuple[int, Encoded]]:
-        """The rows of every data set, encoded."""
-        return [(source, self.encoders[source](rows)) for source, rows in parts]
+    def __call__(self, parts: dict[int, list[PlacedRow]]) -> dict[int, Encoded]:
+        return {source: self.encoders[source](rows) for source, rows in parts.items()}
 
 
 class ExampleStream:
@@ -174,7 +171,7 @@ class ExampleStream:
         """`size` examples at a time, in the rows' order, with where they begin.
 
         Raises:
-            DataError: the data cannot be read, or a whole pass gave no example.
+            DataError: the data cannot be read, or a complete pass gave no example.
         """
         window, cursors, dropped = start or self.rows.start()
         held: list[Streamed] = []  # of the window that is being filled
@@ -193,25 +190,25 @@ class ExampleStream:
                 raise nothing_kept(max(self.reports, key=lambda report: report.rows_read))
 
     def _encoded(self, rows: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], list[Streamed]]]:
-        """The examples of chunks of so many rows."""
-        tasks = ((task, self._by_source(task[1])) for task in self.rows.chunks(rows, cursors))
-        for (before, chunk), parts in mapped(ChunkEncoder(self.encoders), tasks, self.processes, "dataset_num_proc"):
-            yield before, self._in_order(chunk, dict(parts))
+        """The examples of chunks of so many rows, in the rows' order."""
 
-    def _by_source(self, chunk: list[_Row]) -> list[tuple[int, list[PlacedRow]]]:
-        parts: dict[int, list[PlacedRow]] = {}
-        for source, _, number, value in chunk:
-            parts.setdefault(source, []).append((self.rows.sources[source].place(number), value))
-        return list(parts.items())
+        def by_source(chunk: list[_Row]) -> dict[int, list[PlacedRow]]:
+            parts: dict[int, list[PlacedRow]] = {}
+            for source, _, number, value in chunk:
+                parts.setdefault(source, []).append((self.rows.sources[source].place(number), value))
+            return parts
 
-    def _in_order(self, chunk: list[_Row], parts: dict[int, Encoded]) -> list[Streamed]:
-        """The examples of a chunk in the order of its rows."""
-        for source, encoded in parts.items():
-            self.reports[source].add(encoded.report)
-        counts = {source: iter(encoded.counts) for source, encoded in parts.items()}
-        stores = {source: iter(encoded.store) for source, encoded in parts.items()}
-        return [
-            Streamed(next(stores[source]), source, passes, number << 16 | index)
-            for source, passes, number, _ in chunk
-            for index in range(next(counts[source]))
-        ]
+        tasks = ((task, by_source(task[1])) for task in self.rows.chunks(rows, cursors))
+        for (before, chunk), parts in mapped(_ChunkEncoder(self.encoders), tasks, self.processes, "dataset_num_proc"):
+            for source, encoded in parts.items():
+                self.reports[source].add(encoded.report)
+            counts = {source: iter(encoded.counts) for source, encoded in parts.items()}
+            stores = {source: iter(encoded.store) for source, encoded in parts.items()}
+            yield (
+                before,
+                [
+                    Streamed(next(stores[source]), source, passes, number << 16 | index)
+                    for source, passes, number, _ in chunk
+                    for index in range(next(counts[source]))
+                ],
+            )

@@ -18,7 +18,7 @@ question. Row ``i`` of seed ``s`` depends on ``(s, i, config)`` only: asking for
 import math
 import operator
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,61 +103,20 @@ class ArithmeticConfig:
     system_prompt: str | None = None
 
     def __post_init__(self) -> None:
-        # A solution of two steps is one operation and the answer.
-        for field, least in {"min_steps": 2, "max_number": 2, "max_operand": 1, "max_factor": 2}.items():
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
-        if self.max_steps < self.min_steps:
-            raise ValueError(f"max_steps ({self.max_steps}) must not be below min_steps ({self.min_steps})")
         if isinstance(self.operations, str):
             raise ValueError(f"operations must be a list such as ['add', 'sub'], got {self.operations!r}")
         # Lists arrive from YAML; a tuple keeps the frozen config hashable.
         object.__setattr__(self, "operations", tuple(self.operations))
-        if not self.operations:
-            raise ValueError("operations is empty; name at least one of " + ", ".join(_OPERATIONS))
+        # A solution of two steps is one operation and the answer.
+        for name, least in {"min_steps": 2, "max_number": 2, "max_operand": 1, "max_factor": 2}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.max_steps < self.min_steps:
+            raise ValueError(f"max_steps ({self.max_steps}) must not be below min_steps ({self.min_steps})")
         unknown = [name for name in self.operations if name not in _OPERATIONS]
-        if unknown:
-            raise ValueError(f"unknown operation {unknown[0]!r} in operations; known: {', '.join(_OPERATIONS)}")
-
-
-def generate_problem(rng: random.Random, config: ArithmeticConfig | None = None) -> dict[str, Any]:
-    """Draw one problem.
-
-    Args:
-        rng: The only source of randomness.
-        config: Difficulty; the defaults of `ArithmeticConfig` when None.
-
-    Returns:
-        A dict with "question" and "solution" (str), "steps" (list of str, without separators), "ground_truth"
-        (the answer in digits) and "total_steps" (int, the length of "steps").
-
-    Raises:
-        ValueError: When the configuration admits no chain of operations of the length drawn.
-    """
-    config = config or ArithmeticConfig()
-    length = rng.randint(config.min_steps, config.max_steps) - 1
-    start, chain = _draw_chain(rng, length, config)
-
-    (name, pronoun), (friend, _) = rng.sample(_PEOPLE, 2)
-    words = {"name": name, "pronoun": pronoun, "friend": friend, "objects": rng.choice(_OBJECTS)}
-    # Every plural in the list is its singular and an s.
-    things = words["objects"][:-1] if start == 1 else words["objects"]
-    sentences = [rng.choice(_OPENINGS).format(value=start, things=things, **words)]
-    steps, value = [], start
-    for kind, operand, result in chain:
-        told, reasoned = rng.choice(_EVENTS[kind])
-        sentences.append(told.format(n=operand, **words))
-        steps.append(f"{reasoned.format(n=operand)} {value} {_OPERATIONS[kind][0]} {operand} = {result}.")
-        value = result
-    sentences.append(rng.choice(_QUESTIONS).format(**words))
-    steps.append(f"The answer is \\boxed{{{value}}}.")
-    return {
-        "question": " ".join(sentences),
-        "solution": "\n\n".join(steps),
-        "steps": steps,
-        "ground_truth": str(value),
-        "total_steps": len(steps),
-    }
+        if unknown or not self.operations:
+            what = f"unknown operation {unknown[0]!r} in operations" if unknown else "operations is empty"
+            raise ValueError(f"{what}; known: {', '.join(_OPERATIONS)}")
 
 
 def generate_rows(
@@ -176,23 +135,10 @@ def generate_rows(
         "total_steps". Row i is the same whatever n and start are.
 
     Raises:
-        ValueError: When n or start is negative, or the configuration admits no problem.
+        ValueError: When the configuration admits no chain of operations of the length drawn.
     """
-    if n < 0 or start < 0:
-        raise ValueError(f"n and start must not be negative, got n={n}, start={start}")
     config = config or ArithmeticConfig()
     return [_row(random.Random(f"{seed}:{index}"), config) for index in range(start, start + n)]
-
-
-def drop_overlap(rows: Iterable[dict[str, Any]], train_rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows whose question occurs neither in `train_rows` nor earlier among the rows, in order."""
-    seen = {row["question"] for row in train_rows}
-    kept = []
-    for row in rows:
-        if row["question"] not in seen:
-            seen.add(row["question"])
-            kept.append(row)
-    return kept
 
 
 def generate_split(
@@ -217,30 +163,41 @@ def generate_split(
     test_seed = seed + 1_000_003 if test_seed is None else test_seed
     if test_seed == seed:
         raise ValueError(f"seed and test_seed are both {seed}; the test rows would be the train rows")
-    train = generate_rows(n_train, seed, config)
-    test: list[dict[str, Any]] = []
-    drawn = 0
-    while len(test) < n_test:
-        if drawn >= 20 * n_test + 1000:
-            raise ValueError(
-                f"found only {len(test)} of {n_test} test questions that are not in the train rows; "
-                "raise max_number, max_operand or max_steps, or ask for fewer rows"
-            )
-        fresh = generate_rows(n_test, test_seed, config, start=drawn)
-        drawn += n_test
-        test += drop_overlap(fresh, [*train, *test])
-    return train, test[:n_test]
+    train, test = generate_rows(n_train, seed, config), list[dict[str, Any]]()
+    seen = {row["question"] for row in train}
+    for drawn in range(20 * n_test + 1000 + n_test):
+        if len(test) == n_test:
+            return train, test
+        (row,) = generate_rows(1, test_seed, config, start=drawn)
+        if row["question"] not in seen:
+            seen.add(row["question"])
+            test.append(row)
+    raise ValueError(
+        f"found only {len(test)} of {n_test} test questions that are not in the train rows; "
+        "raise max_number, max_operand or max_steps, or ask for fewer rows"
+    )
 
 
 def _row(rng: random.Random, config: ArithmeticConfig) -> dict[str, Any]:
-    problem = generate_problem(rng, config)
-    messages = [
-        {"role": "user", "content": problem["question"]},
-        {"role": "assistant", "content": problem["solution"]},
-    ]
+    start, chain = _draw_chain(rng, rng.randint(config.min_steps, config.max_steps) - 1, config)
+    (name, pronoun), (friend, _) = rng.sample(_PEOPLE, 2)
+    words = {"name": name, "pronoun": pronoun, "friend": friend, "objects": rng.choice(_OBJECTS)}
+    # Every plural in the list is its singular and an s.
+    things = words["objects"][:-1] if start == 1 else words["objects"]
+    sentences = [rng.choice(_OPENINGS).format(value=start, things=things, **words)]
+    steps, value = [], start
+    for kind, operand, result in chain:
+        told, reasoned = rng.choice(_EVENTS[kind])
+        sentences.append(told.format(n=operand, **words))
+        steps.append(f"{reasoned.format(n=operand)} {value} {_OPERATIONS[kind][0]} {operand} = {result}.")
+        value = result
+    sentences.append(rng.choice(_QUESTIONS).format(**words))
+    steps.append(f"The answer is \\boxed{{{value}}}.")
+    question, solution = " ".join(sentences), "\n\n".join(steps)
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]
     if config.system_prompt is not None:
         messages.insert(0, {"role": "system", "content": config.system_prompt})
-    return {"messages": messages} | {key: problem[key] for key in ("question", "ground_truth", "total_steps")}
+    return {"messages": messages, "question": question, "ground_truth": str(value), "total_steps": len(steps)}
 
 
 def _draw_chain(
@@ -248,7 +205,7 @@ def _draw_chain(
 ) -> tuple[int, Sequence[tuple[str, int, int]]]:
     """A start value and `length` operations (kind, operand, result) that stay within 1 .. max_number.
 
-    Some values leave no operation open (1 with "sub" only), so a chain that runs into one is drawn anew.
+    Some values leave no operation open (1 with "sub" only), so a chain that runs into one is drawn again.
     """
     for _ in range(_MAX_TRIES):
         start = value = _log_uniform(rng, 1, config.max_number)

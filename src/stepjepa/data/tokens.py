@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from stepjepa.data.types import Span
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, RowError
+from stepjepa.utils.text import lone_surrogate
 
-TokenSpan = tuple[int, int]
 TokenisedText = tuple[np.ndarray, np.ndarray]  # ids and last characters, as `encode_texts` returns them
 
 _FEW = 8  # texts from which on it pays to ask the backend by itself
@@ -39,12 +39,6 @@ def check_tokenizer(tokenizer: Any) -> None:
             "character offsets; load it as a fast tokenizer (use_fast=True), or convert it with "
             "transformers.convert_slow_tokenizer"
         )
-
-
-def added_tokens(tokenizer: Any) -> dict[int, Any]:
-    """The tokenizer's added tokens by id; none for kinds that keep no record of them."""
-    found = tokenizer.added_tokens_decoder
-    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
@@ -84,7 +78,7 @@ def byte_level_last_characters(tokenizer: Any, text: str, ids: Sequence[int]) ->
     known = _SPELT.setdefault(tokenizer, {})
     unknown = set(ids).difference(known)
     if unknown:
-        added, letters = added_tokens(tokenizer), _byte_letters()
+        added, letters = tokenizer.added_tokens_decoder, _byte_letters()
         for index in unknown:
             name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
             if index in added:
@@ -116,8 +110,8 @@ def _by_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
     if not texts:
         return []
     batch = tokenizer(list(texts), **_IDS_ONLY)
-    # Some special tokens (Phi-3's <|assistant|>) swallow the white space behind them, which may be the answer's first.
-    greedy = {index for index, token in added_tokens(tokenizer).items() if token.rstrip}
+    # Some special tokens (Phi-3's <|assistant|>) swallow the white space after them, which may be the answer's first.
+    greedy = {index for index, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
     pairs = []
     for text, encoding in zip(texts, batch.encodings, strict=True):
         ids, offsets = encoding.ids, encoding.offsets
@@ -148,7 +142,7 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     """Index of the last character of each token, (T,) int64.
 
     A token without a character of its own has either lost it (offsets that are trimmed of white space, as GPT-NeoX's
-    are, leave a gap before it) or never had one (an added leading space) and counts with the character behind it.
+    are, leave a gap before it) or never had one (an added leading space) and counts with the character after it.
     """
     edges = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets)).reshape(-1, 2)
     last = edges[:, 1] - 1
@@ -172,7 +166,7 @@ def token_span(last_character: np.ndarray, start: int, end: int) -> Span:
 
 
 def template_turn_end(tokenizer: Any, renderer: Any) -> int | None:
-    """The token that a chat template writes behind a last answer, None where that is no special one.
+    """The token that a chat template writes after a last answer, None where that is no special one.
 
     Args:
         renderer: a `ChatRenderer`.
@@ -187,14 +181,14 @@ def template_turn_end(tokenizer: Any, renderer: Any) -> int | None:
 
 
 class TurnEnds:
-    """Finds end-of-turn tokens: the first of a template's special tokens behind a message's content.
+    """Finds end-of-turn tokens: the first of a template's special tokens after a message's content.
 
     Chat markers such as ``<|eot_id|>`` are added tokens, special or not, without being named (bos, eos, ...) special
     tokens. Added tokens of white space alone (Gemma's line breaks) end nothing.
     """
 
     def __init__(self, tokenizer: Any):
-        added = {i for i, token in added_tokens(tokenizer).items() if token.content.strip("\u2581 \t\r\n")}
+        added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.content.strip("\u2581 \t\r\n")}
         self._marks = frozenset(added | set(tokenizer.all_special_ids))
 
     def find(self, ids: np.ndarray, start: int, stop: int) -> int | None:
@@ -205,22 +199,19 @@ class TurnEnds:
         return None
 
 
-LABELS = ("assistant", "all", "reference")
-
-
 def label_spans(
     mode: str, ids: np.ndarray, answers: Sequence[Span], ends: Iterable[int], limit: int
 ) -> tuple[Span, ...]:
     """Which tokens the LM loss is computed on.
 
-    - ``assistant``: every answer and the end-of-turn token behind it.
+    - ``assistant``: every answer and the end-of-turn token after it.
     - ``all``: every token but the first, which nothing predicts.
     - ``reference``: every token of system, user and assistant, but no end of turn and no padding: what the published
       LLM-JEPA code trains on, whose collator puts the input ids in place of the answer-only labels and leaves the padding
       token out, which is the end of turn. Kept for comparison: such a model is not taught to stop.
 
     Args:
-        mode: one of `LABELS`.
+        mode: ``assistant``, ``all`` or ``reference``.
         ids: (T,) the trunk.
         answers: each with the end of its turn.
         ends: ids of end-of-turn and padding tokens (``reference``).
@@ -236,3 +227,36 @@ def label_spans(
     labelled[0] = False
     edges = np.flatnonzero(np.diff(labelled, prepend=False, append=False)).reshape(-1, 2).tolist()
     return tuple(Span(start, stop) for start, stop in edges)
+
+
+def stream_ids(row: Mapping[str, Any], tokenizer: Any) -> np.ndarray:
+    """The tokens of a row of plain text or token ids, (T,) int32: the text as the tokenizer writes it by itself (its BOS
+    once), closed with its EOS.
+
+    Raises:
+        RowError: no text, or ids that are none of the tokenizer's.
+    """
+    if row.get("input_ids") is not None:
+        return _checked_ids(row["input_ids"], len(tokenizer))
+    text = row["text"]
+    if not isinstance(text, str):
+        raise RowError("content_not_text", f"'text' has type {type(text).__name__}; it must be text")
+    half = lone_surrogate(text)
+    if half is not None:
+        raise RowError("broken_text", f"'text' holds {half} without its other half, which is no character; remove it")
+    if not text.strip():
+        raise RowError("nothing_to_learn", "'text' is empty")
+    ids = np.asarray(tokenizer(text, return_attention_mask=False)["input_ids"], dtype=np.int32)
+    end = tokenizer.eos_token_id
+    return ids if end is None or (len(ids) and ids[-1] == end) else np.append(ids, np.int32(end))
+
+
+def _checked_ids(values: Any, vocabulary: int) -> np.ndarray:
+    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, (str, bytes)) or not len(values):
+        raise RowError("content_not_text", "'input_ids' is no list of token ids")
+    if any(type(value) is bool or not isinstance(value, (int, np.integer)) for value in values):
+        raise RowError("content_not_text", "'input_ids' holds something that is no whole number")
+    if min(values) < 0 or max(values) >= vocabulary:
+        wrong = min(values) if min(values) < 0 else max(values)
+        raise RowError("unknown_token", f"'input_ids' holds {wrong}; the tokenizer has ids 0 to {vocabulary - 1}")
+    return np.asarray(values, dtype=np.int32)

@@ -2,7 +2,7 @@
 
     chat -> `Example` -> `Batch` -> `ForestOutput` -> `LossParts`
 
-An `Example` holds one chat, ready for any forward: its trunk, what hangs behind the trunk (`Segment`), and which states are
+An `Example` holds one chat, ready for any forward: its trunk, what follows the trunk (`Segment`), and which states are
 compared (`Pair` of two `Read`s). A state is named by (segment, token): segment 0 is the trunk, segment i the i-th of
 `Example.segments`, and its tokens are counted with the predictor tokens in it.
 
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Tokens behind the trunk.
+    """Tokens after the trunk.
 
     Predictor tokens are no ids yet: `slots` of them stand in front of `ids[slot]`, as predictors 0, 1, ... of their group,
     and a layout fills them in.
@@ -64,7 +64,7 @@ class Segment(NamedTuple):
         """All its tokens, (S,) int32.
 
         Args:
-            predictor_ids: of all groups, one group behind the other, `slots` of each.
+            predictor_ids: of all groups, one group after the other, `slots` of each.
 
         Raises:
             ValueError: there are fewer.
@@ -93,7 +93,7 @@ class Read(NamedTuple):
 
     Attributes:
         terms: its summands.
-        layer: behind which layer the states are read (0: the embeddings); None behind the final norm.
+        layer: after which layer the states are read (0: the embeddings); None after the final norm.
     """
 
     terms: tuple[Term, ...]
@@ -130,7 +130,7 @@ class Example(NamedTuple):
     Attributes:
         trunk: (T,) int32, the chat as the template writes it.
         labels: spans that the LM loss is computed on.
-        segments: what stands behind the trunk.
+        segments: what follows the trunk.
         pairs: empty trains as plain language modelling.
         view_spans: source and target views on the trunk that an objective draws pairs from every epoch.
     """
@@ -218,7 +218,7 @@ class Turn(NamedTuple):
         user: content of the user message before it, None if there is none.
         user_close: tokens [.., stop) up to the user's end-of-turn token, so that ``last_token`` can count from there.
         answer: content of the answer.
-        label_stop: end of the labelled tokens: behind the end-of-turn token.
+        label_stop: end of the labelled tokens: after the end-of-turn token.
         steps: spans of the answer's steps, none unless the objective needs them. A step whose last character was merged
             into the next one's first token may be left without a token (start == stop).
     """
@@ -305,7 +305,7 @@ class StateReads(OnDevice):
 class Batch(OnDevice):
     """A collated micro-batch.
 
-    States are addressed by their index in those of `rows`, flattened (R * T), and behind them those of `views`.
+    States are addressed by their index in those of `rows`, flattened (R * T), and after them those of `views`.
 
     Attributes:
         rows: the packed forests; in the two-pass form the padded chats.
@@ -376,7 +376,7 @@ class ForestOutput:
 
     Attributes:
         parts: the terms of the loss.
-        source_states: (P, D), the states that stand for the source views, behind the predictor head if there is one.
+        source_states: (P, D), the states that stand for the source views, after the predictor head if there is one.
         target_states: (P, D), those that the loss compares them with.
         predicted_ids: (N,) int64, the most likely token after each labelled position; None unless asked for.
     """
@@ -390,24 +390,3 @@ class ForestOutput:
     def lm_loss_sum(self) -> torch.Tensor:
         """() float32, cross-entropy summed over the N labelled positions."""
         return self.parts[LM].sum
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """What tells one run from another, as ``run.json`` holds it.
-
-    Attributes:
-        versions: of stepjepa, torch, transformers and python, by name.
-        settings: the resolved options, by name.
-        processes: of the run.
-        steps: optimizer steps that are asked for.
-        forward: ``packed``, ``two_pass`` or ``inline``.
-        data: fingerprints of the data sets, by their name in the run.
-    """
-
-    versions: Mapping[str, str]
-    settings: Mapping[str, Any]
-    processes: int
-    steps: int
-    forward: str
-    data: Mapping[str, str]

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 
-from stepjepa.data.chat_template import template_of
+from stepjepa.data.chat import template_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.errors import ConfigError

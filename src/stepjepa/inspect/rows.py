@@ -11,8 +11,7 @@ import numpy as np
 
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
-from stepjepa.data.sources import RowSource
-from stepjepa.data.streams import is_stream
+from stepjepa.data.sources import RowSource, is_stream
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def tokenizer_of(source: Any, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
     """The tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
-    from stepjepa.data.texts import texts_of
+    from stepjepa.data.sources import texts_of
     from stepjepa.modeling.load import load_tokenizer
 
     return load_tokenizer(name, texts_of([source], pair_columns(method)))

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from stepjepa.data.cache import cache_key, load_cached, save_cached
 from stepjepa.data.chat import ChatRenderer, with_template
+from stepjepa.data.dataset import ExampleStore, cache_key, load_cached, save_cached
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
-from stepjepa.data.examples import ExampleStore
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.sources import PairColumns, RowSource, texts_of
 from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for
 from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
-from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import is_preset, load_tokenizer
 from stepjepa.objectives.base import find_objective, objective_of

@@ -14,8 +14,7 @@ import transformers
 
 from stepjepa.config.option import options_of
 from stepjepa.config.yaml_file import dump_yaml
-from stepjepa.data.sources import RowSource
-from stepjepa.data.texts import texts_of
+from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config

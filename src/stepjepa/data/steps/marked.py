@@ -45,6 +45,9 @@ _WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
 _COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
 _ENDING = rf"(?i:{either('ending')})(?![^\W_])"
 _LABEL = re.compile(rf"(?:[#>*_ \t\[(]|\\textbf\{{)*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
+_ANSWER = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}|{_ENDING})(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
+_ANSWER_INSIDE = re.compile(r"\banswer\b[^\n.]{0,40}\bis\b|\\boxed")
+_SO = re.compile(rf"[#>*_ \t\[(]*(?:(?i:{either('so')})(?![^\W_])|{either('unspaced so')})")
 _LABEL_ALONE = re.compile(rf"[#*_ \t]*{_WORD}[ \t*_:：]*(?=\n|\Z)")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
 _BOLD_LINE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*\Z")
@@ -111,7 +114,7 @@ def headed(text: Text) -> Marked:
     the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
     """
     levels: dict[int, list[int]] = {}
-    alone = 0  # bold lines with a blank line behind
+    alone = 0  # bold lines with a blank line after
     for match in _HEADING.finditer("\n" + text.flat):
         start = match.start()
         if start not in text and (match["hashes"] or start == 0 or _after_blank(text.flat, start)):
@@ -132,10 +135,10 @@ def _after_blank(text: str, start: int) -> bool:
 
 
 class _Paragraph(NamedTuple):
-    """Lines behind a blank one, or from a heading on.
+    """Lines after a blank one, or from a heading on.
 
     Attributes:
-        start, end: its lines, the blank ones behind it included.
+        start, end: its lines, the blank ones after it included.
         width: columns of white space before it.
         kind: ``heading``, ``rule``, ``block`` (maths, code, a table, a quote, an item of a list), ``more`` (a small letter
             first: the paragraph before goes on) or ``prose``.
@@ -179,10 +182,8 @@ class _Lists:
             cuts += (item.start for item in items[1:])
             end = later[0].start if later else len(self.flat)
             ending = self._ending(items, end)
-            if later is None:
-                new = self._tail(items[-1], ending)
-            else:  # the conclusion of the one list, then the other with what introduces it
-                new = [ending[0].start, ending[-1].start] if ending else [end]
+            last = items[-1]
+            new = self._tail(last, ending) if later is None else self._between(last, end, ending)
             regions.append((items[0].start, min([*new, end])))
             cuts += new
         return cuts, regions
@@ -206,11 +207,18 @@ class _Lists:
         parts = self._behind_title(items[-1], end)
         if not parts:
             return []
-        least = min((len(self._behind_title(left, right.start)) for left, right in pairwise(items)), default=0)
+        counts = [len(self._behind_title(left, right.start)) for left, right in pairwise(items)]
+        least = min(counts, default=0)
+        usual = max(counts, default=0) == least and (least == 0 or (len(counts) > 1 and not items[0].level))
         for number, part in enumerate(parts):
-            if part.kind == "heading" or number >= least or _LABEL.match(self.flat, part.start):
+            concludes = self._answers(part) or (part is parts[-1] and _SO.match(self.flat, part.start))
+            labelled = part.kind == "heading" or _LABEL.match(self.flat, part.start)
+            if labelled or (number >= least and (usual or concludes)):
                 return parts[number:]
         return []
+
+    def _answers(self, part: _Paragraph) -> bool:
+        return bool(_ANSWER.match(self.flat, part.start) or _ANSWER_INSIDE.search(self.flat, part.start, part.end))
 
     def _behind_title(self, marker: Marker, end: int) -> list[_Paragraph]:
         """`counted` without the paragraph that a title, or words with a colon, introduce right before it."""
@@ -221,8 +229,23 @@ class _Lists:
                 return parts[1:]
         return parts
 
+    def _between(self, last: Marker, opened: int, ending: list[_Paragraph]) -> list[int]:
+        """Where the steps between two lists begin: conclusions of the one, then the other with what introduces it."""
+        cuts = []
+        for part in ending:
+            cuts.append(part.start)
+            if part.kind == "heading" or not (self._answers(part) or _SO.match(self.flat, part.start)):
+                return cuts
+        parts = self._within(last.start + 1, opened)
+        title = parts[-1].start if parts else self.flat.rfind("\n", 0, max(opened - 1, 0)) + 1
+        begins = last.start < title < opened and title not in self.text
+        if not ending and begins and _introduces(self.flat[title:opened]):
+            first = self.flat[title]
+            return [opened] if first.islower() or first.isspace() else [title]
+        return [*cuts, opened]
+
     def _tail(self, last: Marker, ending: list[_Paragraph]) -> list[int]:
-        """Where the steps behind the last item of all begin."""
+        """Where the steps after the last item of all begin."""
         end = ending[0].start if ending else len(self.flat)
         line = self._answer_line(last, end)
         cuts = [] if line is None else [line]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from stepjepa.data.steps.text import Text
@@ -176,7 +177,7 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
 
 
 def _equations(text: str, lists: list[list[Marker]]) -> bool:
-    """Whether numbers in brackets are labels: nothing but equations stands behind them, and the text refers to them."""
+    """Whether numbers in brackets are labels: nothing but equations stands after them, and the text refers to them."""
     markers = [marker for items in lists for marker in items]
     if "(" not in markers[0].family:
         return False
@@ -192,10 +193,16 @@ def _all_quoted(text: str) -> bool:
 
 
 def _step_lists(steps: list[Marker]) -> list[list[Marker]]:
-    """Step words that begin again at 1 (or 0) are another list; where several are headings, plain ones are inside them."""
-    headings = [marker for marker in steps if marker.strength == 3]
+    """Step words: where some are headings or bold and count up, plain ones are inside their steps."""
+    for strength in (3, 2):
+        strong = [marker for marker in steps if marker.strength == strength]
+        values = [marker.value for marker in strong]
+        up = all(b == 1 or (a is not None and b == a + 1) for a, b in pairwise(values))
+        if len(strong) > 1 and up:
+            steps = strong
+            break
     lists: list[list[Marker]] = []
-    for marker in headings if len(headings) > 1 else steps:
+    for marker in steps:
         if lists and (marker.value is None or marker.value > 1):
             lists[-1].append(marker)
         else:

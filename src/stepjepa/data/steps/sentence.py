@@ -45,7 +45,7 @@ def sentences(text: Text) -> list[CharSpan]:
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:
-    """Whether a stop or a line's end, and the white space behind it, ends a sentence."""
+    """Whether a stop or a line's end, and the white space after it, ends a sentence."""
     start, following = match.span()
     if match["wide"]:
         return not match["quote"] or text[following - 1].isspace()

@@ -145,7 +145,7 @@ def matched(text: Text, pattern: str) -> list[CharSpan]:
 
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> Any:
-    """The pattern, compiled by `regex`: unlike `re`, it can be told to give up.
+    """The pattern, compiled by `regex`: unlike that of `re`, its search can have a time limit.
 
     Raises:
         ConfigError: the pattern is missing or broken, or matches an empty text.

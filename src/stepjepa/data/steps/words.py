@@ -43,14 +43,19 @@ answer: final answer, answer, conclusion, summary, result, antwort, endergebnis,
     ответ, вывод, відповідь, odpowiedź, cevap, sonuç, antwoord, svar, jawaban, đáp số, đáp án, kết luận,
     最终答案, 答案, 结论, 答, 最終的な答え, 答え, 結論, 정답, 답, 결론, الجواب, الإجابة, उत्तर
 ending: in conclusion, to conclude, in summary, to summarize, to summarise, putting it all together
+so: therefore, thus, hence, so, consequently, accordingly, as a result, altogether, overall, in total, finally,
+    daher, somit, folglich, insgesamt, donc, ainsi, par conséquent, por tanto, por lo tanto, así, portanto, logo, assim,
+    quindi, dunque, pertanto, следовательно, поэтому, таким образом, итак, значит, отже, zatem, więc,
+    dolayısıyla, bu nedenle, dus, alltså, vậy, jadi, لذلك, إذن, अतः, इसलिए
+unspaced so: ∴, 因此, 所以, 综上, 故, よって, したがって, ゆえに, 따라서, 그러므로
 abbreviation: dr, mr, mrs, ms, prof, st, sr, jr, vs, e.g, i.e, eg, ie, cf, ca, approx, resp, al, incl, excl, z.b, u.a, d.h,
     bzw, vgl, evtl, inkl, p.ex, ex, mme, mlle, sra, dña, ud, uds, т.е
 before numbers: no, nos, nr, fig, figs, eq, eqs, sec, ch, vol, p, pp, pt, art, abb, tab, ref, refs, рис, стр, núm
 """
 # step: as in "Step 3:", "3. Schritt:", "第三步"; ordinal: "First step:"; number: "Step one:". Paragraphs that open with
 # `first`, `next` or `last` are the steps of ``connectives``; `unspaced` are those of scripts without spaces between words,
-# where no comma has to follow (a star stands for one). `answer` labels an answer, `ending` opens a conclusion. A full
-# stop after an `abbreviation` ends no sentence; after the last row, none where a number follows.
+# where no comma has to follow (a star is one). `answer` labels an answer; `ending` and `so` open a conclusion. A full stop
+# after an `abbreviation` ends no sentence; after the last row, none where a number follows.
 WORDS = {
     use: list(dict.fromkeys(" ".join(word.split()) for word in words.split(",")))
     for use, words in (row.split(":") for row in re.split(r"\n(?=[^\s])", _TABLE.strip()))

@@ -15,9 +15,9 @@ from stepjepa.data.chat import RowError
 from stepjepa.data.encode import EncodeOptions, chat_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.signs import Leak, Repeats, Signs, question_of
-from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.sources import PairColumns, RowSource, is_stream, row_to_messages
 from stepjepa.data.steps import rules_for, steps_of
-from stepjepa.data.streams import is_stream, stream_ids
+from stepjepa.data.tokens import stream_ids
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.record import counted
 from stepjepa.training.encoding import pair_columns
@@ -283,8 +283,7 @@ def read_texts(
     rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
     usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
     options = EncodeOptions(rules=rules, system_prompt=method.system_prompt, columns=columns)
-    named = rules.name in ("separator", "auto", "regex") and not rules.required
-    separator = rules.splitter.separator if named else "\n"
+    separator = rules.splitter.separator if rules.splitter.reads_separator and not rules.required else "\n"
     others = {usual.name: 0} if rules.required or usual != rules.splitter else {}
     found = TextStatistics(
         rows.name, rules.name, separator, rows.files, other_splitters=others, steps=StepCounts.of(rules)

@@ -1,0 +1,233 @@
+"""A data set's examples: in a few flat arrays, so that a data loader's workers share the memory instead of copying objects,
+and in a cache on disk, so that a second run on the same file starts without reading it.
+
+One entry of a cache is a folder named by a key of everything that decides the examples: the file (path, size, time of
+change), the tokenizer, the chat template, the encoding options and this library's version. It holds the arrays of an
+`ExampleStore`, which are memory-mapped when they are read, and the data report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.data.types import Example, Pair, Read, Segment, Span, Term
+from stepjepa.errors import ConfigError
+from stepjepa.utils.files import read_json, write_json
+from stepjepa.version import __version__
+
+_NONE = -1  # in an array, for None
+_VERSION = {"format": 4, "version": __version__}
+_REPORT = "report.json"  # written last: an entry without it is none
+logger = logging.getLogger("stepjepa")
+
+
+class ExampleStore(Sequence):
+    """Examples one after the other.
+
+    Attributes:
+        lengths: (E,) int64, tokens of each trunk.
+    """
+
+    # name -> (columns, dtype); each of them once more as ``.._edges`` (E + 1,) int64, where every example begins in it.
+    TABLES = {
+        "ids": (0, np.int32),
+        "labels": (2, np.int32),
+        "segment_ids": (0, np.int32),
+        "segments": (7, np.int32),  # vocabulary tokens, attach, position, group, slots, slot, origin
+        "pairs": (5, np.int32),  # terms of the source, terms of the target, their layers, horizon
+        "weights": (0, np.float32),
+        "terms": (2, np.int32),  # segment, token
+        "coefficients": (0, np.float64),
+        "view_spans": (4, np.int32),
+    }
+    ARRAYS = (*TABLES, *(f"{name}_edges" for name in TABLES))
+
+    def __init__(self, examples: Sequence[Example]):
+        rows = [_tables(example) for example in examples]
+        arrays: dict[str, np.ndarray] = {}
+        for name, (columns, dtype) in self.TABLES.items():
+            parts = [np.asarray(row[name], dtype).reshape(-1, *([columns] * bool(columns))) for row in rows]
+            arrays[name] = np.concatenate(parts) if parts else np.zeros((0, columns) if columns else 0, dtype)
+            arrays[f"{name}_edges"] = _edges([len(part) for part in parts])
+        self._set(arrays)
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ExampleStore:
+        """A store on what `arrays` gave, of the same shapes, also memory-mapped."""
+        store = cls.__new__(cls)
+        store._set(arrays)
+        return store
+
+    @classmethod
+    def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
+        """One store of the examples of several, in their order."""
+        parts = [store.arrays() for store in stores]
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in cls.TABLES}
+        for name in cls.TABLES:
+            arrays[f"{name}_edges"] = _edges(np.concatenate([np.diff(part[f"{name}_edges"]) for part in parts]))
+        return cls.of_arrays(arrays)
+
+    def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._arrays = {name: arrays[name] for name in self.ARRAYS}
+        self.lengths = np.diff(self._arrays["ids_edges"])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that the store is made of, by the names in `ARRAYS`."""
+        return dict(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
+        index = range(len(self))[index]
+
+        def own(name: str) -> np.ndarray:
+            edges = self._arrays[f"{name}_edges"]
+            return self._arrays[name][edges[index] : edges[index + 1]]
+
+        labels = tuple(Span(*span) for span in own("labels").tolist())
+        views = tuple((Span(a, b), Span(c, d)) for a, b, c, d in own("view_spans").tolist())
+        pairs = own("pairs").tolist()
+        if not pairs:
+            return Example(own("ids"), labels, view_spans=views)
+        segments, start, tokens = [], 0, own("segment_ids")
+        for length, attach, position, group, slots, slot, origin in own("segments").tolist():
+            ids = tokens[start : start + length]
+            segments.append(Segment(ids, attach, position, group, slots, slot, None if origin == _NONE else origin))
+            start += length
+        numbers = zip(own("terms").tolist(), own("coefficients").tolist(), strict=True)
+        terms = (Term(segment, token, coefficient) for (segment, token), coefficient in numbers)
+
+        def read(count: int, layer: int) -> Read:
+            return Read(tuple(next(terms) for _ in range(count)), None if layer == _NONE else layer)
+
+        found = [
+            Pair(read(sources, layer), read(targets, target_layer), weight, horizon)
+            for (sources, targets, layer, target_layer, horizon), weight in zip(
+                pairs, own("weights").tolist(), strict=True
+            )
+        ]
+        return Example(own("ids"), labels, tuple(segments), tuple(found), views)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs in all examples, those included that are drawn every epoch, as `Example.view_pairs` counts them."""
+        return len(self._arrays["pairs"]) + len(self._arrays["view_spans"])
+
+
+def _tables(example: Example) -> dict[str, Any]:
+    """The rows of one example in each of the store's tables."""
+    pairs, segments = example.pairs, example.segments
+    reads = [read for pair in pairs for read in pair[:2]]
+    layers = [_NONE if read.layer is None else read.layer for read in reads]
+    counts = [len(read.terms) for read in reads]
+    terms = [term for read in reads for term in read.terms]
+    return {
+        "ids": example.trunk,
+        "labels": example.labels,
+        "segment_ids": np.concatenate([s.ids for s in segments]) if segments else (),
+        "segments": [(len(s.ids), *s[1:-1], _NONE if s.origin is None else s.origin) for s in segments],
+        "pairs": [
+            (*counts[at : at + 2], *layers[at : at + 2], pair.horizon)
+            for at, pair in zip(range(0, len(reads), 2), pairs, strict=True)
+        ],
+        "weights": [pair.weight for pair in pairs],
+        "terms": [term[:2] for term in terms],
+        "coefficients": [term.coefficient for term in terms],
+        "view_spans": [(*source, *target) for source, target in example.view_spans],
+    }
+
+
+def _edges(counts: Any) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
+def cache_key(
+    source: RowSource, tokenizer: Any, options: Any, template_kwargs: Mapping[str, Any] | None = None
+) -> str | None:
+    """The key of a data set under the options of a run; None for data that is not a file, which is not cached.
+
+    Args:
+        options: an `EncodeOptions`.
+    """
+    path = Path(source.name)
+    if not path.is_file():
+        return None
+    state = path.stat()
+    data = (str(path.resolve()), state.st_size, state.st_mtime_ns)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    what_it_does = [
+        repr(tokenizer) + json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str(),
+        str(tokenizer.chat_template),
+        json.dumps({name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}),
+    ]
+    digest = hashlib.sha256("\0".join(what_it_does).encode()).hexdigest()
+    parts = [_VERSION, data, digest, repr(options), sorted((template_kwargs or {}).items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore, DataReport] | None:
+    """What `save_cached` stored under the key, memory-mapped; None where there is nothing complete."""
+    entry = Path(folder) / key
+    try:
+        record = read_json(entry / _REPORT)
+        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
+        return ExampleStore.of_arrays(arrays), DataReport.from_dict(record)
+    except (OSError, EOFError, ValueError, TypeError, AttributeError):  # nothing there, or damaged
+        return None
+
+
+def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, report: DataReport) -> None:
+    """Store examples and their report under a key. The entry appears complete or not at all.
+
+    Examples of the same data by another version of this library are not read; one line of the log says so.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    root = Path(folder)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _note_other_versions(root, report.source)
+        part = root / f".{key}.{secrets.token_hex(8)}"
+        part.mkdir()  # readable for whoever may read the folder around it
+        try:
+            for name, array in store.arrays().items():
+                np.save(part / f"{name}.npy", array)
+            write_json(part / _REPORT, {**report.to_dict(), "cache": _VERSION}, indent=None)
+            if load_cached(root, key) is None:
+                shutil.rmtree(root / key, ignore_errors=True)  # a damaged entry
+                os.replace(part, root / key)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        if load_cached(root, key) is not None:
+            return  # another process was faster
+        raise ConfigError(f"--data_cache {folder}: cannot be written ({error.strerror or error})") from None
+
+
+def _note_other_versions(root: Path, source: str) -> None:
+    """Say once that there are examples of the same data by another version."""
+    for entry in root.glob(f"*/{_REPORT}"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            record = read_json(entry)
+            if record.get("source") == source and record.get("cache") != _VERSION:
+                logger.warning(
+                    "data_cache %s: its examples of %s were written by another version of stepjepa; they are made again",
+                    root,
+                    source,
+                )
+                return
