@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stepjepa.analysis.geometry import effective_rank, singular_values, unit_rows
-from stepjepa.analysis.linear import linear_map
+from stepjepa.analysis.geometry import effective_rank, linear_map, singular_values, unit_rows
 from stepjepa.data.sources import RowSource
 from stepjepa.data.texts import texts_of
 from stepjepa.errors import ConfigError

@@ -20,7 +20,7 @@ from stepjepa.utils.failures import explaining
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
-    from stepjepa.analysis.numbers import GeometryNumbers
+    from stepjepa.analysis.geometry import GeometryNumbers
 
 Options = Mapping[str, Any]
 
@@ -158,9 +158,8 @@ def _geometry(
     Raises:
         ConfigError, DataError: as `analysis.collect.read_pairs` and `collect_states`.
     """
-    from stepjepa.analysis.collect import StatesNotFinite, collect_states, read_pairs
-    from stepjepa.analysis.numbers import measure_states
-    from stepjepa.analysis.states import FINAL
+    from stepjepa.analysis.geometry import measure_states
+    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
     from stepjepa.training.encoding import make_renderer, settings_for
