@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.analysis.energy import best_of, best_of_lines, choose, first_of_each, shuffled_energies, within_auroc
+from stepjepa.analysis.energy import best_of, best_of_lines, first_of_each, shuffled_energies
 from stepjepa.analysis.states import encode_solutions, read_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.errors import DataError
@@ -208,7 +208,9 @@ def line(right, answer=None, energy=None, likelihood=None):
     ],
 )
 def test_choosing(rule, name, values, index):
-    assert choose([line(False, **{name: value}) for value in values], rule) == index
+    """The rule is right where the line that it must choose alone is right."""
+    lines = [line(number == index, **{name: value}) for number, value in enumerate(values)]
+    assert best_of(lines, len(lines))["rules"][rule]["value"] == 1.0
 
 
 def test_first_of_each():
@@ -220,26 +222,26 @@ def test_first_of_each():
 def test_auroc_within_questions():
     questions = [
         [line(True, energy=0.1), line(False, energy=0.2), line(False, energy=0.1)],  # (1 + 1/2) / 2
-        [line(False, energy=0.1), line(True, energy=0.2)],  # 0
-        [line(True, energy=0.3), line(False, energy=None)],  # 1
-        [line(True, energy=9.0), line(True, energy=0.0)],  # all right: says nothing
+        [line(False, energy=0.1), line(True, energy=0.2), line(True, energy=0.2)],  # 0
+        [line(True, energy=0.3), line(False, energy=None), line(False, energy=None)],  # 1
+        [line(True, energy=9.0), line(True, energy=0.0), line(True, energy=0.0)],  # all right: says nothing
     ]
-    found = within_auroc(questions, "energy")
-    assert found["value"] == pytest.approx((0.75 + 0 + 1) / 3) and (found["questions"], found["pairs"]) == (3, 4)
+    found = best_of([one for question in questions for one in question], 3)["auroc"]["energy"]
+    assert found["value"] == pytest.approx((0.75 + 0 + 1) / 3) and (found["questions"], found["pairs"]) == (3, 6)
     assert 0 <= found["low"] < found["value"] < found["high"] <= 1
     nothing = {"value": None, "low": None, "high": None, "questions": 0, "pairs": 0}
-    assert within_auroc(questions[3:], "energy") == nothing
-    assert within_auroc([[line(True, likelihood=-1.0), line(False, likelihood=-2.0)]], "likelihood_sum")["value"] == 1.0
+    assert best_of(questions[3], 3)["auroc"]["energy"] == nothing
+    likely = best_of([line(True, likelihood=-1.0), line(False, likelihood=-2.0)], 2)["auroc"]
+    assert likely["likelihood_sum"]["value"] == 1.0 and likely["energy"]["value"] == 0.5
 
 
 def test_every_rule():
     """Two of four questions are mixed."""
     found = best_of([
-        [line(False, "1", 0.1, -3.0), line(True, "2", 0.2, -1.0), line(True, "2", 0.3, -2.0)],
-        [line(True, "5", 0.1, -9.0), line(False, "6", 0.2, -1.0), line(False, "6", 0.3, -2.0)],
-        [line(True, "7", 0.1, -1.0)] * 3,
-        [line(False, "8", 0.1, -1.0)] * 3,
-    ])  # fmt: skip
+        line(False, "1", 0.1, -3.0), line(True, "2", 0.2, -1.0), line(True, "2", 0.3, -2.0),
+        line(True, "5", 0.1, -9.0), line(False, "6", 0.2, -1.0), line(False, "6", 0.3, -2.0),
+        *[line(True, "7", 0.1, -1.0)] * 3, *[line(False, "8", 0.1, -1.0)] * 3,
+    ], 3)  # fmt: skip
     assert (found["questions"], found["samples"], found["mixed"]) == (4, 3, 2)
     rules = {name: rule["value"] for name, rule in found["rules"].items()}
     half = dict.fromkeys("first majority relative energy shuffled likelihood_mean likelihood_sum".split(), 0.5)
@@ -253,5 +255,5 @@ def test_every_rule():
     lines = list(best_of_lines(found))
     assert lines[0].startswith("best of 3 on 4 questions; 2 have right and wrong solutions")
     assert any(text.startswith("lowest energy") and "50.0" in text for text in lines)
-    one = best_of([[line(True, "1", None, -1.0)]])  # no interval, and no crash
+    one = best_of([line(True, "1", None, -1.0)], 1)  # no interval, and no crash
     assert one["rules"]["random"] == {"value": 1.0, "low": None, "high": None} and list(best_of_lines(one))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stepjepa.analysis.energy import load_scorer
+from stepjepa.analysis.models import load_scorer
 from stepjepa.analysis.options import EnergyOptions
 from stepjepa.cli.main import main
 from stepjepa.generation import local

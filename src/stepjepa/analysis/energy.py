@@ -13,7 +13,7 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from stepjepa.analysis.models import AnalyzedModel, collator_of, load_analyzed
+from stepjepa.analysis.models import AnalyzedModel, collator_of, energy_notes, load_scorer
 from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions, slug
 from stepjepa.analysis.states import FINAL, EncodedSolution, encode_solutions, read_states
 from stepjepa.data.answers import answers_match
@@ -35,7 +35,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics.base import Metric
 from stepjepa.evaluation.metrics.registry import make_metrics
-from stepjepa.evaluation.models import find_model, fingerprint, read_record
+from stepjepa.evaluation.models import fingerprint
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
 from stepjepa.evaluation.run import Task
 from stepjepa.evaluation.scoring import drop_unscorable
@@ -48,34 +48,26 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
-from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.progress import Bar, ending
 from stepjepa.utils.terminal import show_log
 from stepjepa.version import __version__
 
-Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of (P, D) and (P, D), (P,)
 Line = dict[str, Any]  # a solution, as the file of energies has it
-# Not as the run had them: they are about its own files, and its tokenizer brings its template.
-_OF_FILES = {"source_column", "target_column", "choice_column", "plain", "chat_template"}
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
 _ENERGIES = ("energy", "shuffled", "relative")
-# Signal -> the number of a line that it is, its name in tables, and whether a high value is the better one.
+# Signal -> the number of a line that it is, its sign (1 where a high value is the better one), its name in tables.
 SIGNALS = {
-    "relative": ("relative", "lowest relative energy", False),
-    "energy": ("energy", "lowest energy", False),
-    "shuffled": ("shuffled", "lowest shuffled energy (control)", False),
-    "likelihood_mean": ("log_likelihood_mean", "highest likelihood a token", True),
-    "likelihood_sum": ("log_likelihood", "highest likelihood in all", True),
+    "relative": ("relative", -1, "lowest relative energy"),
+    "energy": ("energy", -1, "lowest energy"),
+    "shuffled": ("shuffled", -1, "lowest shuffled energy (control)"),
+    "likelihood_mean": ("log_likelihood_mean", 1, "highest likelihood a token"),
+    "likelihood_sum": ("log_likelihood", 1, "highest likelihood in all"),
 }
-RULES = {
-    "random": "random (expected)",
-    "first": "the first sample",
-    "majority": "majority of answers",
-    **{name: text for name, (_, text, _) in SIGNALS.items()},
-    "oracle": "oracle (pass@N)",
-}
+_NAMED = {name: text for name, (*_, text) in SIGNALS.items()}
+RULES = {"random": "random (expected)", "first": "the first sample", "majority": "majority of answers", **_NAMED}
+RULES["oracle"] = "oracle (pass@N)"
 
 
 def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResult:
@@ -87,8 +79,8 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
     options.check()
     name = slug(Path(options.file).stem if Path(options.file).exists() else options.file)
     path = Path(options.output_file or f"energies-{name}.jsonl").expanduser()
-    record = path.with_name(f"{path.stem}.metrics.json")
-    for one in (path, record):
+    files = [path, path.with_name(f"{path.stem}.metrics.json")]
+    for one in files:
         if one.is_dir():
             raise ConfigError(f"--output_file {path}: {one} is a folder")
         if one.exists() and Path(options.file).exists() and one.samefile(options.file):
@@ -99,74 +91,32 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
     check_writable(path.parent, "--output_file")
     transformers.utils.logging.disable_progress_bar()  # of loading
     show_log(logging.WARNING)
+    metric: Metric | None = None
+    if options.best_of:
+        (metric,) = make_metrics([str(options.metric)], options.metric_options)
+        if metric.kind != "accuracy" and ":" not in metric.name:
+            raise ConfigError(f"--metric {options.metric}: --best_of needs one that says right or wrong")
     kept = "sampled solutions are kept" if options.questions else "nothing is written yet"
-    with ExitStack() as stack:
-        metric: Metric | None = None
-        if options.best_of:
-            (metric,) = made = make_metrics([str(options.metric)], options.metric_options)
-            if made[0].kind != "accuracy" and ":" not in made[0].name:
-                raise ConfigError(f"--metric {options.metric}: --best_of needs one that says right or wrong")
-            stack.enter_context(made[0])
-        bar = stack.enter_context(Bar())
-        stack.enter_context(ending("analyze", lambda: kept))
+    with metric or nullcontext(), Bar() as bar, ending("analyze", lambda: kept):
         for line in given:
             bar.say(f"note     {line}")
         model = load_scorer(options)
         system = choose_system_prompt(options.system_prompt, False, model.record, model.place.name)
         bar.say(f"model    {model.place.name} ({model.description})")
         bar.say(f"system   {system.origin}")
-        for line in _differences(model.record.settings):
+        for line in energy_notes(model.record.settings):
             bar.say(f"note     {line}")
-        source, files = RowSource(options.file, options.dataset_split), [path, record]
+        source, limit = RowSource(options.file, options.dataset_split), options.max_examples
         if options.questions:
             files.append(_sample(options, model, source, system, metric, path, bar))
-            solutions = read_solutions(RowSource(files[-1]), system, pair_columns(model.method))
-        else:
-            solutions = read_solutions(source, system, pair_columns(model.method), options.max_examples)
+            source, limit = RowSource(files[-1]), None
+        found = read_solutions(source, system, pair_columns(model.method), limit)
         with saying_where(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        lines, result = _score(options, model, solutions, metric, bar)
+        lines, result = _score(options, model, found, metric, bar)
         replace_file(path, map(json_line, lines))
-        replace_file(record, [json_bytes(result, indent=2), b"\n"])
+        replace_file(files[1], [json_bytes(result, indent=2), b"\n"])
     return AnalysisResult(result, tuple(files), (*_summary(result), *(f"{'written':<14} {file}" for file in files)))
-
-
-def load_scorer(options: EnergyOptions) -> AnalyzedModel:
-    """The model with its predictors and head, which reads steps and views by the options, else as its run; every pair.
-
-    Raises:
-        ConfigError: it cannot be loaded, or lacks the predictors with which it was trained; a value that cannot be used.
-    """
-    place = find_model(str(options.model_name))
-    own = read_record(place).settings
-    values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
-    if own.get("multi_horizon"):
-        values["horizon"] = min(own["multi_horizon"])
-    values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
-    if values.get("jepa_loss") == "infonce":
-        values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
-    method = JEPAOptions(**{**values, "objective": "step_jepa", "step_pairs": "all", "target_grad": True})
-    method.check()
-    model = load_analyzed(place, method, options)
-    if model.lacking:
-        raise ConfigError(
-            f"--model_name {place.name}: energies are to be read at {model.lacking} predictor tokens, which its folder does "
-            "not hold (predictors.safetensors is missing); give the run's folder, or read sources at their last token with "
-            "--predictors 0"
-        )
-    return model
-
-
-def _differences(own: Mapping[str, Any]) -> Iterator[str]:
-    """Where the energy is not what the model was trained on."""
-    if own and own.get("objective") != "step_jepa":
-        yield f"it was trained with --objective {own.get('objective')}; no step predicted the next one there"
-    elif own and not own.get("lbd"):
-        yield "it was trained with --lbd 0; no step predicted the next one there"
-    elif own.get("step_pairs") == "first":
-        yield "it was trained with --step_pairs first: only step 1 -> step 2; all pairs are read here"
-    if own.get("target_encoder") == "ema":
-        yield "it was trained with an EMA target encoder; targets are encoded by the model itself here"
 
 
 def _sample(
@@ -209,16 +159,14 @@ def _sample(
 def _encode(
     options: EnergyOptions, model: AnalyzedModel, found: SolutionSet
 ) -> tuple[list[EncodedSolution | None], DataReport]:
-    """The solutions as training would read them."""
+    """The solutions as training would read them; None for one that the model cannot read."""
     # The chats are made already, whatever the columns were.
     method = replace(model.method, source_column=None, target_column=None, choice_column=None)
     if method.step_splitter == LISTED and found.generated:
         raise ConfigError("generated solutions come without a column of steps; add --step_splitter separator")
     # What a row of predictions says about steps is about another answer.
-    names = () if found.generated else (method.steps_column, TOTAL_COLUMN)
-    rows = [
-        {"messages": one.chat, **{name: one.row[name] for name in names if name in one.row}} for one in found.solutions
-    ]
+    names = {"messages"} if found.generated else {"messages", method.steps_column, TOTAL_COLUMN}
+    rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
     source = RowSource(rows)
     source.name = found.source
     renderer = make_renderer(model.tokenizer, method)
@@ -229,7 +177,11 @@ def _encode(
         splitter = make_splitter(settled, method.step_separator)
     settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
     placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
-    return encode_solutions(placed, model.tokenizer, renderer, settings)
+    encoded, report = encode_solutions(placed, model.tokenizer, renderer, settings)
+    if not any(encoded):
+        first = next(iter(report.first_skipped.values()))
+        raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
+    return encoded, report
 
 
 def _score(
@@ -247,7 +199,7 @@ def _score(
     encoded, report = _encode(options, model, found)
     for text in report.steps.lines():
         bar.say(f"         {text}")
-    lines = _lines(options, model, found, encoded, report, bar)
+    lines = _lines(options, model, found, encoded, bar)
     steps = [step for line in lines for step in line["steps"]]
     relative = _values(steps, "relative")
     result: dict[str, Any] = {
@@ -263,8 +215,7 @@ def _score(
     if metric is not None:
         for number, (line, (right, final)) in enumerate(zip(lines, verdicts, strict=True)):
             line |= {"sample": number % count + 1, "answer": final, "correct": right}
-        rules = best_of([lines[start : start + count] for start in range(0, len(lines), count)])
-        result["best_of"] = {**rules, "questions_with_fewer": fewer, "metric": options.metric}
+        result["best_of"] = {**best_of(lines, count), "questions_with_fewer": fewer, "metric": options.metric}
     versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return lines, {
         **result,
@@ -279,36 +230,29 @@ def _lines(
     model: AnalyzedModel,
     found: SolutionSet,
     encoded: Sequence[EncodedSolution | None],
-    report: DataReport,
     bar: Bar,
 ) -> list[Line]:
     """The energies and likelihoods of every solution."""
     examples = [one.example for one in encoded if one is not None]
-    if not examples:
-        first = next(iter(report.first_skipped.values()))
-        raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
     bar.begin("energies", len(examples), 0)
     with saying_out_of_memory(f"out of memory with {options.batch_size} solutions at once; lower --batch_size"):
         vocabulary, collator = collator_of(model)
-        name = model.place.name
-        read = read_states(model.model, name, collator, examples, (FINAL,), vocabulary, options.batch_size, bar.step)
-    objective, keys = objective_of(model.method), [one.question_key for one in found.solutions]
+        given = model.model, model.place.name, collator, examples, (FINAL,), vocabulary
+        read = read_states(*given, options.batch_size, bar.step)
+    distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
     views = torch.from_numpy(read.source[0]), torch.from_numpy(read.target[0])
-    groups_P = np.repeat(
-        np.unique(keys, return_inverse=True)[1], [0 if one is None else len(one.sources) for one in encoded]
-    )
-    own, shuffled = np.zeros(0), np.zeros(0)
+    counts = [0 if one is None else len(one.sources) for one in encoded]
+    groups_P, own, shuffled = np.repeat(np.unique(keys, return_inverse=True)[1], counts), np.zeros(0), np.zeros(0)
     if len(groups_P):
-        own = objective.distances(*views).double().numpy()
-        shuffled = shuffled_energies(objective.distances, *views, groups_P, options.shuffled_targets, options.seed)
-    pairs = iter(zip(own.tolist(), shuffled.tolist(), strict=True))
+        own = distance(*views).double().numpy()
+        shuffled = shuffled_energies(distance, *views, groups_P, options.shuffled_targets, options.seed)
+    pairs = iter(zip(own.tolist(), [None if np.isnan(one) else one for one in shuffled.tolist()], strict=True))
     likelihoods, lines = iter(read.log_likelihoods.tolist()), list[Line]()
     for solution, one in zip(found.solutions, encoded, strict=True):
         of_step = {} if one is None else {step: next(pairs) for step in one.sources}
         steps = []
         for number, text in enumerate(() if one is None else one.steps):
             energy, other = of_step.get(number, (None, None))
-            other = None if other is None or np.isnan(other) else other
             relative = None if energy is None or other is None else energy - other
             steps.append({"step": number + 1, "text": text, "energy": energy, "shuffled": other, "relative": relative})
         likelihood = None if one is None else next(likelihoods)
@@ -327,7 +271,12 @@ def _lines(
 
 
 def shuffled_energies(
-    distance: Distance, source_PD: torch.Tensor, target_PD: torch.Tensor, groups_P: np.ndarray, count: int, seed: int
+    distance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    source_PD: torch.Tensor,
+    target_PD: torch.Tensor,
+    groups_P: np.ndarray,
+    count: int,
+    seed: int,
 ) -> np.ndarray:
     """Mean energy of each source against targets of other groups (questions), (P,) float64; nan where there are none.
 
@@ -342,9 +291,11 @@ def shuffled_energies(
     return np.where(other > 0, total / np.maximum(other, 1), np.nan)
 
 
+# Best of N: Q questions of N solutions each
+
+
 def first_of_each(keys: Sequence[str], count: int) -> tuple[list[list[int]], int]:
-    """Indices of the first `count` of each key, in the order in which the keys come; and how many keys have fewer, which
-    are left out.
+    """Indices of the first `count` of each key; and how many keys have fewer, which are left out.
 
     Raises:
         DataError: no key has so many.
@@ -354,83 +305,60 @@ def first_of_each(keys: Sequence[str], count: int) -> tuple[list[list[int]], int
         indices.setdefault(key, []).append(index)
     enough = [group[:count] for group in indices.values() if len(group) >= count]
     if not enough:
-        most = max(map(len, indices.values()), default=0)
         raise DataError(
-            f"--best_of {count}: no question has {count} solutions, the most is {most}; lower it, or let the model sample "
-            "them with --questions FILE"
+            f"--best_of {count}: no question has {count} solutions, the most is {max(map(len, indices.values()))}; lower "
+            "it, or let the model sample them with --questions FILE"
         )
     return enough, len(indices) - len(enough)
 
 
-def choose(question: Sequence[Line], rule: str) -> int:
-    """The index of the best solution by a signal, or by the majority of answers.
+def best_of(lines: Sequence[Line], count: int) -> dict[str, Any]:
+    """Choose one of the `count` lines of each question by every rule: a signal, or the majority of answers.
 
-    A solution without a value comes after all that have one, and among equals the first is chosen. Solutions without an
-    answer do not vote; of answers that are equally common the one that came first wins.
-    """
-    if rule != "majority":
-        return max(range(len(question)), key=lambda index: (_worth(question[index], rule), -index))
-    groups: list[list[int]] = []
-    for index, one in enumerate(question):
-        same = next((group for group in groups if answers_match(question[group[0]]["answer"], one["answer"])), None)
-        if same is not None:
-            same.append(index)
-        elif one["answer"] is not None:
-            groups.append([index])
-    return max(groups, key=len)[0] if groups else 0
-
-
-def within_auroc(questions: Sequence[Sequence[Line]], signal: str) -> dict[str, Any]:
-    """How well a signal tells right solutions from wrong ones of the same question: of each question that has both, the
-    area under the ROC curve (equal values count half); 0.5 is chance.
-
-    Returns:
-        ``value``, the mean over those questions, with the ends of its t interval; how many ``questions`` and ``pairs``.
-    """
-    areas, pairs = [], 0
-    for question in questions:
-        right, wrong = (
-            [_worth(one, signal) for one in question if one["correct"] is verdict] for verdict in (True, False)
-        )
-        if right and wrong:
-            won = [0.5 * ((good > bad) + (good >= bad)) for good in right for bad in wrong]
-            areas.append(sum(won) / len(won))
-            pairs += len(won)
-    value, low, high = mean(areas)
-    ends = {"low": None if low is None else max(low, 0.0), "high": None if high is None else min(high, 1.0)}
-    return {"value": value, **ends, "questions": len(areas), "pairs": pairs}
-
-
-def best_of(questions: Sequence[Sequence[Line]]) -> dict[str, Any]:
-    """The accuracy of every rule, and what it differs by from chance and from the majority.
-
-    Args:
-        questions: N lines each, in the order in which they were sampled.
+    A line without a value comes after all that have one, and among equals the first is chosen. The area under the ROC curve
+    says how well a signal tells right solutions from wrong ones of the same question; 0.5 is chance.
 
     Returns:
         ``questions``, ``samples``; ``rules``: rule -> ``value``, ``low``, ``high`` (95 %), ``against_random`` and
-        ``against_majority`` alike; ``auroc``: signal -> see `within_auroc`; ``mixed``: questions with right and wrong
-        solutions, on which alone a choice matters.
+        ``against_majority`` alike; ``auroc``: signal -> the same, and the ``questions`` that have right and wrong solutions
+        with their ``pairs``; ``mixed``: how many these are.
     """
-    chance = [sum(one["correct"] for one in question) / len(question) for question in questions]
-    picked = {name: [one[choose(one, name)]["correct"] for one in questions] for name in ("majority", *SIGNALS)}
-    picked["first"] = [question[0]["correct"] for question in questions]
-    picked["oracle"] = [any(one["correct"] for one in question) for question in questions]
-    rules: dict[str, Any] = {"random": mean(chance)._asdict()}
+    right_QN = np.array([line["correct"] for line in lines]).reshape(-1, count)
+    chance_Q, questions = right_QN.mean(axis=1), np.arange(len(right_QN))
+    mixed = np.flatnonzero((chance_Q > 0) & (chance_Q < 1)).tolist()
+    votes = [_majority([line["answer"] for line in lines[start : start + count]]) for start in questions * count]
+    picked = {"first": right_QN[:, 0], "majority": right_QN[questions, votes], "oracle": right_QN.any(axis=1)}
+    auroc = {}
+    for signal, (name, sign, _) in SIGNALS.items():
+        worth = [float("-inf") if line[name] is None else sign * line[name] for line in lines]
+        worth_QN = np.array(worth).reshape(right_QN.shape)
+        picked[signal] = right_QN[questions, worth_QN.argmax(axis=1)]
+        sides = [(worth_QN[q][right_QN[q], None], worth_QN[q][~right_QN[q]]) for q in mixed]
+        areas = [float(0.5 * ((good > bad).mean() + (good >= bad).mean())) for good, bad in sides]  # equal ones: a half
+        value, low, high = mean(areas)
+        ends = {"low": None if low is None else max(low, 0.0), "high": None if high is None else min(high, 1.0)}
+        pairs = sum(len(good) * len(bad) for good, bad in sides)
+        auroc[signal] = {"value": value, **ends, "questions": len(areas), "pairs": pairs}
+    rules: dict[str, Any] = {"random": mean(chance_Q.tolist())._asdict()}
     for name in list(RULES)[1:]:
-        right = picked[name]
-        less = mean([one - expected for one, expected in zip(right, chance, strict=True)])
-        rules[name] = {**share(sum(right), len(right))._asdict(), "against_random": less._asdict()}
+        less = mean((picked[name] - chance_Q).tolist())._asdict()
+        rules[name] = {**share(int(picked[name].sum()), len(questions))._asdict(), "against_random": less}
         if name not in ("majority", "oracle"):
-            counts = paired_counts(picked["majority"], right)
+            counts = paired_counts(picked["majority"].tolist(), picked[name].tolist())
             rules[name]["against_majority"] = {**paired_difference(*counts)._asdict(), "p": mcnemar_p(*counts[1:3])}
-    return {
-        "questions": len(questions),
-        "samples": len(questions[0]),
-        "mixed": sum(0 < value < 1 for value in chance),
-        "rules": rules,
-        "auroc": {name: within_auroc(questions, name) for name in SIGNALS},
-    }
+    return {"questions": len(questions), "samples": count, "mixed": len(mixed), "rules": rules, "auroc": auroc}
+
+
+def _majority(answers: Sequence[str | None]) -> int:
+    """The index of the first of the most common answer; None does not vote."""
+    groups: list[list[int]] = []
+    for index, answer in enumerate(answers):
+        same = next((group for group in groups if answers_match(answers[group[0]], answer)), None)
+        if same is not None:
+            same.append(index)
+        elif answer is not None:
+            groups.append([index])
+    return max(groups, key=len)[0] if groups else 0
 
 
 def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
@@ -441,13 +369,22 @@ def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'':<{wide}}{'accuracy':<24}{'less random':<24}less majority"
     for name, text in RULES.items():
         rule = result["rules"][name]
-        cells = _percent(rule), *(_percent(rule.get(f"against_{base}"), "+") for base in ("random", "majority"))
+        cells = _ends(rule), *(_ends(rule.get(f"against_{base}"), "+") for base in ("random", "majority"))
         yield f"{text:<{wide}}{cells[0]:<24}{cells[1]:<24}{cells[2]}".rstrip()
     yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
     for name, found in result["auroc"].items():
-        value = "-" if found["value"] is None else f"{found['value']:.3f}"
-        value += "" if found["low"] is None else f" ({found['low']:.3f} to {found['high']:.3f})"
-        yield f"{RULES[name]:<{wide}}{value:<24}{found['questions']} questions, {found['pairs']} pairs"
+        ends = _ends(found, scale=1, digits=3)
+        yield f"{RULES[name]:<{wide}}{ends:<24}{found['questions']} questions, {found['pairs']} pairs"
+
+
+def _ends(found: Mapping[str, Any] | None, sign: str = "", scale: int = 100, digits: int = 1) -> str:
+    """``61.0 (57.9 to 64.0)``."""
+    shown = (
+        [f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields if found[end] is not None]
+        if found
+        else []
+    )
+    return shown[0] + (f" ({shown[1]} to {shown[2]})" if shown[1:] else "") if shown else "" if found is None else "-"
 
 
 def _summary(result: Mapping[str, Any]) -> Iterator[str]:
@@ -471,17 +408,5 @@ def _summary(result: Mapping[str, Any]) -> Iterator[str]:
         yield ""
 
 
-def _worth(line: Line, signal: str) -> float:
-    name, _, high = SIGNALS[signal]
-    return float("-inf") if line[name] is None else line[name] if high else -line[name]
-
-
 def _values(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [record[name] for record in records if record[name] is not None]
-
-
-def _percent(found: Mapping[str, Any] | None, sign: str = "") -> str:
-    if found is None:
-        return ""
-    value, low, high = (None if found[name] is None else 100 * found[name] for name in Interval._fields)
-    return f"{value:{sign}.1f}" + ("" if low is None else f" ({low:{sign}.1f} to {high:{sign}.1f})")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import transformers
 
-from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
+from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions
+from stepjepa.errors import ConfigError
 from stepjepa.evaluation.models import (
     Place,
     TrainingRecord,
+    find_model,
     load_place,
     load_place_tokenizer,
     read_record,
@@ -20,14 +22,18 @@ from stepjepa.evaluation.models import (
 )
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.modeling.configs import text_config
-from stepjepa.modeling.extras import attach_saved, predictor_rows
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_rows
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
 from stepjepa.modeling.trial import choose_forward
-from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.base import objective_of, trained_pairs
+from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import Collator, ModelSetup, make_collator, placed_predictors
+
+# Not as the run had them: they are about its own files, and its tokenizer brings its template.
+_OF_FILES = {"source_column", "target_column", "choice_column", "plain", "chat_template"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
     method = replace(method, predictors=count)
     where = f"sources at the last of {count} predictors" if count else "sources at their last token"
     where = "sources at their predictor" if count == 1 else where
-    trained = own.get("predictors") if own.get("objective") not in (None, "regular") and own.get("lbd") else None
+    trained = own.get("predictors") if trained_pairs(own) else None
     return AnalyzedModel(
         place,
         record,
@@ -130,6 +136,63 @@ def collator_of(model: AnalyzedModel) -> tuple[int, Collator]:
     attention = text_config(inner.config)._attn_implementation
     collator: Any = make_collator(setup, model.method, model.tokenizer.pad_token_id or 0, attention, device)
     return vocabulary, replace(collator, predictor_ids=model.predictor_ids)
+
+
+def load_scorer(options: EnergyOptions) -> AnalyzedModel:
+    """The model with its predictors and head, which reads steps and views by the options, else as its run; every pair.
+
+    Raises:
+        ConfigError: it cannot be loaded, or lacks the predictors with which it was trained; a value that cannot be used.
+    """
+    place = find_model(str(options.model_name))
+    own = read_record(place).settings
+    values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
+    if own.get("multi_horizon"):
+        values["horizon"] = min(own["multi_horizon"])
+    values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
+    if values.get("jepa_loss") == "infonce":
+        values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
+    method = JEPAOptions(**{**values, "objective": StepJEPA.name, "step_pairs": "all", "target_grad": True})
+    method.check()
+    model = load_analyzed(place, method, options)
+    if model.lacking:
+        raise ConfigError(
+            f"--model_name {place.name}: energies are to be read at {model.lacking} predictor tokens, which its folder does "
+            f"not hold ({PREDICTORS_FILE} is missing); give the run's folder, or read sources at their last token with "
+            "--predictors 0"
+        )
+    return model
+
+
+def energy_notes(own: Mapping[str, Any]) -> Iterator[str]:
+    """Where the energy is not what the model was trained on."""
+    if own and own.get("objective") != StepJEPA.name:
+        yield f"it was trained with --objective {own.get('objective')}; no step predicted the next one there"
+    elif own and not own.get("lbd"):
+        yield "it was trained with --lbd 0; no step predicted the next one there"
+    elif own.get("step_pairs") == "first":
+        yield "it was trained with --step_pairs first: only step 1 -> step 2; all pairs are read here"
+    if own.get("target_encoder") == "ema":
+        yield "it was trained with an EMA target encoder; targets are encoded by the model itself here"
+
+
+def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
+    """Where the states are not those that the model was trained on."""
+    own = model.record.settings
+    if asked and model.lacking:
+        yield f"it does not hold {asked} predictor tokens"
+    elif model.lacking:
+        yield (
+            f"it was trained with {model.lacking} predictor tokens, which its folder does not hold "
+            f"({PREDICTORS_FILE} is missing)"
+        )
+    names = ["system_prompt", "plain", "chat_template", "chat_template_kwargs"]
+    if trained_pairs(own):
+        other = own["objective"] != method.objective
+        names = ["objective"] if other else ["views", "step_pairs", "last_token", *names]
+    for name in names:
+        if name in own and own[name] != getattr(method, name):
+            yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class _Loading:
 
 
 @dataclass
-class _Analysis(_Loading):
+class _Analysis:
     """Which models, on which rows, and what is written where."""
 
     file: str | None = option(None, "The data file; usually written without --file, in front of the rest.", _MODELS)
@@ -117,7 +117,7 @@ class _Analysis(_Loading):
 
 
 @dataclass
-class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Analysis):
+class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Loading, _Analysis):
     """All options of ``stepjepa analyze``; those of training mean what they mean there."""
 
     objective: Literal["llm_jepa", "step_jepa", "split"] = option(
@@ -172,6 +172,7 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         if self.energy:
             raise ConfigError("energy is a form of the command with options of its own; write it as the flag --energy")
         check_fields(self, _Analysis)
+        check_fields(self, _Loading)
         layers = self.layer_numbers
         for layer in [*(layers or ()), *(self.map_layers or ())]:
             if layer < -1:
@@ -210,8 +211,8 @@ def _as_trained(name: str, text: str = "") -> Any:
 
 
 @dataclass
-class EnergyOptions(_Loading):
-    """All options of ``stepjepa analyze --energy``."""
+class _Solutions:
+    """What is scored, by which model."""
 
     solutions: str | None = option(
         None,
@@ -224,6 +225,12 @@ class EnergyOptions(_Loading):
         "The model: what stepjepa train has written (checkpoints and adapters too), any local folder, or a Hub id.",
         _MODELS,
     )
+
+
+@dataclass
+class EnergyOptions(_Loading, _Solutions):
+    """All options of ``stepjepa analyze --energy``."""
+
     max_examples: int | None = option(None, "Read the first so many rows only.", _MODELS, at_least=1)
     system_prompt: str | None = option(
         AS_TRAINED,

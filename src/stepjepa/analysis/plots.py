@@ -1,7 +1,7 @@
 """Figures, drawn from saved arrays and numbers and returned as matplotlib figures (extra ``analysis``); `save_figure`.
 
 They are drawn without pyplot, so nothing global is changed and no window opens. They are 8 inches wide: at 800 pixels their
-smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers.
+smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers. Nothing to draw is a `DataError`.
 
 Shapes: N pairs, D width.
 """
@@ -114,11 +114,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str], dpi: int = 200) -> No
 
 
 def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Any:
-    """Singular values (S,) of several models, largest first, on a logarithmic axis.
-
-    Raises:
-        DataError: there is nothing to draw.
-    """
+    """Singular values (S,) of several models, largest first, on a logarithmic axis."""
     _need(spectra, "spectra")
     figure, (axis,) = new_figure(height=4.5, title=title)
     for i, (name, values) in enumerate(spectra.items()):
@@ -140,11 +136,7 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
 def cosine_figure(
     cosines: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str = "Cosine of source and target"
 ) -> Any:
-    """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis.
-
-    Raises:
-        DataError: there is nothing to draw.
-    """
+    """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis."""
     _need(cosines, "cosines")
     figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
     every = np.concatenate([values for both in cosines.values() for values in both])
@@ -175,9 +167,6 @@ def layer_figure(
         values: model -> layer -> number; -1, after the final norm, comes last.
         label: of the number, with its unit.
         chance: what random states give; a horizontal line.
-
-    Raises:
-        DataError: there is nothing to draw.
     """
     _need(values, "layers")
     layers = sorted({layer for line in values.values() for layer in line}, key=lambda n: (n < 0, n))
@@ -340,9 +329,6 @@ def curve_figure(
     Args:
         histories: run -> the Trainer's ``log_history``.
         curves: (key of the log, label of the axis).
-
-    Raises:
-        DataError: there is nothing to draw.
     """
 
     def points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
@@ -391,9 +377,6 @@ def forest_figure(
     Args:
         differences: (arm, comparison -> (mean, low, high)), as `stepjepa.study.table.Table.differences` gives them.
         label: of the metric, with its unit.
-
-    Raises:
-        DataError: there is nothing to draw.
     """
     _need(differences, "differences")
     kinds = list(dict.fromkeys(kind for _, made in differences for kind in made))

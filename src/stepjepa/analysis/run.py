@@ -37,7 +37,7 @@ from stepjepa.analysis.geometry import (
     shuffled_cosines,
     singular_values,
 )
-from stepjepa.analysis.models import AnalyzedModel, load_analyzed
+from stepjepa.analysis.models import load_analyzed, view_notes
 from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug, text_table, written
 from stepjepa.analysis.plots import (
     LOSS_CURVES,
@@ -69,8 +69,9 @@ from stepjepa.evaluation.models import find_model
 from stepjepa.inspect.check.report import folded
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import make_renderer, settings_for
-from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
+from stepjepa.training.options import ExampleOptions, method_of
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
 from stepjepa.utils.progress import Bar
@@ -265,11 +266,7 @@ def compare(
 
 
 def check_alike(states: Mapping[str, States], base: str | None) -> None:
-    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers.
-
-    Raises:
-        DataError: they do not fit together.
-    """
+    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
     (label, first), *others = states.items()
     for other, one in others:
         if one.file != first.file:
@@ -295,11 +292,7 @@ def check_alike(states: Mapping[str, States], base: str | None) -> None:
 
 
 def check_map_layers(wanted: Sequence[int], there: Sequence[int], label: str) -> None:
-    """Refuse layers of which a model has no states.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse layers of which a model has no states (ConfigError)."""
     for number in set(wanted).difference(there):
         known = ", ".join(map(str, there))
         raise ConfigError(f"--map_layers {number}: {label} has no states of this layer; it has {known}")
@@ -494,7 +487,7 @@ def _collect_all(
     base = labels[0] if options.base_model is not None else None
     method = replace(method_of(options), same_predictor=bool(options.same_predictor))
     rows = RowSource(options.file, options.dataset_split)
-    if method.step_pairs == "random" and method.objective == "step_jepa":
+    if objective_of(method).sampled:
         bar.say("note     --step_pairs random: all pairs are read, of which training samples one an epoch")
     new, existed, inputs, states = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
     try:
@@ -508,7 +501,7 @@ def _collect_all(
             settings = settings_for(rows, model.method, positions)
             pairs = read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
             bar.say(f"{label}: {model.description}")
-            for line in [*_differences(model, method, options.predictors), *(() if states else _data_lines(pairs))]:
+            for line in [*view_notes(model, method, options.predictors), *(() if states else _data_lines(pairs))]:
                 bar.say(f"  {line}")
             bar.start(label, len(pairs.examples), 0)
             with saying_out_of_memory(
@@ -551,25 +544,6 @@ def _collect_all(
             with suppress(OSError):  # something is in it
                 folder.rmdir()
     return states, base, about
-
-
-def _differences(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
-    """Where the states are not those that the model was trained on."""
-    own = model.record.settings
-    if asked and model.lacking:
-        yield f"it does not hold {asked} predictor tokens"
-    elif model.lacking:
-        yield (
-            f"it was trained with {model.lacking} predictor tokens, which its folder does not hold "
-            "(predictors.safetensors is missing)"
-        )
-    names = ["system_prompt", "plain", "chat_template", "chat_template_kwargs"]
-    if own.get("objective") not in (None, "regular") and own.get("lbd"):
-        other = own["objective"] != method.objective
-        names = ["objective"] if other else ["views", "step_pairs", "last_token", *names]
-    for name in names:
-        if name in own and own[name] != getattr(method, name):
-            yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"
 
 
 def _data_lines(pairs: Pairs) -> list[str]:

@@ -36,8 +36,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import encode_texts, token_span
 from stepjepa.data.types import Batch, Example, Rows
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.forest.layout import label_indices
 from stepjepa.forest.collate import TwoPassCollator
+from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, layer_states
 from stepjepa.modeling.logits import output_head
