@@ -326,8 +326,14 @@ def best_of(lines: Sequence[Line], count: int) -> dict[str, Any]:
     right_QN = np.array([line["correct"] for line in lines]).reshape(-1, count)
     chance_Q, questions = right_QN.mean(axis=1), np.arange(len(right_QN))
     mixed = np.flatnonzero((chance_Q > 0) & (chance_Q < 1)).tolist()
-    votes = [_majority([line["answer"] for line in lines[start : start + count]]) for start in questions * count]
-    picked = {"first": right_QN[:, 0], "majority": right_QN[questions, votes], "oracle": right_QN.any(axis=1)}
+    votes = [
+        _majority([line["answer"] for line in lines[start : start + count]]) for start in range(0, len(lines), count)
+    ]
+    picked: dict[str, Any] = {
+        "first": right_QN[:, 0],
+        "majority": right_QN[questions, votes],
+        "oracle": right_QN.any(axis=1),
+    }
     auroc = {}
     for signal, (name, sign, _) in SIGNALS.items():
         worth = [float("-inf") if line[name] is None else sign * line[name] for line in lines]

@@ -13,7 +13,12 @@ from stepjepa.config.values import union_members
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.registry import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
-from stepjepa.training.options import DataOptions, JEPAOptions, LLMJEPAOptions, SplitOptions, StepJEPAOptions
+from stepjepa.objectives.base import built_in
+from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
+from stepjepa.objectives.options import PredictorOptions
+from stepjepa.objectives.split import SplitOptions
+from stepjepa.objectives.step_jepa import StepJEPAOptions
+from stepjepa.training.options import DataOptions, JEPAOptions
 
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
@@ -120,11 +125,12 @@ class _Analysis:
 class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Loading, _Analysis):
     """All options of ``stepjepa analyze``; those of training mean what they mean there."""
 
-    objective: Literal["llm_jepa", "step_jepa", "split"] = option(
-        "llm_jepa",
+    objective: str = option(
+        LLMJEPA.name,
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
         "rest (split).",
         _METHOD,
+        choices=tuple(name for name, one in built_in().items() if PredictorOptions in one.topics()),
     )
     predictors: int | None = option(
         None,
