@@ -304,6 +304,13 @@ def test_files_that_hold_no_states(states, tmp_path):
             lambda: save_arrays(tensors, path, {"stepjepa.states": '{"version": 2}'}),
             "is of version 2; .* reads version 1",
         ),
+        (
+            lambda: save_states(replace(states, rows=np.arange(9)), path),
+            "its layers, rows and states do not fit together",
+        ),
+        (lambda: save_states(replace(states, layers=(0, 1, 1)), path), "do not fit together"),
+        (lambda: save_states(replace(states, steps=np.arange(3)), path), "do not fit together"),
+        (lambda: save_states(replace(states, target=states.target[:, :, :2]), path), "do not fit together"),
         (lambda: path.unlink() or path.mkdir(), "x.safetensors"),
     ):
         write()

@@ -459,9 +459,10 @@ def _saved_states(name: str, base: str | None) -> tuple[dict[str, States], str |
         raise ConfigError(
             f"--from_states {name}: holds no states (states-*.safetensors); run stepjepa analyze FILE first"
         )
-    inputs = {one["states"]: one for one in about.get("inputs", ()) if one["states"] in paths}
+    listed = about.get("inputs") if isinstance(about.get("inputs"), list) else []
+    inputs = {str(one.get("states")): one for one in listed or () if isinstance(one, dict)}
     states, names = dict[str, States](), dict[str, str]()
-    for file in dict.fromkeys([*inputs, *paths]):
+    for file in dict.fromkeys([*(name for name in inputs if name in paths), *paths]):
         label = inputs.get(file, {}).get("label") or Path(file).stem.removeprefix("states-")
         label = one_line(str(label), _LABEL)
         states[label] = load_states(paths[file])

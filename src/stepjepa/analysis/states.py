@@ -410,8 +410,14 @@ def load_states(path: str | os.PathLike[str]) -> States:
             if about["version"] != VERSION:
                 raise DataError(f"{path}: is of version {about['version']}; this library reads version {VERSION}")
             tensors = {name: file.get_tensor(name).numpy() for name in names}
+        states = States(about["model"], about["file"], tuple(about["layers"]), **tensors)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is no safetensors file, or a damaged one ({error})") from None
-    return States(about["model"], about["file"], tuple(about["layers"]), **tensors)
+    shape = (len(states.layers), len(states.rows), states.source.shape[-1])
+    steps = states.rows if states.steps is None else states.steps
+    fits = states.source.shape == states.target.shape == shape and steps.shape == states.rows.shape
+    if not fits or len(set(states.layers)) < shape[0]:
+        raise DataError(f"{path}: is damaged: its layers, rows and states do not fit together")
+    return states
