@@ -34,6 +34,8 @@ from stepjepa.utils.text import scaled
 from stepjepa.version import __version__
 
 UNREAD = "-"
+# The options that runs of an objective do not read.
+_IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
 LOSSES = (("lm_loss", "LM loss (nats per labelled token)"), ("jepa_loss", "JEPA loss"))
 SIGNS = (
     ("cosine_similarity", "cosine of source and target"),
@@ -268,7 +270,7 @@ def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], li
     for one in settings:
         method = JEPAOptions(**{name: one[name] for name in options_of(JEPAOptions) if name in one})
         unread = {found.name for found in unread_options(method, options_of(JEPAOptions))}
-        idle.append(unread | (not_read(str(method.objective)) if "objective" in one else set()))
+        idle.append(unread | _IDLE.get(str(one.get("objective")), frozenset()))
     main, rest = list[Row](), list[Row]()
     for name in dict.fromkeys([*known, *sorted({name for one in settings for name in one})]):
         cells = [
