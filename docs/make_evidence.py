@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepjepa.analysis.plots import forest_figure
-from stepjepa.analysis.style import save_figure
+from stepjepa.analysis.plots import forest_figure, save_figure
 from stepjepa.study.compare import ComparedArm, Comparison, Kind
 from stepjepa.study.reading import read_study
 from stepjepa.study.results import RunRecord, Table, p_text, study_tables

@@ -17,7 +17,7 @@ from matplotlib import patches
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from stepjepa.analysis.style import save_figure
+from stepjepa.analysis.plots import save_figure
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
 from stepjepa.data.steps import StepRules, make_splitter

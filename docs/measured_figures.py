@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from transformers import TrainerCallback
 
 from stepjepa import JEPAConfig, JEPATrainer
-from stepjepa.analysis.style import legend_below, look, new_figure
+from stepjepa.analysis.plots import legend_below, look, new_figure
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.training.encoding import encode

@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.analysis.collect import collect_readings, encode_solutions
-from stepjepa.analysis.energy import shuffled_energies
+from stepjepa.analysis.energy import best_of, best_of_lines, first_of_each, shuffled_energies
+from stepjepa.analysis.states import encode_solutions, read_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.layout import label_indices
 from stepjepa.losses.distances import cosine_loss
 from stepjepa.modeling.extras import add_extras
 from stepjepa.modeling.predictors import predictor_names
@@ -19,7 +20,6 @@ from support.encoding import settings_of, views_of
 from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh
 
-SIDES = ("source", "target")
 SOLUTIONS = [
     ("Sum?", ["One.\n\n", "Two is more.\n\n", "Three."]),
     ("One step?", ["Yes."]),
@@ -86,10 +86,9 @@ def test_states_and_likelihoods_are_those_of_separate_passes(kept, collator):
     encoded, report = encode(tokenizer, [row(*one) for one in SOLUTIONS], predictors=2)
     assert [one.steps for one in encoded] == [tuple(steps) for _, steps in SOLUTIONS]
     assert [one.sources for one in encoded] == [(0, 1), (), (0,)] and report.examples_without_pairs.total() == 1
-    vocabulary = len(tokenizer) - 2
-    readings = collect_readings(model, collator(predictors, 0), [one.example for one in encoded], vocabulary, 2)
-    assert [len(one.source_states) for one in readings] == [2, 0, 1]
-    read_sources, read_targets = (torch.cat([getattr(one, f"{side}_states") for one in readings]) for side in SIDES)
+    examples = [one.example for one in encoded]
+    read = read_states(model, "m", collator(predictors, 0), examples, vocabulary=len(tokenizer) - 2, batch_size=2)
+    read_sources, read_targets = torch.from_numpy(read.source[0]), torch.from_numpy(read.target[0])
     hand = [by_hand(model, tokenizer, predictors, *one) for one in SOLUTIONS]
     pairs = [pair for found, _, _ in hand for pair in found]
     sources, targets = (torch.stack(side) for side in zip(*pairs, strict=True))
@@ -99,8 +98,8 @@ def test_states_and_likelihoods_are_those_of_separate_passes(kept, collator):
     energies = 1 - F.cosine_similarity(sources, targets)
     found = cosine_loss(read_sources, read_targets)
     torch.testing.assert_close(found, energies, atol=1e-5, rtol=0)
-    assert [one.log_likelihood for one in readings] == pytest.approx([total for _, total, _ in hand], abs=1e-4)
-    assert [one.tokens for one in readings] == [count for _, _, count in hand]
+    assert read.log_likelihoods.tolist() == pytest.approx([total for _, total, _ in hand], abs=1e-4)
+    assert [len(label_indices(one)[0]) for one in examples] == [count for _, _, count in hand]
 
 
 def test_no_predictors_and_a_head(bpe_tokenizer):
@@ -108,15 +107,16 @@ def test_no_predictors_and_a_head(bpe_tokenizer):
     model = tiny_model("llama", vocab_size=len(bpe_tokenizer), initializer_range=0.2)
     encoded, _ = encode(bpe_tokenizer, [row(*SOLUTIONS[0])])
     examples = [encoded[0].example]
-    (plain,) = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
+    collator, vocabulary = ForestCollator((), 0), len(bpe_tokenizer)
+    plain = read_states(model, "m", collator, examples, vocabulary=vocabulary)
     pairs, _, _ = by_hand(model, bpe_tokenizer, (), *SOLUTIONS[0])
-    torch.testing.assert_close(plain.source_states, torch.stack([pair[0] for pair in pairs]), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(plain.source[0], torch.stack([pair[0] for pair in pairs]), atol=1e-5)
     add_extras(model, None, "linear")
     with torch.no_grad():
         model.jepa.head.layers[0].weight.mul_(-2)
-    (headed,) = collect_readings(model, ForestCollator((), 0), examples, len(bpe_tokenizer))
-    torch.testing.assert_close(headed.source_states, -2 * plain.source_states)
-    torch.testing.assert_close(headed.target_states, plain.target_states)
+    headed = read_states(model, "m", collator, examples, vocabulary=vocabulary)
+    np.testing.assert_allclose(headed.source, -2 * plain.source, rtol=1e-5)
+    np.testing.assert_allclose(headed.target, plain.target)
 
 
 def test_only_the_last_answer_is_the_solution(bpe_tokenizer):
@@ -149,7 +149,7 @@ def test_broken_weights(bpe_tokenizer):
         model.model.norm.weight.fill_(float("nan"))
     (one,), _ = encode(bpe_tokenizer, [row("?", ["a.\n\n", "b."])])
     with pytest.raises(DataError, match="not finite"):
-        collect_readings(model, ForestCollator((), 0), [one.example], len(bpe_tokenizer))
+        read_states(model, "m", ForestCollator((), 0), [one.example], vocabulary=len(bpe_tokenizer))
 
 
 def test_shuffled_energies_by_hand():
@@ -172,3 +172,88 @@ def test_shuffled_energies_of_a_draw():
     others = [place for place in range(5) if place != drawn]
     np.testing.assert_allclose(found[others], expected[others], atol=1e-6)
     assert np.isnan(shuffled_energies(cosine_loss, states, states, np.zeros(5), 5, seed=1)).all()
+
+
+# Best of N
+
+
+def line(right, answer=None, energy=None, likelihood=None):
+    signals = {"energy": energy, "relative": energy, "shuffled": None}
+    return {
+        "correct": right,
+        "answer": answer,
+        **signals,
+        "log_likelihood_mean": likelihood,
+        "log_likelihood": likelihood,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "values", "index"),
+    [
+        ("energy", "energy", [0.3, 0.1, 0.2], 1),  # the lowest
+        ("energy", "energy", [0.2, 0.1, 0.1], 1),  # equal ones: the first
+        ("energy", "energy", [None, 0.9, None], 1),  # none comes after all
+        ("energy", "energy", [None, None], 0),
+        ("energy", "energy", [0.0, None], 0),
+        ("likelihood_mean", "likelihood", [-3.0, -1.0, -2.0], 1),  # the highest
+        ("likelihood_mean", "likelihood", [-1.0, -1.0], 0),
+        ("likelihood_mean", "likelihood", [None, -50.0], 1),
+        ("majority", "answer", ["1", "2", "2"], 1),
+        ("majority", "answer", ["1", "2", "2.0", "1"], 0),  # a tie: the one that came first
+        ("majority", "answer", ["3", "4", "04"], 1),
+        ("majority", "answer", ["$5", "6", "5 dollars"], 0),
+        ("majority", "answer", [None, None, "7"], 2),  # who has no answer does not vote
+        ("majority", "answer", [None, None], 0),
+    ],
+)
+def test_choosing(rule, name, values, index):
+    """The rule is right where the line that it must choose alone is right."""
+    lines = [line(number == index, **{name: value}) for number, value in enumerate(values)]
+    assert best_of(lines, len(lines))["rules"][rule]["value"] == 1.0
+
+
+def test_first_of_each():
+    assert first_of_each(["a", "b", "a", "c", "b", "a"], 2) == ([[0, 2], [1, 4]], 1)
+    with pytest.raises(DataError, match="no question has 4 solutions, the most is 3"):
+        first_of_each(["a", "b", "a", "a"], 4)
+
+
+def test_auroc_within_questions():
+    questions = [
+        [line(True, energy=0.1), line(False, energy=0.2), line(False, energy=0.1)],  # (1 + 1/2) / 2
+        [line(False, energy=0.1), line(True, energy=0.2), line(True, energy=0.2)],  # 0
+        [line(True, energy=0.3), line(False, energy=None), line(False, energy=None)],  # 1
+        [line(True, energy=9.0), line(True, energy=0.0), line(True, energy=0.0)],  # all right: says nothing
+    ]
+    found = best_of([one for question in questions for one in question], 3)["auroc"]["energy"]
+    assert found["value"] == pytest.approx((0.75 + 0 + 1) / 3) and (found["questions"], found["pairs"]) == (3, 6)
+    assert 0 <= found["low"] < found["value"] < found["high"] <= 1
+    nothing = {"value": None, "low": None, "high": None, "questions": 0, "pairs": 0}
+    assert best_of(questions[3], 3)["auroc"]["energy"] == nothing
+    likely = best_of([line(True, likelihood=-1.0), line(False, likelihood=-2.0)], 2)["auroc"]
+    assert likely["likelihood_sum"]["value"] == 1.0 and likely["energy"]["value"] == 0.5
+
+
+def test_every_rule():
+    """Two of four questions are mixed."""
+    found = best_of([
+        line(False, "1", 0.1, -3.0), line(True, "2", 0.2, -1.0), line(True, "2", 0.3, -2.0),
+        line(True, "5", 0.1, -9.0), line(False, "6", 0.2, -1.0), line(False, "6", 0.3, -2.0),
+        *[line(True, "7", 0.1, -1.0)] * 3, *[line(False, "8", 0.1, -1.0)] * 3,
+    ], 3)  # fmt: skip
+    assert (found["questions"], found["samples"], found["mixed"]) == (4, 3, 2)
+    rules = {name: rule["value"] for name, rule in found["rules"].items()}
+    half = dict.fromkeys("first majority relative energy shuffled likelihood_mean likelihood_sum".split(), 0.5)
+    assert rules == {"random": pytest.approx((2 / 3 + 1 / 3 + 1 + 0) / 4), **half, "oracle": 0.75}
+    energy = found["rules"]["energy"]
+    # right: no, yes, yes, no; chance 2/3, 1/3, 1, 0
+    assert energy["against_random"]["value"] == pytest.approx((-2 / 3 + 2 / 3) / 4)
+    assert energy["against_majority"]["value"] == 0.0 and energy["against_majority"]["low"] < 0
+    assert found["rules"]["oracle"]["against_random"]["value"] == pytest.approx(0.25)
+    assert "against_majority" not in found["rules"]["majority"]
+    lines = list(best_of_lines(found))
+    assert lines[0].startswith("best of 3 on 4 questions; 2 have right and wrong solutions")
+    assert any(text.startswith("lowest energy") and "50.0" in text for text in lines)
+    one = best_of([line(True, "1", None, -1.0)], 1)  # no interval, and no crash
+    assert one["rules"]["random"] == {"value": 1.0, "low": None, "high": None} and list(best_of_lines(one))

@@ -1,31 +1,42 @@
-"""Cosines, retrieval, spectra and spread, by hand and against SciPy and scikit-learn."""
+"""Numbers of states by hand and against SciPy and scikit-learn; signs of collapse."""
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from scipy import linalg
+from scipy.spatial import distance
 
 from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import (
     aligned_cosines,
-    dimension_variance,
+    collapse_signs,
+    collapsed,
     effective_rank,
+    linear_cka,
+    linear_map,
+    measure_states,
     pair_numbers,
-    pairwise_cosine,
     shuffled_cosines,
     singular_values,
-    top_mean,
     uniformity,
-    variance_ratio,
+    unit_rows,
 )
 from stepjepa.errors import DataError
 
+N, D = 200, 48
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
 
 def states(rows=50, width=7, seed=0, cone=0.0):
-    generator = np.random.default_rng(seed)
-    return (generator.normal(size=(rows, width)) + cone).astype(np.float32)
+    return (normal(rows, width, seed=seed) + cone).astype(np.float32)
 
 
 def test_pairs_by_hand():
@@ -34,29 +45,24 @@ def test_pairs_by_hand():
     target = np.array([[1.0, 0.0], [0.0, 5.0], [3.0, 4.0]])
     numbers = pair_numbers(source, target)
     aligned, others = [1.0, 1.0, -0.6], [0.0, 0.6, 0.0, 0.8, -1.0, 0.0]
-    assert numbers.aligned_mean == pytest.approx(1.4 / 3)
-    assert numbers.aligned_sd == pytest.approx(np.std(aligned, ddof=1))
-    assert numbers.shuffled_mean == pytest.approx(0.4 / 6)
-    assert numbers.shuffled_sd == pytest.approx(np.std(others))
-    assert numbers.gap == pytest.approx(0.4)
     pooled = math.sqrt((np.var(aligned, ddof=1) + np.var(others)) / 2)
-    assert numbers.d_prime == pytest.approx(0.4 / pooled)
-    assert numbers.retrieval_at_1 == pytest.approx(2 / 3)
-    assert numbers.retrieval_at_5 == 1.0
-    assert numbers.mrr == pytest.approx((1 + 1 + 1 / 2) / 3)
-    assert (numbers.chance_at_1, numbers.chance_at_5) == (pytest.approx(1 / 3), 1.0)
-    assert numbers.chance_mrr == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+    expected = {
+        "n": 3, "aligned_mean": 1.4 / 3, "aligned_sd": np.std(aligned, ddof=1), "shuffled_mean": 0.4 / 6,
+        "shuffled_sd": np.std(others), "gap": 0.4, "d_prime": 0.4 / pooled, "retrieval_at_1": 2 / 3, "retrieval_at_5": 1.0,
+        "mrr": (1 + 1 + 1 / 2) / 3, "chance_at_1": 1 / 3, "chance_at_5": 1.0, "chance_mrr": (1 + 1 / 2 + 1 / 3) / 3,
+    }  # fmt: skip
+    assert asdict(numbers) == pytest.approx(expected)
+    assert aligned_cosines(source, target) == pytest.approx(aligned)
 
 
 @pytest.mark.parametrize("block", [1, 137, 2**23])
-def test_pairs_agree_with_the_whole_matrix(block, monkeypatch):
+def test_pairs_agree_with_the_full_matrix(block, monkeypatch):
     monkeypatch.setattr(geometry, "_BLOCK", block)
     source = states(seed=1, cone=0.5)
     target = source + 0.8 * states(seed=2)
     numbers = pair_numbers(source, target)
-    cosine = pytest.importorskip("sklearn.metrics.pairwise").cosine_similarity(
-        source.astype(np.float64), target.astype(np.float64)
-    )
+    pairwise = pytest.importorskip("sklearn.metrics.pairwise")
+    cosine = pairwise.cosine_similarity(source.astype(np.float64), target.astype(np.float64))
     off = cosine[~np.eye(50, dtype=bool)]
     ranks = (cosine > np.diag(cosine)[:, None]).sum(axis=1) + 1
     assert 0.1 < (ranks == 1).mean() < 0.9  # or the comparison would show nothing
@@ -65,142 +71,89 @@ def test_pairs_agree_with_the_whole_matrix(block, monkeypatch):
     assert numbers.retrieval_at_1 == pytest.approx((ranks == 1).mean())
     assert numbers.retrieval_at_5 == pytest.approx((ranks <= 5).mean())
     assert numbers.mrr == pytest.approx((1 / ranks).mean())
+    unit = unit_rows(source)
+    assert uniformity(unit) == pytest.approx(np.log(np.exp(-2 * distance.pdist(unit, "sqeuclidean")).mean()))
 
 
 def test_a_narrow_cone_keeps_its_digits():
     """Cosines of 1 - 1e-5 or so: the spread of the shuffled ones is right to three digits all the same."""
     source, target = (np.float64(1000) + states(60, 9, seed) for seed in (1, 2))
-    unit_s, unit_t = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (source, target))
-    off = (unit_s @ unit_t.T)[~np.eye(60, dtype=bool)]
+    off = (unit_rows(source) @ unit_rows(target).T)[~np.eye(60, dtype=bool)]
     numbers = pair_numbers(source, target)
     assert off.std() < 1e-5
     assert numbers.shuffled_sd == pytest.approx(off.std(), rel=1e-3)
     assert numbers.shuffled_mean == pytest.approx(off.mean(), abs=1e-12)
 
 
-def test_collapsed_states_are_at_chance_exactly():
-    """Everything ties, so every rank is as likely: 1/N, 5/N and the mean of 1/rank."""
+def test_ties_count_as_drawn_at_random():
+    """Collapsed states are at chance exactly; a target that occurs twice is found every other time."""
     one = np.tile(states(1, 6, 3), (40, 1))
     numbers = pair_numbers(one, 2 * one)
     assert numbers.retrieval_at_1 == pytest.approx(numbers.chance_at_1) == pytest.approx(1 / 40)
     assert numbers.retrieval_at_5 == pytest.approx(numbers.chance_at_5)
     assert numbers.mrr == pytest.approx(numbers.chance_mrr)
     assert (numbers.d_prime, numbers.gap) == (0.0, pytest.approx(0.0, abs=1e-12))
-
-
-def test_a_target_that_occurs_twice_is_found_every_other_time():
     basis = np.eye(4)[[0, 0, 1, 2]]
     numbers = pair_numbers(basis, basis)
     assert numbers.retrieval_at_1 == pytest.approx((0.5 + 0.5 + 1 + 1) / 4)
     assert numbers.mrr == pytest.approx((0.75 + 0.75 + 1 + 1) / 4)
 
 
-def test_random_states_are_near_chance():
-    numbers = pair_numbers(states(2000, 30, 4), states(2000, 30, 5))
-    assert abs(numbers.retrieval_at_1 - numbers.chance_at_1) < 4 * math.sqrt(1 / 2000 / 2000)
-    assert abs(numbers.d_prime) < 0.1
-
-
-def test_equal_views_without_spread_have_no_d_prime():
-    """Matched cosines all 1, others all 0: there is a gap and nothing to measure it by."""
+def test_a_gap_without_spread_has_no_d_prime():
+    """Matched cosines all 1, others all 0: there is nothing to measure it by. Rows of zeros have cosine zero."""
     numbers = pair_numbers(np.eye(5), np.eye(5))
     assert (numbers.gap, numbers.d_prime) == (1.0, None)
-
-
-def test_rows_of_zeros_have_cosine_zero():
-    source, target = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
-    assert aligned_cosines(source, target).tolist() == [0.0, 1.0]
-    assert math.isfinite(pair_numbers(source, target).d_prime)
+    zero = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
+    assert aligned_cosines(*zero).tolist() == [0.0, 1.0] and math.isfinite(pair_numbers(*zero).d_prime)
 
 
 def test_shuffled_pairs_are_all_others():
-    rng = np.random.default_rng(5)
-    source, target = rng.normal(size=(2, 30, 4))
-    unit = [view / np.linalg.norm(view, axis=1, keepdims=True) for view in (source, target)]
-    every = (unit[0] @ unit[1].T)[~np.eye(30, dtype=bool)]
-    drawn = shuffled_cosines(source, target)
-    assert sorted(drawn) == pytest.approx(sorted(every))
-    assert drawn.mean() == pytest.approx(pair_numbers(source, target).shuffled_mean)
+    source, target = normal(2, 30, 4, seed=5)
+    every = (unit_rows(source) @ unit_rows(target).T)[~np.eye(30, dtype=bool)]
+    sampled = shuffled_cosines(source, target)
+    assert sorted(sampled) == pytest.approx(sorted(every))
+    assert sampled.mean() == pytest.approx(pair_numbers(source, target).shuffled_mean)
 
 
-def test_of_many_shuffled_pairs_some_are_drawn_each_target_as_often(monkeypatch):
+def test_of_many_shuffled_pairs_some_are_sampled_each_target_as_often(monkeypatch):
     n = 30
     monkeypatch.setattr("stepjepa.analysis.geometry.MOST_SHUFFLED", 3 * n)
     assert not shuffled_cosines(np.eye(n), np.eye(n)).any()  # never its own
     angles = np.linspace(0.1, 1.5, n)
-    targets = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    drawn = shuffled_cosines(np.tile([1.0, 0.0], (n, 1)), targets, seed=3)
-    assert sorted(drawn) == pytest.approx(sorted(np.tile(np.cos(angles), 3)))
-    assert np.array_equal(drawn, shuffled_cosines(np.tile([1.0, 0.0], (n, 1)), targets, seed=3))
-    assert not np.array_equal(drawn, shuffled_cosines(np.tile([1.0, 0.0], (n, 1)), targets, seed=4))
-
-
-def test_pairwise_cosine():
-    """Of (1, 0), (0, 1), (1, 1): 0, r, r with r = 1 / sqrt(2)."""
-    assert pairwise_cosine(np.array([[1.0, 0.0], [0.0, 3.0], [2.0, 2.0]])) == pytest.approx(2 * 0.5**0.5 / 3)
-    rows = states(cone=2.0)
-    cosine = pytest.importorskip("sklearn.metrics.pairwise").cosine_similarity(rows.astype(np.float64))
-    assert pairwise_cosine(rows) == pytest.approx(cosine[np.triu_indices(50, 1)].mean())
-
-
-@pytest.mark.parametrize("block", [1, 137, 2**23])
-def test_uniformity_agrees_with_scipy(block, monkeypatch):
-    monkeypatch.setattr(geometry, "_BLOCK", block)
-    distance = pytest.importorskip("scipy.spatial.distance")
-    rows = states(cone=1.0).astype(np.float64)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    for t in (2.0, 0.5):
-        expected = np.log(np.exp(-t * distance.pdist(unit, "sqeuclidean")).mean())
-        assert uniformity(rows, t) == pytest.approx(expected)
+    sources, targets = np.tile([1.0, 0.0], (n, 1)), np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    sampled = shuffled_cosines(sources, targets, seed=3)
+    assert sorted(sampled) == pytest.approx(sorted(np.tile(np.cos(angles), 3)))
+    assert np.array_equal(sampled, shuffled_cosines(sources, targets, seed=3))
+    assert not np.array_equal(sampled, shuffled_cosines(sources, targets, seed=4))
 
 
 def test_uniformity_by_hand():
-    """Opposite unit vectors lie 2 apart: log exp(-2 * 4). One point: 0."""
-    assert uniformity(np.array([[1.0, 0.0], [-2.0, 0.0]])) == pytest.approx(-8.0)
-    assert uniformity(np.ones((4, 3))) == pytest.approx(0.0, abs=1e-12)
+    """Opposite unit vectors are 2 apart: log exp(-2 * 4). One point: 0."""
+    assert uniformity(np.array([[1.0, 0.0], [-1.0, 0.0]])) == pytest.approx(-8.0)
+    assert uniformity(unit_rows(np.ones((4, 3)))) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_singular_values():
-    """Rows (3, 0), (0, 4), (0, 0): 4 and 3. Centred against scikit-learn's PCA."""
+def test_singular_values_and_their_rank():
+    """Rows (3, 0), (0, 4), (0, 0): 4 and 3; centred against scikit-learn. Shares 3/4 and 1/4: entropy .5623, exp 1.7548."""
     assert singular_values(np.array([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])) == pytest.approx([4.0, 3.0])
     rows = states(cone=3.0)
-    assert singular_values(rows) == pytest.approx(pytest.importorskip("scipy.linalg").svdvals(rows.astype(np.float64)))
+    assert singular_values(rows) == pytest.approx(linalg.svdvals(rows.astype(np.float64)))
     pca = pytest.importorskip("sklearn.decomposition").PCA().fit(rows.astype(np.float64))
     assert singular_values(rows, center=True) == pytest.approx(pca.singular_values_)
     assert rows.mean() > 2  # the array that was given is not centred
-
-
-def test_effective_rank_by_hand():
-    """Shares 3/4 and 1/4: entropy 0.5623, exp 1.7548."""
-    assert effective_rank(np.array([2.0, 2.0, 2.0, 2.0])) == pytest.approx(4.0, rel=1e-5)
-    assert effective_rank(np.array([5.0, 0.0, 0.0])) == pytest.approx(1.0, abs=1e-5)
-    assert effective_rank(np.array([3.0, 1.0])) == pytest.approx(1.7548, abs=1e-4)
-    assert effective_rank(np.zeros(3)) == 0.0
+    for values, rank in (([2.0] * 4, 4.0), ([5.0, 0.0, 0.0], 1.0), ([3.0, 1.0], 1.7548), ([0.0] * 3, 0.0)):
+        assert effective_rank(np.array(values)) == pytest.approx(rank, abs=1e-4)
 
 
 def test_effective_rank_is_the_training_log_s():
-    torch = pytest.importorskip("torch")
-    from stepjepa.training.meter import collapse_signs
+    import torch
+
+    from stepjepa.training.meter import collapse_signs as logged
 
     rows = states(60, 12, cone=1.0)
-    unit = geometry.unit_rows(rows)
-    logged = collapse_signs([torch.tensor(rows)])["effective_rank"]
-    assert effective_rank(singular_values(unit)) == pytest.approx(logged, rel=1e-4)
-
-
-def test_top_mean():
-    assert top_mean(np.array([1.0, 9.0, 5.0]), 2) == 7.0
-    assert top_mean(np.array([1.0, 9.0, 5.0])) == 5.0
-
-
-def test_variance_and_its_ratio():
-    rows = np.array([[1.0, 0.0, 7.0], [3.0, 0.0, 7.0]])
-    base = np.array([[1.0, 2.0, 7.0], [2.0, 4.0, 7.0]])
-    assert dimension_variance(rows).tolist() == [2.0, 0.0, 0.0]
-    ratio = variance_ratio(rows, base)
-    assert ratio[:2].tolist() == [4.0, 0.0] and math.isnan(ratio[2])
-    with pytest.raises(DataError, match="width 3 against a base of width 2"):
-        variance_ratio(rows, base[:, :2])
+    assert effective_rank(singular_values(unit_rows(rows))) == pytest.approx(
+        logged([torch.tensor(rows)])["effective_rank"], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,6 +166,191 @@ def test_variance_and_its_ratio():
     ],
 )
 def test_arrays_that_are_no_views(source, target, message):
-    for measure in (pair_numbers, aligned_cosines, shuffled_cosines):
-        with pytest.raises(DataError, match=message):
-            measure(source, target)
+    with pytest.raises(DataError, match=message):
+        measure_states(source, target)
+    good = np.ones((4, 2))
+    with pytest.raises(DataError, match=message):
+        measure_states(good, good, (source, target))
+    with pytest.raises(DataError, match=r"shape \(4, 2\) against a base of shape \(5, 2\)"):
+        measure_states(good, good, (np.ones((5, 2)), np.ones((5, 2))))
+
+
+# The linear map
+
+
+def split(n, seed=0):
+    order = np.random.default_rng(seed).permutation(n)
+    held = round(n * 0.2)
+    return order[held:], order[:held]
+
+
+def test_a_map_agrees_with_scikit_learn():
+    model = pytest.importorskip("sklearn.linear_model").LinearRegression(fit_intercept=False)
+    source = normal(80, 6) + 2
+    target = source @ normal(6, 4, seed=1) + 3 + normal(80, 4, seed=2)
+    found = linear_map(source, target, seed=5)
+    train, test = split(80, 5)
+    model.fit(source[train], target[train])
+
+    def error(predicted, rows):
+        return np.sqrt(((predicted - target[rows]) ** 2).sum(axis=1).mean())
+
+    fitted, held = error(model.predict(source[train]), train), error(model.predict(source[test]), test)
+    mean_error = error(target[train].mean(axis=0), test)
+    assert (found.train_rows, found.test_rows, found.rank) == (64, 16, 6)
+    assert (found.train_error, found.test_error, found.mean_error) == pytest.approx((fitted, held, mean_error))
+    assert found.test_r2 == pytest.approx(1 - (held / mean_error) ** 2)
+    residual = target[train] - source[train] @ np.linalg.lstsq(source[train], target[train], rcond=None)[0]
+    assert found.train_error * 64**0.5 == pytest.approx(np.linalg.norm(residual))  # a Frobenius norm
+    assert linear_map(source, target) != found
+
+
+def test_maps_at_their_ends():
+    """An exact one is found; more dimensions than rows fit noise and predict nothing; constant targets."""
+    source = normal(60, 5)
+    exact = linear_map(source, source @ normal(5, 3, seed=1))
+    assert exact.train_error < 1e-12 and exact.test_error < 1e-12 and exact.test_r2 == pytest.approx(1.0)
+    noise = linear_map(normal(40, 64), normal(40, 64, seed=1))
+    assert noise.rank == noise.train_rows == 32 and noise.train_error < 1e-10
+    assert noise.test_error > noise.mean_error and noise.test_r2 < 0
+    constant = linear_map(normal(30, 4), np.zeros((30, 2)))
+    assert (constant.test_error, constant.mean_error, constant.test_r2) == (0.0, 0.0, None)
+
+
+def test_directions_that_are_noise_are_left_out():
+    """Two columns alike but for float32 rounding: rank 2 of 3, and no wild weights."""
+    source = normal(100, 2).astype(np.float32)
+    noisy = np.column_stack([source, source[:, 0] + 1e-8 * normal(100, seed=3)])
+    target = source @ normal(2, 2, seed=1) + 0.1 * normal(100, 2, seed=2)
+    found = linear_map(noisy, target)
+    assert found.rank == 2
+    assert found.test_error == pytest.approx(linear_map(source, target).test_error, rel=1e-4)
+
+
+# CKA
+
+
+def slow_cka(a, b):
+    """From the N x N Gram matrices, term by term as the papers write them."""
+    n, one = len(a), np.ones(len(a))
+
+    def hsic(k, m):
+        k, m = k - np.diag(np.diag(k)), m - np.diag(np.diag(m))
+        inner = np.trace(k @ m) + (one @ k @ one) * (one @ m @ one) / ((n - 1) * (n - 2))
+        return (inner - 2 / (n - 2) * (one @ k @ m @ one)) / (n * (n - 3))
+
+    k, m = a @ a.T, b @ b.T
+    return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))
+
+
+@pytest.mark.parametrize(("rows", "width", "other"), [(30, 5, 8), (12, 40, 20), (20, 3, 50)])
+def test_cka_agrees_with_the_gram_matrices(rows, width, other):
+    a = normal(rows, width) + 5
+    b = np.tanh(a @ normal(width, other, seed=1)) + 0.3 * normal(rows, other, seed=2)
+    assert linear_cka(a, b) == pytest.approx(slow_cka(a, b), rel=1e-8)
+
+
+def test_cka_at_its_ends():
+    """Blind to rotation, scale and shift; about 0 for unrelated states, also with more dimensions than rows."""
+    a = normal(40, 6)
+    rotation = np.linalg.qr(normal(6, 6, seed=1))[0]
+    assert linear_cka(a, 1e-6 * a @ rotation + 100) == pytest.approx(1.0, rel=1e-6)
+    assert abs(linear_cka(normal(50, 500), normal(50, 500, seed=1))) < 0.1
+    assert linear_cka(np.ones((9, 3)), normal(9, 3)) is None
+
+
+# All numbers, and signs of collapse
+
+
+def views(cone=0.0, noise=0.5, seed=0):
+    """Pairs of states around one direction: `cone` far out, the views of a pair `noise` apart."""
+    generator = np.random.default_rng(seed)
+    meaning, middle = generator.normal(size=(N, D)), cone * generator.normal(size=D)
+    return tuple((middle + meaning + noise * generator.normal(size=(N, D))).astype(np.float32) for _ in "st")
+
+
+def names(source, target, base=None):
+    return sorted((sign.name, sign.view) for sign in collapse_signs(measure_states(source, target, base)))
+
+
+def test_the_numbers_are_those_of_the_functions():
+    source, target = views(cone=1.0)
+    base = views(seed=9)
+    numbers = measure_states(source, target, base)
+    assert (numbers.n, numbers.width) == (N, D)
+    assert numbers.pairs == pair_numbers(source, target) and numbers.linear_map == linear_map(source, target)
+    assert numbers.target.base_cka == linear_cka(target, base[1])
+    assert numbers.source.effective_rank == effective_rank(singular_values(unit_rows(source)))
+    assert numbers.source.effective_rank_centred == effective_rank(singular_values(source, center=True))
+    assert numbers.source.variance_ratio == pytest.approx(np.median(source.var(0) / base[0].var(0)), rel=1e-4)
+    off = (unit_rows(source) @ unit_rows(source).T)[~np.eye(N, dtype=bool)]
+    assert numbers.source.pairwise_cosine == pytest.approx(off.mean())
+    assert numbers.difference_top_100 == pytest.approx(singular_values(source.astype(np.float64) - target).mean())
+    without = measure_states(source, target, base, maps=False)
+    assert without.linear_map is without.target.base_cka is measure_states(source, target).target.base_cka is None
+    json.dumps(asdict(numbers), allow_nan=False)
+
+
+def test_healthy_states_have_no_sign():
+    """Nor has a plain model's cone, in which pairs can still be told apart; nor weak but real pairs."""
+    assert names(*views()) == []
+    numbers = measure_states(*views(cone=3.0))
+    assert 0.85 < numbers.target.pairwise_cosine < 0.96 and collapse_signs(numbers) == []
+    few = normal(4, 30)  # say nothing of ranks and maps
+    assert measure_states(few, few + 0.1).linear_map is None and names(few, few + 0.1) == []
+    assert sum(bool(names(*views(noise=1.5, seed=seed))) for seed in range(20)) <= 1
+
+
+def test_collapsed_states_have_all_signs():
+    point = normal(D)
+    source, target = ((point + 1e-5 * normal(N, D, seed=seed)).astype(np.float32) for seed in (1, 2))
+    both = [(name, view) for name in ("cone", "dead_dimensions", "low_rank") for view in ("source", "target")]
+    assert names(source, target) == sorted([*both, ("pairs_alike", "pairs"), ("retrieval_at_chance", "pairs")])
+    line = np.random.default_rng(0).uniform(1, 2, (N, 1)) * normal(D, seed=1)  # one direction, different lengths
+    assert {("low_rank", "source"), ("cone", "target")} <= set(names(line, line))
+
+
+def test_dead_dimensions_with_and_without_a_base():
+    source, target = views()
+    dead, shrunk = target.copy(), target.copy()
+    dead[:, : D // 4] = 3.0
+    shrunk[:, : D // 4] *= 0.02  # a variance of 0.0004 of what it was
+    assert names(source, dead) == names(source, shrunk, (source, target)) == [("dead_dimensions", "target")]
+    assert names(source, dead, base=(source, dead)) == []  # they were dead before
+
+
+def test_the_text_says_the_number_and_the_threshold():
+    source, target = views()
+    target = np.roll(target, 1, axis=0)
+    (alike, chance) = signs = collapse_signs(measure_states(source, target))
+    pairs = pair_numbers(source, target)
+    assert (alike.name, alike.value, alike.threshold) == ("pairs_alike", pairs.d_prime, geometry.LOW_D_PRIME)
+    assert f"{pairs.aligned_mean:.4f} against {pairs.shuffled_mean:.4f}" in str(alike)
+    assert chance.name == "retrieval_at_chance"
+    assert "of 200 targets are nearest to their source, 1 expected by chance" in chance.text
+    cone = replace(alike, name="cone")
+    assert not collapsed(signs) and not collapsed([cone]) and collapsed([*signs, cone])
+    assert collapsed([replace(alike, name="low_rank")]) and collapsed([replace(alike, name="dead_dimensions")])
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "sign"),
+    [
+        ("target", {"effective_rank": 1.999}, "low_rank"),
+        ("target", {"effective_rank": 2.0}, None),
+        ("target", {"pairwise_cosine": 0.98}, "cone"),
+        ("target", {"pairwise_cosine": 0.9799}, None),
+        ("target", {"dead_dimensions": 0.1}, "dead_dimensions"),
+        ("target", {"dead_dimensions": 0.099}, None),
+        ("pairs", {"d_prime": 0.49}, "pairs_alike"),
+        ("pairs", {"d_prime": 0.5}, None),
+        ("pairs", {"d_prime": None}, None),
+        ("pairs", {"retrieval_at_1": 3 / 200}, "retrieval_at_chance"),  # 3 or more of 200 by chance: p = .08
+        ("pairs", {"retrieval_at_1": 4 / 200}, None),  # p = .02
+        ("pairs", {"retrieval_at_1": 0.0, "n": 19, "chance_at_1": 1 / 19}, None),
+    ],
+)
+def test_thresholds(part, change, sign):
+    numbers = measure_states(*views())
+    found = collapse_signs(replace(numbers, **{part: replace(getattr(numbers, part), **change)}))
+    assert [(one.name, one.view) for one in found] == ([(sign, part)] if sign else [])

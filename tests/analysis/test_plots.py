@@ -10,19 +10,24 @@ import sys
 import numpy as np
 import pytest
 
-from stepjepa.analysis.coordinates import Coordinates
 from stepjepa.analysis.plots import (
+    COLOURS,
     DEMO_CURVES,
+    METHOD_TITLES,
+    Coordinates,
+    coordinates,
     cosine_figure,
     curve_figure,
     forest_figure,
     layer_figure,
+    look,
     plot_curves,
     retrieval_figure,
+    save_figure,
     scatter_figure,
     spectrum_figure,
+    step_figure,
 )
-from stepjepa.analysis.style import COLOURS, look, save_figure
 from stepjepa.errors import ConfigError, DataError
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -50,7 +55,10 @@ FIGURES = {
     "spectrum": lambda: spectrum_figure(SPECTRA),
     "cosine": lambda: cosine_figure(COSINES),
     "layer": lambda: layer_figure(LAYERS, "cosine gap", title="Gap by layer"),
-    "retrieval": lambda: retrieval_figure(LAYERS, chance=0.01, k=5),
+    "retrieval": lambda: retrieval_figure(LAYERS, chance=0.01),
+    "steps": lambda: step_figure(
+        {"plain": {2: (0.1, 0.02), 3: (0.2, 0.01)}, LONG: {3: (0.0, 0.03)}}, {2: 0.1, 3: 0.05}
+    ),
     "scatter": lambda: scatter_figure(POINTS, "PCA of plain"),
     "curves": lambda: curve_figure(HISTORIES),
     "demo": lambda: curve_figure(HISTORIES, DEMO_CURVES, "stepjepa demo"),
@@ -84,8 +92,7 @@ def test_nothing_is_cut_off_at_800_pixels(name, tmp_path):
     assert min(text.get_fontsize() for text in texts) >= 9
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-@pytest.mark.parametrize("name", ["cosine", "scatter", "forest"])
+@pytest.mark.parametrize(("name", "suffix"), [("cosine", "png"), ("scatter", "svg"), ("forest", "svg")])
 def test_the_same_figure_gives_the_same_bytes(name, suffix, tmp_path):
     for number in "12":
         save_figure(FIGURES[name](), tmp_path / f"{number}.{suffix}")
@@ -101,8 +108,7 @@ def test_nothing_global_is_touched(tmp_path):
         "settings = lambda: {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = settings()\n"
         "import numpy as np\n"
-        "from stepjepa.analysis.plots import spectrum_figure\n"
-        "from stepjepa.analysis.style import save_figure\n"
+        "from stepjepa.analysis.plots import save_figure, spectrum_figure\n"
         f"save_figure(spectrum_figure({{'a': np.ones(3)}}), {str(tmp_path / 'f.svg')!r})\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
         "assert settings() == before\n"
@@ -157,7 +163,6 @@ def test_scatter_joins_pairs():
     assert [line.get_xdata()[0] for line in axis.lines] == [POINTS.source[i, 0] for i in (0, 10, 19, 29)]
     assert np.array_equal(axis.collections[1].get_offsets(), POINTS.target)
     assert axis.get_ylabel() == "principal component 2 (25.0 % of variance)"
-    assert not scatter_figure(POINTS, max_lines=0).axes[0].lines
     assert scatter_figure(Coordinates(POINTS.source, POINTS.target, "tsne")).axes[0].get_xlabel() == "t-SNE axis 1"
 
 
@@ -174,14 +179,14 @@ def test_curves_take_what_was_logged():
 
 
 def test_forest_draws_means_and_intervals():
-    figure = forest_figure(DIFFERENCES, "loss (nats)", higher_is_better=False, confidence=0.9)
+    figure = forest_figure(DIFFERENCES, "loss (nats)", higher_is_better=False)
     axis = figure.axes[0]
     drawn = [c for c in axis.containers if len(c.lines[0].get_xdata())]
     assert [float(c.lines[0].get_xdata()[0]) for c in drawn] == [0.03, -0.01, -0.02]
     ends = [c.lines[2][0].get_segments()[0][:, 0].tolist() for c in drawn[:2]]
     assert ends == [pytest.approx([0.01, 0.05]), pytest.approx([-0.03, 0.01])]
     assert axis.get_ylim()[0] > axis.get_ylim()[1]  # the first arm on top
-    assert axis.get_xlabel() == "difference in loss (nats), 90 % interval (better to the left)"
+    assert axis.get_xlabel() == "difference in loss (nats), 95 % interval (better to the left)"
     assert legend_texts(figure) == ["at equal examples", "at equal compute"]
 
 
@@ -207,7 +212,6 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
         (lambda: spectrum_figure({}), "spectra"),
         (lambda: cosine_figure({}), "cosines"),
         (lambda: layer_figure({}, "x"), "layers"),
-        (lambda: scatter_figure(Coordinates(np.ones((0, 2)), np.ones((0, 2)), "pca")), "points"),
         (lambda: curve_figure({"a": [{"step": 3}]}), "curves"),
         (lambda: forest_figure([], "x"), "differences"),
     ],
@@ -217,12 +221,64 @@ def test_nothing_to_draw(draw, what):
         draw()
 
 
-def test_other_formats(tmp_path):
+def test_other_formats_and_missing_libraries(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"f.pdf: figures are written as .png or .svg"):
         save_figure(FIGURES["spectrum"](), tmp_path / "f.pdf")
-
-
-def test_matplotlib_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[analysis\]'"):
         FIGURES["spectrum"]()
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(ConfigError, match=r"needs umap, .* pip install 'stepjepa\[umap\]'"):
+        coordinates(*views(), "umap")
+
+
+# Coordinates
+
+
+def views(rows=40, width=12):
+    source = np.random.default_rng(0).normal(size=(rows, width)) * np.linspace(3, 0.1, width)
+    return source, source + 0.05 * np.random.default_rng(1).normal(size=(rows, width))
+
+
+def test_pca_agrees_with_numpy():
+    both = np.concatenate(views())
+    u, s, _ = np.linalg.svd(both - both.mean(axis=0), full_matrices=False)
+    expected, points = (u * s)[:, :2], coordinates(*views())
+    found = np.concatenate([points.source, points.target])
+    assert found * np.sign((found * expected).sum(axis=0)) == pytest.approx(expected, abs=1e-4)
+    assert points.explained == pytest.approx(tuple(s[:2] ** 2 / (s**2).sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", METHOD_TITLES)
+def test_coordinates_of_every_method(method):
+    """The same seed gives the same points; few rows and dimensions have them too."""
+    if method == "umap":
+        pytest.importorskip("umap")
+    first, second = (coordinates(*views(), method, seed=3) for _ in "ab")
+    assert first.method == method and first.source.shape == first.target.shape == (40, 2)
+    assert np.array_equal(first.source, second.source) and np.array_equal(first.target, second.target)
+    for rows, width in ((2, 5), (3, 1), (6, 2)):
+        points = coordinates(*views(rows, width), method)
+        assert points.source.shape == (rows, 2) and np.isfinite([points.source, points.target]).all()
+    if method == "pca":
+        return
+    # Two far clusters: the nearest point in the plane is of the same one.
+    source, target = views(30, 6)
+    source[15:] += 100
+    target[15:] += 100
+    points = coordinates(source, target, method)
+    everything = np.concatenate([points.source, points.target])
+    distance = np.linalg.norm(everything[:, None] - everything[None], axis=-1) + 1e9 * np.eye(60)
+    cluster = np.tile(np.arange(30) >= 15, 2)
+    assert (cluster[distance.argmin(axis=1)] == cluster).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_cannot_be_scaled_or_drawn():
+    for method in ("pca", "tsne"):
+        points = coordinates(np.ones((9, 4)), np.ones((9, 4)), method)
+        assert not points.source.any() and not points.target.any()
+    with pytest.raises(ConfigError, match="method is 'mds'; known: pca, tsne, umap"):
+        coordinates(*views(), "mds")
+    with pytest.raises(DataError, match="row i of both must be a pair"):
+        coordinates(np.ones((3, 2)), np.ones((4, 2)))

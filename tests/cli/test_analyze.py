@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from stepjepa.analysis.compare import Saved, compare, comparison_record
-from stepjepa.analysis.models import labels_of
-from stepjepa.analysis.numbers import measure_states
-from stepjepa.analysis.run import _read_runs
+from stepjepa.analysis.geometry import measure_states
+from stepjepa.analysis.run import _read_runs, compare, labels_of
 from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main
 from stepjepa.modeling.predictors import predictor_names
@@ -77,8 +75,7 @@ def quick(request, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"a figure")
 
-    for module in ("stepjepa.analysis.draw", "stepjepa.analysis.run"):
-        monkeypatch.setattr(f"{module}.save_figure", write)
+    monkeypatch.setattr("stepjepa.analysis.run.save_figure", write)
 
 
 @pytest.fixture
@@ -209,7 +206,7 @@ def test_nothing_is_lost(analyze, file, runs, tmp_path):
     broken.mkdir()
     (broken / "config.json").write_text((runs / "b" / "config.json").read_text())
     words[3:3] = [broken]
-    assert f"--models {broken}: the " in analyze(*words, "--overwrite_output_dir", status=2)
+    assert f"{broken}: the " in analyze(*words, "--overwrite_output_dir", status=2)
     assert {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()} == before
     words[2:4] = [runs / "b"]
     analyze(*words, "--overwrite_output_dir")
@@ -342,10 +339,10 @@ def test_wrong_input(analyze, file, runs, tmp_path):
         ([], "no data file given; write: stepjepa analyze FILE"),
         (["--models", a, file], f"no data file given.*takes all that follows \\({file}\\)"),
         ([file], "--models is missing"),
-        ([file, "--models", tmp_path / "nowhere"], "--models .*nowhere: no such folder"),
-        ([file, "--models", a, "--base_model", "./nowhere"], "--base_model ./nowhere: no such folder"),
-        ([file, "--models", "mini"], "--models mini: a preset has random weights"),
-        ([file, "--models", empty], f"--models {empty}: no model in this folder"),
+        ([file, "--models", tmp_path / "nowhere"], "nowhere: no such folder"),
+        ([file, "--models", a, "--base_model", "./nowhere"], "./nowhere: no such folder"),
+        ([file, "--models", "mini"], "mini: a preset has random weights"),
+        ([file, "--models", empty], f"{empty}: no model in this folder"),
         ([file, "--models", a, a], "is given twice"),
         ([tmp_path / "no.jsonl", "--models", a], "no.jsonl: no such file"),
         ([plain, "--models", a, "--step_jepa"], "no pair for step_jepa, and two are needed"),
@@ -387,9 +384,8 @@ def test_states_of_other_rows(done, analyze, tmp_path):
 def test_models_of_different_width_side_by_side(done, tmp_path, analyze, file, runs):
     """Only a base model must have the same width."""
     analyze(file, "--models", runs / "a", runs / "wide", "--layers", 1, -1, "--output_dir", "o")
-    saved = [Saved(name, tmp_path / "o" / f"states-{name}.safetensors") for name in ("a", "wide")]
-    record = comparison_record(compare(saved))
-    assert [record["models"][name]["layers"]["-1"]["width"] for name in ("a", "wide")] == [32, 48]
+    states = {name: load_states(tmp_path / "o" / f"states-{name}.safetensors") for name in ("a", "wide")}
+    assert [one.layers[FINAL].width for one in compare(states).models.values()] == [32, 48]
 
 
 def test_names_of_models(tmp_path):

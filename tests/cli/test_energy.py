@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stepjepa.analysis.energy import load_scorer
+from stepjepa.analysis.models import load_scorer
 from stepjepa.analysis.options import EnergyOptions
 from stepjepa.cli.main import main
 from stepjepa.generation import local
@@ -49,7 +49,7 @@ def test_energies_by_hand(score, home, tmp_path):
     said = score(None, "--output_file", "energies.jsonl")
     found = lines(tmp_path / "energies.jsonl")
     assert [line["index"] for line in found] == list(range(12)) and "steps of other questions" in said
-    scorer, _ = load_scorer(EnergyOptions(model_name=str(home / "kept")))
+    scorer = load_scorer(EnergyOptions(model_name=str(home / "kept")))
     head = scorer.model.jepa.head
     model = AutoModelForCausalLM.from_pretrained(home / "kept").eval()
     tokenizer = AutoTokenizer.from_pretrained(home / "kept")

@@ -166,8 +166,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind, monkeypatch):
     """Its states are the checkpoint's, behind the predictors and the head."""
-    for module in ("stepjepa.analysis.draw", "stepjepa.analysis.run"):
-        monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: None)
+    monkeypatch.setattr("stepjepa.analysis.run.save_figure", lambda figure, path: None)
     models = [str(runs / kind), str(runs / kind / "checkpoint-3")]
     words = ["analyze", str(runs / "data.jsonl"), "--models", *models, "--output_dir", str(tmp_path), "--step_jepa"]
     assert main([*words, "--layers", "-1"]) == 0

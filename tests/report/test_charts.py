@@ -22,6 +22,7 @@ from stepjepa.report.charts import (
     log_ticks,
     look,
     make_chart,
+    make_charts,
     thin,
     ticks,
 )
@@ -64,7 +65,7 @@ def test_a_logarithmic_axis_needs_positive_values():
 def test_one_point_and_none():
     chart = make_chart("k", "K", [(0, "a", "training", [(7, -2.0)])])
     assert chart.lines[0].marks and chart.y_ticks
-    assert make_chart("k", "K", [(0, "a", "training", [])]) is None
+    assert make_charts([("a", lambda key: [])], [("k", "K")]) == []
 
 
 def test_ticks():

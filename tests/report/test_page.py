@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from stepjepa.analysis.draw import FIGURES
+from stepjepa.analysis.run import FIGURES
+from stepjepa.report.charts import mean_points
 from stepjepa.report.page import chosen, cut, duration, report_page, settings_table
-from stepjepa.report.reading import Run, read_folders
-from stepjepa.report.studies import TITLES, Album, mean_points
+from stepjepa.report.reading import TITLES, read_folders
 from support.reports import (
     TABLES,
     page_data,
@@ -215,8 +215,8 @@ def test_geometry(tmp_path):
 
 def test_pictures_have_a_limit(tmp_path):
     found = read_folders([write_run(tmp_path / "run")])
-    album, file = Album(found.reader, room=100), write_geometry(tmp_path / "geometry") / "cosine.png"
-    assert album.picture(file, "one") and album.picture(file, "two") is None
+    found.reader.room, file = 100, write_geometry(tmp_path / "geometry") / "cosine.png"
+    assert found.reader.picture(file, "one") and found.reader.picture(file, "two") is None
     assert found.reader.problems == [f"{file}: is left out, so that the page stays small"]
 
 
@@ -244,10 +244,8 @@ def test_a_study(tmp_path):
 
 
 def test_the_mean_is_over_steps_that_all_have():
-    runs = [Run(name, None, history=[{"step": step, "k": value} for step, value in log]) for name, log in (
-        ("a", [(1, 2.0), (2, 4.0)]), ("b", [(2, 6.0), (3, 1.0)]), ("c", []),
-    )]  # fmt: skip
-    assert mean_points(runs, "k") == [(2, 5.0)]
+    logs = [(1, 2.0), (2, 4.0)], [(2, 6.0), (3, 1.0)], []
+    assert mean_points([[{"step": step, "k": value} for step, value in log] for log in logs], "k") == [(2, 5.0)]
 
 
 def test_a_study_that_is_unfinished(tmp_path):

@@ -54,10 +54,11 @@ def test_a_demo(tmp_path):
 
 
 def test_a_study(tmp_path):
-    study = read_folders([write_study(tmp_path / "study")]).study
-    assert [run.label for run in study.runs] == [f"{arm}/seed-{n}" for arm in ("regular", "step_jepa") for n in (1, 2)]
-    assert [bool(run.history) for run in study.runs] == [True, True, True, False]
-    assert list(study.runs[2].stages) == ["trained", "scored-test"] and study.runs[3].stages == {}
+    found = read_folders([write_study(tmp_path / "study")])
+    study, runs = found.study, found.runs
+    assert [run.label for run in runs] == [f"{arm}/seed-{n}" for arm in ("regular", "step_jepa") for n in (1, 2)]
+    assert [bool(run.history) for run in runs] == [True, True, True, False]
+    assert list(runs[2].stages) == ["trained", "scored-test"] and runs[3].stages == {}
     assert study.tables.startswith("# A study") and study.figures == [tmp_path / "study" / "study.png"]
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stepjepa.analysis import numbers
-from stepjepa.analysis.geometry import effective_rank, singular_values, unit_rows
-from stepjepa.analysis.linear import linear_map
+from stepjepa.analysis import geometry
+from stepjepa.analysis.geometry import effective_rank, linear_map, singular_values, unit_rows
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -56,9 +55,9 @@ def by_hand(folder, rows):
 def test_the_numbers_are_those_of_the_states(model, monkeypatch):
     """The states are those of single forward passes, to rounding; the numbers, some of which rounding can turn (ranks
     among them), are those of these very states."""
-    measured, measure = [], numbers.measure_states
+    measured, measure = [], geometry.measure_states
     monkeypatch.setattr(
-        numbers, "measure_states", lambda *views, **how: measured.append(views) or measure(*views, **how)
+        geometry, "measure_states", lambda *views, **how: measured.append(views) or measure(*views, **how)
     )
     wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
     found = score_model(model, RowSource(model / "test.jsonl"), wanted, max_new_tokens=2)

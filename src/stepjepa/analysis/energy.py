@@ -1,9 +1,10 @@
-"""The JEPA energy of the steps of solutions: how far the prediction that is read after a step is from the next step.
+"""``stepjepa analyze --energy``: the JEPA energy of the steps of solutions, and best of N by it.
 
-Steps, views and readouts are those of training (``step_jepa`` with every pair), and so is the forward pass: one packed pass
-gives the states of both views and the likelihood of the solution. docs/score.md defines the numbers.
+The energy is how far the prediction that is read after a step is from the next step. Steps, views and readouts are those of
+training (``step_jepa`` with every pair), and so is the forward pass: one packed pass gives the states of both views and the
+likelihood of the solution. docs/score.md defines the numbers.
 
-Shapes: P pairs, D width, V vocabulary.
+Shapes: P pairs, D width.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,46 +22,50 @@ import numpy as np
 import torch
 import transformers
 
-from stepjepa.analysis.best_of import best_of_records, first_of_each
-from stepjepa.analysis.collect import EncodedSolution, Reading, collect_readings, encode_solutions
-from stepjepa.analysis.draw import slug
-from stepjepa.analysis.models import AnalyzedModel, energy_notes, load_analyzed, packed_form
-from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions
-from stepjepa.analysis.summary import energy_lines
-from stepjepa.config.values import named_by_file
+from stepjepa.analysis.models import AnalyzedModel, collator_of, energy_notes, load_scorer
+from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions, slug
+from stepjepa.analysis.states import FINAL, EncodedSolution, encode_solutions, read_states
+from stepjepa.data.answers import answers_match
 from stepjepa.data.chat import template_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.intervals import mean
-from stepjepa.evaluation.metrics import Metric, make_metrics
-from stepjepa.evaluation.models import find_model, fingerprint, read_record
+from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
+from stepjepa.evaluation.metrics.registry import Metric, make_metrics
+from stepjepa.evaluation.models import fingerprint
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
 from stepjepa.evaluation.run import Task
 from stepjepa.evaluation.scoring import drop_unscorable
 from stepjepa.evaluation.solutions import SolutionSet, read_solutions, right_answers, sample_solutions
+from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
 from stepjepa.generation.store import replace as replace_file
-from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
-from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
-from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.terminal import Bar, ending, show_log
 from stepjepa.version import __version__
 
-Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of (P, D) and (P, D), (P,)
-# Not as the run had them: they are about its own files, and its tokenizer brings its template.
-_OF_FILES = {"source_column", "target_column", "choice_column", "plain", "chat_template"}
+Line = dict[str, Any]  # a solution, as the file of energies has it
 _SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
 _ENERGIES = ("energy", "shuffled", "relative")
+# Signal -> the number of a line that it is, its sign (1 where a high value is the better one), its name in tables.
+SIGNALS = {
+    "relative": ("relative", -1, "lowest relative energy"),
+    "energy": ("energy", -1, "lowest energy"),
+    "shuffled": ("shuffled", -1, "lowest shuffled energy (control)"),
+    "likelihood_mean": ("log_likelihood_mean", 1, "highest likelihood a token"),
+    "likelihood_sum": ("log_likelihood", 1, "highest likelihood in all"),
+}
+_NAMED = {name: text for name, (*_, text) in SIGNALS.items()}
+RULES = {"random": "random (expected)", "first": "the first sample", "majority": "majority of answers", **_NAMED}
+RULES["oracle"] = "oracle (pass@N)"
 
 
 def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResult:
@@ -72,87 +77,59 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
     options.check()
     name = slug(Path(options.file).stem if Path(options.file).exists() else options.file)
     path = Path(options.output_file or f"energies-{name}.jsonl").expanduser()
-    record = path.with_name(f"{path.stem}.metrics.json")
-    names = (f"{path.stem}.samples.{kind}" for kind in ("jsonl", "none", "json", "partial"))
-    samples, none, about, partial = (path.with_name(name) for name in names)
-    _check_files((path, record), options)
+    files = [path, path.with_name(f"{path.stem}.metrics.json")]
+    for one in files:
+        if one.is_dir():
+            raise ConfigError(f"--output_file {path}: {one} is a folder")
+        if one.exists() and Path(options.file).exists() and one.samefile(options.file):
+            raise ConfigError(f"{one}: the scoring would write over its input; name another --output_file")
+        if one.exists() and not options.overwrite_output_dir:
+            advice = "give another --output_file, or replace it with --overwrite_output_dir"
+            raise ConfigError(f"{one} is there already; {advice}")
+    check_writable(path.parent, "--output_file")
     transformers.utils.logging.disable_progress_bar()  # of loading
     show_log(logging.WARNING)
+    metric: Metric | None = None
+    if options.best_of:
+        (metric,) = make_metrics([str(options.metric)], options.metric_options)
+        if metric.kind != "accuracy" and ":" not in metric.name:
+            raise ConfigError(f"--metric {options.metric}: --best_of needs one that says right or wrong")
     kept = "sampled solutions are kept" if options.questions else "nothing is written yet"
-    with ExitStack() as stack:
-        metric = stack.enter_context(_metric(options)) if options.best_of else None
-        bar = stack.enter_context(Bar())
-        stack.enter_context(ending("analyze", lambda: kept))
+    with metric or nullcontext(), Bar() as bar, ending("analyze", lambda: kept):
         for line in given:
             bar.say(f"note     {line}")
-        model, method = load_scorer(options)
+        model = load_scorer(options)
         system = choose_system_prompt(options.system_prompt, False, model.record, model.place.name)
         bar.say(f"model    {model.place.name} ({model.description})")
         bar.say(f"system   {system.origin}")
-        for line in energy_notes(model.record):
+        for line in energy_notes(model.record.settings):
             bar.say(f"note     {line}")
+        source, limit = RowSource(options.file, options.dataset_split), options.max_examples
         if options.questions:
-            solutions = _sampled(options, model, method, system, metric, Paths((samples, none), about, partial), bar)
-        else:
-            rows = RowSource(options.solutions, options.dataset_split)
-            solutions = read_solutions(rows, system, pair_columns(method), options.max_examples)
+            files.append(_sample(options, model, source, system, metric, path, bar))
+            source, limit = RowSource(files[-1]), None
+        found = read_solutions(source, system, pair_columns(model.method), limit)
         with saying_where(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        lines, result = _scored(options, model, method, solutions, metric, bar)
+        lines, result = _score(options, model, found, metric, bar)
         replace_file(path, map(json_line, lines))
-        replace_file(record, [json_bytes(result, indent=2), b"\n"])
-    files = (path, record, *([samples] if options.questions else []))
-    return AnalysisResult(result, files, (*energy_lines(result), *(f"{'written':<14} {file}" for file in files)))
+        replace_file(files[1], [json_bytes(result, indent=2), b"\n"])
+    return AnalysisResult(result, tuple(files), (*_summary(result), *(f"{'written':<14} {file}" for file in files)))
 
 
-def load_scorer(options: EnergyOptions) -> tuple[AnalyzedModel, JEPAOptions]:
-    """The model with its predictors and head, and how it reads steps and views: every pair, by the options, else as its run.
-
-    Raises:
-        ConfigError: it cannot be loaded, or lacks the predictors with which it was trained; a value that cannot be used.
-    """
-    place = find_model(str(options.model_name))
-    record = read_record(place)
-    own = record.settings
-    values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
-    if own.get("multi_horizon"):
-        values["horizon"] = min(own["multi_horizon"])
-    if not options.jepa_loss and named_by_file(values.get("jepa_loss")):
-        raise ConfigError(
-            f"--model_name {place.name}: was trained with a loss of one's own, whose file is not run because a folder names "
-            f"it; give --jepa_loss {values['jepa_loss']}, or another one"
-        )
-    values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
-    if values.get("jepa_loss") == "infonce":
-        values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
-    if options.chat_template or options.plain:
-        values["chat_template_kwargs"] = options.chat_template_kwargs
-    method = JEPAOptions(**{**values, "objective": StepJEPA.name, "step_pairs": "all", "target_grad": True})
-    method.check()
-    model = load_analyzed(place, record, method, options)
-    wanted = model.trained_predictors if options.predictors is None else options.predictors
-    if wanted and not model.predictors.count:
-        raise ConfigError(
-            f"--model_name {place.name}: energies are to be read at {wanted} predictor tokens, which its folder does not "
-            f"hold ({PREDICTORS_FILE} is missing); give the run's folder, or read sources at their last token with "
-            "--predictors 0"
-        )
-    return model, replace(method, predictors=model.predictors.count, predictor_order=model.predictors.order)
-
-
-def _sampled(
+def _sample(
     options: EnergyOptions,
     model: AnalyzedModel,
-    method: JEPAOptions,
+    source: RowSource,
     system: SystemPrompt,
     metric: Metric | None,
-    paths: Paths,
+    path: Path,
     bar: Bar,
-) -> SolutionSet:
-    """Solutions that the model samples, in a file next to the output; what was sampled before is kept."""
+) -> Path:
+    """A file of solutions that the model samples, next to the output; what was sampled before is kept."""
+    method = model.method
     prompter = Prompter(model.tokenizer, method.chat_template, method.plain, method.chat_template_kwargs)
-    rows = RowSource(options.questions, options.dataset_split)
-    questions = read_questions(rows, system, pair_columns(method), options.max_examples)
+    questions = read_questions(source, system, pair_columns(method), options.max_examples)
     drop_unaskable(questions, prompter)
     if metric is not None:
         drop_unscorable([metric], questions)
@@ -166,79 +143,28 @@ def _sampled(
         "model": fingerprint(model.place),
         "data": questions.fingerprint(),
     }
+    samples, none, about, partial = (
+        path.with_name(f"{path.stem}.samples.{kind}") for kind in ("jsonl", "none", "json", "partial")
+    )
+    paths = Paths((samples, none), about, partial)
     output = Output(paths, identity, {}, options.overwrite_output_dir, [Path(str(options.questions))])
     limits = options.max_new_tokens, options.top_p, options.batch_size
     generator = LocalGenerator(model.model, prompter, *limits, overwrite="--overwrite_output_dir")
     task = Task(questions, [], generator, temperature=options.temperature, seed=options.seed, bar=bar)
-    path = sample_solutions(task, output, int(options.best_of or 0))
-    return read_solutions(RowSource(path), system, pair_columns(method))
+    return sample_solutions(task, output, int(options.best_of or 0))
 
 
-def _scored(
-    options: EnergyOptions,
-    model: AnalyzedModel,
-    method: JEPAOptions,
-    found: SolutionSet,
-    metric: Metric | None,
-    bar: Bar,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A record for each solution, and what all of them come to."""
-    bar.say(f"scored   {found.source}: {len(found.solutions)} of {found.rows_read} rows")
-    for text in found.skipped_lines():
-        bar.say(f"         {text}")
-    short, verdicts = 0, list[tuple[bool, str | None]]()
-    if metric is not None:  # before the model works
-        groups, short = first_of_each([one.question_key for one in found.solutions], int(options.best_of or 0))
-        found.solutions = [found.solutions[number] for group in groups for number in group]
-        verdicts = right_answers(metric, found.solutions)
-    # The chats are made already, whatever the columns were.
-    method = replace(method, source_column=None, target_column=None, choice_column=None)
-    encoded, report = _encoded(options, model, method, found)
-    for text in report.steps.lines():
-        bar.say(f"         {text}")
-    readable = [one for one in encoded if one is not None]
-    if not readable:
-        first = next(iter(report.first_skipped.values()))
-        raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
-    bar.begin("energies", len(readable), 0)
-    with saying_out_of_memory(f"out of memory with {options.batch_size} solutions at once; lower --batch_size"):
-        vocabulary, collator = packed_form(model, method)
-        readings = collect_readings(
-            model.model, collator, [one.example for one in readable], vocabulary, options.batch_size, bar.step
-        )
-    questions = [one.question_key for one in found.solutions]
-    numbers = _records(method, encoded, readings, questions, options.shuffled_targets, options.seed)
-    lines = [
-        {"index": one.index, "question": one.question, **more}
-        for one, more in zip(found.solutions, numbers, strict=True)
-    ]
-    result = _summary(lines, found, report)
-    if metric is not None:
-        count = int(options.best_of or 0)
-        for number, (line, (right, final)) in enumerate(zip(lines, verdicts, strict=True)):
-            line |= {"sample": number % count + 1, "answer": final, "correct": right}
-        rules = best_of_records(lines, count)
-        result["best_of"] = {**rules, "questions_with_fewer": short, "metric": options.metric}
-    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return lines, {
-        **result,
-        "method": {name: getattr(method, name) for name in READING},
-        "settings": asdict(options),
-        "versions": {**versions, "python": platform.python_version()},
-    }
-
-
-def _encoded(
-    options: EnergyOptions, model: AnalyzedModel, method: JEPAOptions, found: SolutionSet
+def _encode(
+    options: EnergyOptions, model: AnalyzedModel, found: SolutionSet
 ) -> tuple[list[EncodedSolution | None], DataReport]:
-    """The solutions as training would read them."""
+    """The solutions as training would read them; None for one that the model cannot read."""
+    # The chats are made already, whatever the columns were.
+    method = replace(model.method, source_column=None, target_column=None, choice_column=None)
     if method.step_splitter == LISTED and found.generated:
         raise ConfigError("generated solutions come without a column of steps; add --step_splitter separator")
     # What a row of predictions says about steps is about another answer.
-    names = () if found.generated else (method.steps_column, TOTAL_COLUMN)
-    rows = [
-        {"messages": one.chat, **{name: one.row[name] for name in names if name in one.row}} for one in found.solutions
-    ]
+    names = {"messages"} if found.generated else {"messages", method.steps_column, TOTAL_COLUMN}
+    rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
     source = RowSource(rows)
     source.name = found.source
     renderer = make_renderer(model.tokenizer, method)
@@ -249,82 +175,32 @@ def _encoded(
         splitter = make_splitter(settled, method.step_separator)
     settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
     placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
-    return encode_solutions(placed, model.tokenizer, renderer, settings)
+    encoded, report = encode_solutions(placed, model.tokenizer, renderer, settings)
+    if not any(encoded):
+        first = next(iter(report.first_skipped.values()))
+        raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
+    return encoded, report
 
 
-def shuffled_energies(
-    distance: Distance, source_PD: torch.Tensor, target_PD: torch.Tensor, groups_P: np.ndarray, count: int, seed: int
-) -> np.ndarray:
-    """Mean energy of each source against targets of other groups (questions), (P,) float64; nan where there are none.
-
-    `count` targets at most are sampled from all once, so that every source is compared with the same ones but for those of
-    its own question.
-
-    Args:
-        distance: of (P, D) sources and (P, D) targets, (P,).
-        groups_P: (P,), which question a pair is of.
-    """
-    pairs = len(groups_P)
-    total, other = np.zeros(pairs), np.zeros(pairs, np.int64)
-    for number in np.random.default_rng(seed).permutation(pairs)[:count].tolist():
-        others = groups_P != groups_P[number]
-        energies = distance(source_PD, target_PD[number].expand_as(source_PD)).double().numpy()
-        total += np.where(others, energies, 0.0)
-        other += others
-    return np.where(other > 0, total / np.maximum(other, 1), np.nan)
-
-
-def _records(
-    method: JEPAOptions,
-    encoded: Sequence[EncodedSolution | None],
-    readings: Sequence[Reading],
-    questions: Sequence[str],
-    count: int,
-    seed: int,
-) -> list[dict[str, Any]]:
-    """The numbers of every solution; `questions` says which question each is of."""
-    own = shuffled = np.zeros(0)
-    keys = {key: number for number, key in enumerate(dict.fromkeys(questions))}
-    pairs = [0 if one is None else len(one.sources) for one in encoded]
-    if sum(pairs):
-
-        def distance(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-            return objective_of(method).distances(source_PD, target_PD)
-
-        views = torch.cat([one.source_states for one in readings]), torch.cat([one.target_states for one in readings])
-        own = distance(*views).double().numpy()
-        groups_P = np.repeat([keys[key] for key in questions], pairs)
-        shuffled = shuffled_energies(distance, *views, groups_P, count, seed)
-    values = iter(zip(own.tolist(), shuffled.tolist(), strict=True))
-    left, found = iter(readings), list[dict[str, Any]]()
-    for one in encoded:
-        reading = None if one is None else next(left)
-        of_step = {} if one is None else {step: next(values) for step in one.sources}
-        steps = [_step(number, text, of_step.get(number)) for number, text in enumerate(one.steps if one else ())]
-        likelihood, tokens = (None, 0) if reading is None else (reading.log_likelihood, reading.tokens)
-        found.append({
-            "num_steps": len(steps),
-            **{name: mean(_values(steps, name)).value for name in _ENERGIES},
-            "log_likelihood": likelihood,
-            "log_likelihood_mean": None if likelihood is None else likelihood / tokens,
-            "tokens": tokens,
-            "steps": steps,
-        })  # fmt: skip
-    return found
-
-
-def _step(number: int, text: str, energies: tuple[float, float] | None) -> dict[str, Any]:
-    own, other = energies or (None, None)
-    other = None if other is None or np.isnan(other) else other
-    relative = None if own is None or other is None else own - other
-    return {"step": number + 1, "text": text, "energy": own, "shuffled": other, "relative": relative}
-
-
-def _summary(lines: Sequence[Mapping[str, Any]], found: SolutionSet, report: DataReport) -> dict[str, Any]:
-    """Means over the solutions that have a value, with their intervals, and what has none."""
+def _score(
+    options: EnergyOptions, model: AnalyzedModel, found: SolutionSet, metric: Metric | None, bar: Bar
+) -> tuple[list[Line], dict[str, Any]]:
+    """A line for each solution, and what all of them come to."""
+    bar.say(f"scored   {found.source}: {len(found.solutions)} of {found.rows_read} rows")
+    for text in found.skipped_lines():
+        bar.say(f"         {text}")
+    count, fewer, verdicts = int(options.best_of or 0), 0, list[tuple[bool, str | None]]()
+    if metric is not None:  # before the model works
+        groups, fewer = first_of_each([one.question_key for one in found.solutions], count)
+        found.solutions = [found.solutions[number] for group in groups for number in group]
+        verdicts = right_answers(metric, found.solutions)
+    encoded, report = _encode(options, model, found)
+    for text in report.steps.lines():
+        bar.say(f"         {text}")
+    lines = _lines(options, model, found, encoded, bar)
     steps = [step for line in lines for step in line["steps"]]
     relative = _values(steps, "relative")
-    return {
+    result: dict[str, Any] = {
         "solutions": len(lines),
         "without_energy": sum(line["energy"] is None for line in lines),
         "why_without": {**report.rows_skipped, **report.examples_without_pairs},
@@ -334,28 +210,207 @@ def _summary(lines: Sequence[Mapping[str, Any]], found: SolutionSet, report: Dat
         "nearer_than_shuffled": sum(value < 0 for value in relative) / len(relative) if relative else None,
         "means": {name: mean(_values(lines, name))._asdict() for name in (*_ENERGIES, "log_likelihood_mean")},
     }
+    if metric is not None:
+        for number, (line, (right, final)) in enumerate(zip(lines, verdicts, strict=True)):
+            line |= {"sample": number % count + 1, "answer": final, "correct": right}
+        result["best_of"] = {**best_of(lines, count), "questions_with_fewer": fewer, "metric": options.metric}
+    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return lines, {
+        **result,
+        "method": {name: getattr(model.method, name) for name in READING},
+        "settings": asdict(options),
+        "versions": {**versions, "python": platform.python_version()},
+    }
+
+
+def _lines(
+    options: EnergyOptions,
+    model: AnalyzedModel,
+    found: SolutionSet,
+    encoded: Sequence[EncodedSolution | None],
+    bar: Bar,
+) -> list[Line]:
+    """The energies and likelihoods of every solution."""
+    examples = [one.example for one in encoded if one is not None]
+    bar.begin("energies", len(examples), 0)
+    with saying_out_of_memory(f"out of memory with {options.batch_size} solutions at once; lower --batch_size"):
+        vocabulary, collator = collator_of(model)
+        given = model.model, model.place.name, collator, examples, (FINAL,), vocabulary
+        read = read_states(*given, options.batch_size, bar.step)
+    distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
+    views = torch.from_numpy(read.source[0]), torch.from_numpy(read.target[0])
+    counts = [0 if one is None else len(one.sources) for one in encoded]
+    groups_P, own, shuffled = np.repeat(np.unique(keys, return_inverse=True)[1], counts), np.zeros(0), np.zeros(0)
+    if len(groups_P):
+        own = distance(*views).double().numpy()
+        shuffled = shuffled_energies(distance, *views, groups_P, options.shuffled_targets, options.seed)
+    pairs = iter(zip(own.tolist(), [None if np.isnan(one) else one for one in shuffled.tolist()], strict=True))
+    likelihoods, lines = iter(read.log_likelihoods.tolist()), list[Line]()
+    for solution, one in zip(found.solutions, encoded, strict=True):
+        of_step = {} if one is None else {step: next(pairs) for step in one.sources}
+        steps = []
+        for number, text in enumerate(() if one is None else one.steps):
+            energy, other = of_step.get(number, (None, None))
+            relative = None if energy is None or other is None else energy - other
+            steps.append({"step": number + 1, "text": text, "energy": energy, "shuffled": other, "relative": relative})
+        likelihood = None if one is None else next(likelihoods)
+        tokens = 0 if one is None else len(label_indices(one.example)[0])
+        lines.append({
+            "index": solution.index,
+            "question": solution.question,
+            "num_steps": len(steps),
+            **{name: mean(_values(steps, name)).value for name in _ENERGIES},
+            "log_likelihood": likelihood,
+            "log_likelihood_mean": None if likelihood is None else likelihood / tokens,
+            "tokens": tokens,
+            "steps": steps,
+        })  # fmt: skip
+    return lines
+
+
+def shuffled_energies(
+    distance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    source_PD: torch.Tensor,
+    target_PD: torch.Tensor,
+    groups_P: np.ndarray,
+    count: int,
+    seed: int,
+) -> np.ndarray:
+    """Mean energy of each source against targets of other groups (questions), (P,) float64; nan where there are none.
+
+    `count` targets at most are sampled from all once, so that every source is compared with the same ones but for those of
+    its own question.
+    """
+    total, other = np.zeros(len(groups_P)), np.zeros(len(groups_P), np.int64)
+    for number in np.random.default_rng(seed).permutation(len(groups_P))[:count].tolist():
+        others = groups_P != groups_P[number]
+        total += np.where(others, distance(source_PD, target_PD[number].expand_as(source_PD)).double().numpy(), 0.0)
+        other += others
+    return np.where(other > 0, total / np.maximum(other, 1), np.nan)
+
+
+# Best of N: Q questions of N solutions each
+
+
+def first_of_each(keys: Sequence[str], count: int) -> tuple[list[list[int]], int]:
+    """Indices of the first `count` of each key; and how many keys have fewer, which are left out.
+
+    Raises:
+        DataError: no key has so many.
+    """
+    indices: dict[str, list[int]] = {}
+    for index, key in enumerate(keys):
+        indices.setdefault(key, []).append(index)
+    enough = [group[:count] for group in indices.values() if len(group) >= count]
+    if not enough:
+        raise DataError(
+            f"--best_of {count}: no question has {count} solutions, the most is {max(map(len, indices.values()))}; lower "
+            "it, or let the model sample them with --questions FILE"
+        )
+    return enough, len(indices) - len(enough)
+
+
+def best_of(lines: Sequence[Line], count: int) -> dict[str, Any]:
+    """Choose one of the `count` lines of each question by every rule: a signal, or the majority of answers.
+
+    A line without a value comes after all that have one, and among equals the first is chosen. The area under the ROC curve
+    says how well a signal tells right solutions from wrong ones of the same question; 0.5 is chance.
+
+    Returns:
+        ``questions``, ``samples``; ``rules``: rule -> ``value``, ``low``, ``high`` (95 %), ``against_random`` and
+        ``against_majority`` alike; ``auroc``: signal -> the same, and the ``questions`` that have right and wrong solutions
+        with their ``pairs``; ``mixed``: how many these are.
+    """
+    right_QN = np.array([line["correct"] for line in lines]).reshape(-1, count)
+    chance_Q, questions = right_QN.mean(axis=1), np.arange(len(right_QN))
+    mixed = np.flatnonzero((chance_Q > 0) & (chance_Q < 1)).tolist()
+    votes = [
+        _majority([line["answer"] for line in lines[start : start + count]]) for start in range(0, len(lines), count)
+    ]
+    picked: dict[str, Any] = {
+        "first": right_QN[:, 0],
+        "majority": right_QN[questions, votes],
+        "oracle": right_QN.any(axis=1),
+    }
+    auroc = {}
+    for signal, (name, sign, _) in SIGNALS.items():
+        worth = [float("-inf") if line[name] is None else sign * line[name] for line in lines]
+        worth_QN = np.array(worth).reshape(right_QN.shape)
+        picked[signal] = right_QN[questions, worth_QN.argmax(axis=1)]
+        sides = [(worth_QN[q][right_QN[q], None], worth_QN[q][~right_QN[q]]) for q in mixed]
+        areas = [float(0.5 * ((good > bad).mean() + (good >= bad).mean())) for good, bad in sides]  # equal ones: a half
+        value, low, high = mean(areas)
+        ends = {"low": None if low is None else max(low, 0.0), "high": None if high is None else min(high, 1.0)}
+        pairs = sum(len(good) * len(bad) for good, bad in sides)
+        auroc[signal] = {"value": value, **ends, "questions": len(areas), "pairs": pairs}
+    rules: dict[str, Any] = {"random": mean(chance_Q.tolist())._asdict()}
+    for name in list(RULES)[1:]:
+        less = mean((picked[name] - chance_Q).tolist())._asdict()
+        rules[name] = {**share(int(picked[name].sum()), len(questions))._asdict(), "against_random": less}
+        if name not in ("majority", "oracle"):
+            counts = paired_counts(picked["majority"].tolist(), picked[name].tolist())
+            rules[name]["against_majority"] = {**paired_difference(*counts)._asdict(), "p": mcnemar_p(*counts[1:3])}
+    return {"questions": len(questions), "samples": count, "mixed": len(mixed), "rules": rules, "auroc": auroc}
+
+
+def _majority(answers: Sequence[str | None]) -> int:
+    """The index of the first of the most common answer; None does not vote."""
+    groups: list[list[int]] = []
+    for index, answer in enumerate(answers):
+        same = next((group for group in groups if answers_match(answers[group[0]], answer)), None)
+        if same is not None:
+            same.append(index)
+        elif answer is not None:
+            groups.append([index])
+    return max(groups, key=len)[0] if groups else 0
+
+
+def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The result as two tables."""
+    mixed = f"{result['mixed']} have right and wrong solutions"
+    yield f"best of {result['samples']} on {result['questions']} questions; {mixed}; 95 % intervals, %"
+    wide = max(map(len, RULES.values())) + 2
+    yield f"{'':<{wide}}{'accuracy':<24}{'less random':<24}less majority"
+    for name, text in RULES.items():
+        rule = result["rules"][name]
+        cells = _ends(rule), *(_ends(rule.get(f"against_{base}"), "+") for base in ("random", "majority"))
+        yield f"{text:<{wide}}{cells[0]:<24}{cells[1]:<24}{cells[2]}".rstrip()
+    yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
+    for name, found in result["auroc"].items():
+        ends = _ends(found, scale=1, digits=3)
+        yield f"{RULES[name]:<{wide}}{ends:<24}{found['questions']} questions, {found['pairs']} pairs"
+
+
+def _ends(found: Mapping[str, Any] | None, sign: str = "", scale: int = 100, digits: int = 1) -> str:
+    """``61.0 (57.9 to 64.0)``."""
+    shown = (
+        [f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields if found[end] is not None]
+        if found
+        else []
+    )
+    return shown[0] + (f" ({shown[1]} to {shown[2]})" if shown[1:] else "") if shown else "" if found is None else "-"
+
+
+def _summary(result: Mapping[str, Any]) -> Iterator[str]:
+    """The result as text."""
+    without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
+    yield f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"
+    units = {"shuffled": " (steps of other questions)", "log_likelihood_mean": " (nats a token)"}
+    for name, one in result["means"].items():
+        if one["value"] is not None:
+            ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
+            yield f"{name.removesuffix('_mean').replace('_', '-'):<14} {one['value']:.5g}{ends}{units.get(name, '')}"
+    if result["nearer_than_shuffled"] is not None:
+        nearer = 100 * result["nearer_than_shuffled"]
+        yield f"{'':<14} {nearer:.1f} % of the predictions are nearer to their own next step than to those"
+    if result["truncated"]:
+        yield f"{'cut':<14} {result['truncated']} solutions at max_length; the rest of them is not scored"
+    if "best_of" in result:
+        yield from ("", *best_of_lines(result["best_of"]))
+        if fewer := result["best_of"]["questions_with_fewer"]:
+            yield f"{fewer} questions have fewer solutions and are left out"
+        yield ""
 
 
 def _values(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [record[name] for record in records if record[name] is not None]
-
-
-def _metric(options: EnergyOptions) -> Metric:
-    (metric,) = make_metrics([str(options.metric)], options.metric_options) or (None,)
-    if metric is None or (metric.kind != "accuracy" and ":" not in metric.name):
-        raise ConfigError(f"--metric {options.metric}: --best_of needs one that says right or wrong")
-    return metric
-
-
-def _check_files(paths: Sequence[Path], options: EnergyOptions) -> None:
-    """Refuse what cannot be written, or may not be written over."""
-    for path in paths:
-        if path.is_dir():
-            raise ConfigError(f"--output_file {paths[0]}: {path} is a folder")
-        if path.exists() and Path(options.file).exists() and path.samefile(options.file):
-            raise ConfigError(f"{path}: the scoring would write over its input; name another --output_file")
-        if path.exists() and not options.overwrite_output_dir:
-            raise ConfigError(
-                f"{path} is there already; give another --output_file, or replace it with --overwrite_output_dir"
-            )
-    check_writable(paths[0].parent, "--output_file")

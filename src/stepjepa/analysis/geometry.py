@@ -1,6 +1,10 @@
-"""Numbers from the states of paired views: cosines, retrieval, spectra, ranks, spread (docs/geometry.md).
+"""Numbers from the states of paired views: cosines, retrieval, ranks, spread, linear map, CKA; and signs of collapse.
 
-Plain NumPy, computed in float64. Nothing of size N x N is held: similarities come in blocks of rows.
+NumPy in float64; docs/geometry.md has the formulas. Nothing of size N x N is held: similarities come in blocks of rows.
+
+Plain language models already have cone-shaped states: two unrelated views have a cosine of .76 to .96 and the effective
+rank is well above 1. Collapsed ones reach .995, rank 1.0, matched pairs as close as shuffled ones, and retrieval at
+chance. The thresholds of the signs lie between the two.
 
 Shapes: N pairs, D width, C rows of a block.
 """
@@ -8,19 +12,31 @@ Shapes: N pairs, D width, C rows of a block.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepjepa.errors import DataError
 
-# Numbers in a block of similarities: 64 MiB of float64.
-_BLOCK = 2**23
-# Two cosines closer than this are a tie; states come in float32, whose cosines agree to about 1e-7.
-TIE = 1e-7
-# Shuffled pairs that a picture is drawn from: all of them up to 500 rows.
-MOST_SHUFFLED = 500 * 499
+TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
+MOST_SHUFFLED = 500 * 499  # shuffled pairs that a picture is drawn from: all of them up to 500 rows
+MIN_ROWS = 10  # fewer rows than this are fitted by no map and compared by no CKA
+TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
+_BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
+
+# Thresholds of the signs of collapse.
+CONE_COSINE = 0.98  # mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995)
+LOW_RANK, RANK_ROWS = 2.0, 8  # effective rank of unit rows; rows and dimensions below which a rank says nothing
+LOW_D_PRIME = 0.5  # d' of matched against shuffled cosines: below half a standard deviation most pairs look alike
+CHANCE_LEVEL, CHANCE_ROWS = 0.05, 20  # of the test that more targets are found than by chance, and the rows it needs
+DEAD_DIMENSIONS = 0.1  # share of dimensions that hardly vary
+DEAD_SHARE = 1e-3  # ... than this share of what they did in the base model; without one, of the median mean square
+ADVICE = (
+    "What to do: keep the targets apart with --regularizer vicreg, --jepa_loss infonce, or no gradient into the targets "
+    "(--target_grad false, --target_encoder ema); or lower --lbd. Then compare with --control shuffled: a good geometry by "
+    "itself is no gain."
+)
 
 
 @dataclass(frozen=True)
@@ -54,27 +70,146 @@ class PairNumbers:
     chance_mrr: float
 
 
+@dataclass(frozen=True)
+class ViewNumbers:
+    """The states of one view.
+
+    Attributes:
+        pairwise_cosine: mean cosine of two rows.
+        effective_rank: of the unit-length rows, not centred, as the training log has it.
+        effective_rank_centred: of the rows less their mean.
+        uniformity: Wang and Isola's.
+        dead_dimensions: share of the dimensions that hardly vary (`DEAD_SHARE`), of those that did in the base model.
+        variance_ratio: median over the dimensions of their variance over the base model's; None without a base.
+        base_cka: debiased linear CKA with the base model's states of the same rows; None without a base, or not asked for.
+    """
+
+    pairwise_cosine: float
+    effective_rank: float
+    effective_rank_centred: float
+    uniformity: float
+    dead_dimensions: float
+    variance_ratio: float | None
+    base_cka: float | None
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A least-squares map ``source @ X ~ target``, fitted on some rows and measured on the others.
+
+    Errors are the root of the mean squared distance of a row from what it should be, in the unit of the states; times
+    the root of the number of rows they are Frobenius norms.
+
+    Attributes:
+        train_rows, test_rows: rows fitted, rows held out.
+        rank: of the source's fitted rows. With `rank` = `train_rows` the map goes through every fitted row, whatever the
+            states are, and `train_error` says nothing.
+        train_error, test_error: of the fitted and of the held-out rows.
+        mean_error: of the held-out rows when the mean of the fitted targets is predicted for all.
+        test_r2: ``1 - (test_error / mean_error)^2``: 1 a perfect map, 0 as good as the mean, below 0 worse; None where the
+            held-out targets are all that mean.
+    """
+
+    train_rows: int
+    test_rows: int
+    rank: int
+    train_error: float
+    test_error: float
+    mean_error: float
+    test_r2: float | None
+
+
+@dataclass(frozen=True)
+class GeometryNumbers:
+    """The states of both views in one layer.
+
+    Attributes:
+        n, width: pairs N, dimensions D.
+        pairs: cosines and retrieval.
+        source, target: each view by itself.
+        difference_top_100: mean of the 100 largest singular values of source - target (Table 14 of arXiv:2509.14252).
+        difference_effective_rank: of source - target, not centred.
+        linear_map: source -> target on held-out rows; None below `MIN_ROWS` rows, or not asked for.
+    """
+
+    n: int
+    width: int
+    pairs: PairNumbers
+    source: ViewNumbers
+    target: ViewNumbers
+    difference_top_100: float
+    difference_effective_rank: float
+    linear_map: LinearMap | None
+
+
+def measure_states(
+    source: np.ndarray, target: np.ndarray, base: tuple[np.ndarray, np.ndarray] | None = None, maps: bool = True
+) -> GeometryNumbers:
+    """Measure one layer's states of both views.
+
+    Args:
+        source, target: (N, D), row i of both a pair.
+        base: source and target states of the model before training, for the same rows.
+        maps: also what costs most, the linear map and the CKA with the base; None in their places without.
+
+    Raises:
+        DataError: the arrays do not fit together, or hold numbers that are not finite.
+    """
+    check_views(source, target)
+    if base is not None:
+        check_views(*base)
+        if base[0].shape != source.shape:
+            raise DataError(f"states of shape {source.shape} against a base of shape {base[0].shape}")
+    n, width = source.shape
+    maps = maps and n >= MIN_ROWS
+    spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
+    return GeometryNumbers(
+        n,
+        width,
+        pair_numbers(source, target),
+        _view(source, base[0] if base else None, maps),
+        _view(target, base[1] if base else None, maps),
+        float(spectrum[:100].mean()),
+        effective_rank(spectrum),
+        linear_map(source, target) if maps else None,
+    )
+
+
+def _view(states: np.ndarray, base: np.ndarray | None, cka: bool) -> ViewNumbers:
+    variance_D, ratio = states.var(axis=0, ddof=1, dtype=np.float64), None
+    if base is None:
+        dead_D = variance_D <= DEAD_SHARE * np.median(np.square(states, dtype=np.float64).mean(axis=0))
+    else:
+        base_D = base.var(axis=0, ddof=1, dtype=np.float64)
+        ratio_D = variance_D[base_D > 0] / base_D[base_D > 0]
+        dead_D, ratio = ratio_D <= DEAD_SHARE, float(np.median(ratio_D)) if len(ratio_D) else None
+    unit_ND, n = unit_rows(states), len(states)
+    sum_D = unit_ND.sum(axis=0)
+    return ViewNumbers(
+        float((sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)) / (n * (n - 1))),
+        effective_rank(singular_values(unit_ND)),
+        effective_rank(singular_values(states, center=True)),
+        uniformity(unit_ND),
+        float(dead_D.mean()) if len(dead_D) else 0.0,
+        ratio,
+        linear_cka(states, base) if cka and base is not None else None,
+    )
+
+
 def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
-    """Cosines of matched and of all other pairs, and retrieval of the target from the source.
+    """Cosines of matched and of all other pairs, and retrieval of the target from the source, of (N, D) states.
 
     Ties count as drawn at random: where b targets are nearer than the right one and t as near, its rank is each of
     b + 1 .. b + t + 1 with the same probability. Collapsed states thus give chance exactly, and a text that occurs twice
     is found every other time.
-
-    Args:
-        source, target: (N, D), N >= 2, row i of both a pair.
-
-    Raises:
-        DataError: the arrays are no such pair, or hold numbers that are not finite.
     """
-    source_ND, target_ND = check_views(source, target)
-    source_ND, target_ND = unit_rows(source_ND), unit_rows(target_ND)
+    source_ND, target_ND = unit_rows(source), unit_rows(target)
     n = len(source_ND)
     aligned_N = np.einsum("nd,nd->n", source_ND, target_ND)
     nearer_N, tied_N = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     centre = aligned_N.mean()  # sums of squares around a number near the mean lose no digits
     total = squares = 0.0
-    for rows in _blocks(n, n):
+    for rows in _blocks(n):
         cosine_CN = source_ND[rows] @ target_ND.T
         own_C1 = aligned_N[rows, None]
         nearer_N[rows] = (cosine_CN > own_C1 + TIE).sum(axis=1)
@@ -82,15 +217,14 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
         cosine_CN -= centre
         total += cosine_CN.sum()
         squares += np.einsum("cn,cn->", cosine_CN, cosine_CN)
-    others = n * (n - 1)
-    around_N = aligned_N - centre
+    others, around_N = n * (n - 1), aligned_N - centre
     mean = (total - around_N.sum()) / others
-    variance = max((squares - (around_N**2).sum()) / others - mean**2, 0.0)
-    shuffled_mean, shuffled_sd = float(centre + mean), math.sqrt(variance)
+    shuffled_mean = float(centre + mean)
+    shuffled_sd = math.sqrt(max((squares - (around_N**2).sum()) / others - mean**2, 0.0))
     aligned_mean, aligned_sd = float(centre), float(aligned_N.std(ddof=1))
-    gap = aligned_mean - shuffled_mean
-    spread = math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
+    gap, spread = aligned_mean - shuffled_mean, math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
     harmonic_N = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, n + 1))])
+    at_1, at_5 = (float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean()) for k in (1, 5))
     return PairNumbers(
         n,
         aligned_mean,
@@ -100,8 +234,8 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
         gap,
         # Below the rounding of float32 a spread is none.
         gap / spread if spread > TIE else (0.0 if abs(gap) <= TIE else None),
-        _found(nearer_N, tied_N, 1),
-        _found(nearer_N, tied_N, 5),
+        at_1,
+        at_5,
         float(((harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)).mean()),
         1 / n,
         min(5, n) / n,
@@ -110,52 +244,38 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
 
 
 def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Cosine of every pair, (N,)."""
-    source_ND, target_ND = check_views(source, target)
-    return np.einsum("nd,nd->n", unit_rows(source_ND), unit_rows(target_ND))
+    """Cosine of every pair of (N, D) states, (N,)."""
+    return np.einsum("nd,nd->n", unit_rows(source), unit_rows(target))
 
 
 def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Cosines of sources with the targets of other pairs, (M,), the same for the same seed.
+    """Cosines of (N, D) sources with the targets of other pairs, (M,), the same for the same seed.
 
     All N (N - 1) of them, where these are no more than `MOST_SHUFFLED`; else so many, for which the pairs go round one
     random cycle by different distances, so that each source and each target is used equally often.
     """
-    source_ND, target_ND = check_views(source, target)
-    unit_source_ND, unit_target_ND = unit_rows(source_ND), unit_rows(target_ND)
+    source_ND, target_ND = unit_rows(source), unit_rows(target)
     rng, n = np.random.default_rng(seed), len(source_ND)
     cycle, partner = rng.permutation(n), np.empty(n, dtype=np.int64)
     found = []
     for distance in rng.permutation(np.arange(1, n))[: max(1, MOST_SHUFFLED // n)]:
         partner[cycle] = np.roll(cycle, distance)
-        found.append(np.einsum("nd,nd->n", unit_source_ND, unit_target_ND[partner]))
+        found.append(np.einsum("nd,nd->n", source_ND, target_ND[partner]))
     return np.concatenate(found)
 
 
-def pairwise_cosine(states: np.ndarray) -> float:
-    """Mean cosine of two different rows of (N, D) states: 0 for states in all directions, 1 for a single direction."""
-    unit_ND = unit_rows(check_states(states))
-    n = len(unit_ND)
-    sum_D = unit_ND.sum(axis=0)
-    return float((sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)) / (n * (n - 1)))
+def uniformity(unit_ND: np.ndarray) -> float:
+    """``log mean_{i != j} exp(-2 ||x_i - x_j||^2)`` of unit-length rows (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
 
-
-def uniformity(states: np.ndarray, t: float = 2.0) -> float:
-    """``log mean_{i != j} exp(-t ||x_i - x_j||^2)`` of unit-length rows (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
-
-    Of (N, D) states. 0 for a single point, about ``-2 t = -4`` for many rows spread evenly in a wide space; smaller is more
-    uniform.
+    0 for a single point, about -4 for many rows spread evenly in a wide space; smaller is more uniform.
     """
-    unit_ND = unit_rows(check_states(states))
-    n = len(unit_ND)
+    n, total = len(unit_ND), 0.0
     squared_N = np.einsum("nd,nd->n", unit_ND, unit_ND)  # 0 for rows of zeros
-    total = 0.0
-    for rows in _blocks(n, n):
+    for rows in _blocks(n):
         distance_CN = unit_ND[rows] @ unit_ND.T
         distance_CN *= -2
         distance_CN += squared_N[rows, None] + squared_N
-        np.exp(-t * distance_CN, out=distance_CN)
-        total += distance_CN.sum()
+        total += np.exp(-2.0 * distance_CN, out=distance_CN).sum()
     return float(np.log((total - n) / (n * (n - 1))))
 
 
@@ -166,52 +286,80 @@ def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
         states: (N, D); ``source - target`` for the spectrum of the paper's Figure 7 and Table 14 (arXiv:2509.14252).
         center: take the mean row away first.
     """
-    states_ND = check_states(states).astype(np.float64)
-    if center:
-        states_ND -= states_ND.mean(axis=0)
-    return np.linalg.svd(states_ND, compute_uv=False)
+    states_ND = states.astype(np.float64)
+    return np.linalg.svd(states_ND - states_ND.mean(axis=0) if center else states_ND, compute_uv=False)
 
 
-def effective_rank(singular: np.ndarray, epsilon: float = 1e-7) -> float:
-    """``exp(-sum_k p_k log p_k)``, ``p_k = s_k / sum(s) + epsilon`` (RankMe, Garrido et al. 2023, arXiv:2210.02885, Eq. 1).
+def effective_rank(singular: np.ndarray) -> float:
+    """``exp(-sum_k p_k log p_k)``, ``p_k = s_k / sum(s) + 1e-7`` (RankMe, Garrido et al. 2023, arXiv:2210.02885, Eq. 1).
 
-    1 for a single direction, min(N, D) for equal singular values, 0 for states that are all zero.
-
-    Args:
-        singular: (S,) singular values of the states, S = min(N, D).
-        epsilon: keeps the logarithm finite; the paper's value.
+    1 for a single direction, min(N, D) for equal singular values (min(N, D),), 0 for states that are all zero.
     """
     total = singular.sum()
     if total == 0:
         return 0.0
-    share = singular / total + epsilon
+    share = singular / total + 1e-7
     return float(np.exp(-(share * np.log(share)).sum()))
 
 
-def top_mean(singular: np.ndarray, count: int = 100) -> float:
-    """Mean of the `count` largest of (S,) singular values, of all if there are fewer (arXiv:2509.14252, Table 14)."""
-    return float(np.sort(singular)[::-1][:count].mean())
+def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearMap:
+    """Fit ``min_X ||source X - target||`` on some rows, without a penalty, and measure it on the others.
 
-
-def dimension_variance(states: np.ndarray) -> np.ndarray:
-    """Variance (N - 1) of every dimension, (D,)."""
-    return check_states(states).var(axis=0, ddof=1, dtype=np.float64)
-
-
-def variance_ratio(states: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """Variance of every dimension over that of a base model's states, (D,); NaN where the base's is 0.
+    Table 14 of LLM-JEPA (arXiv:2509.14252) gives the error of the fitted rows only, which falls with the width alone; the
+    held-out rows say whether there is a map. Of many solutions the one of least norm is taken.
 
     Args:
-        states: (N, D) of the trained model.
-        base: (M, D) of the model that it was trained from; dimensions mean the same only then.
-
-    Raises:
-        DataError: the two have different widths.
+        source, target: (N, D), N >= 3.
+        seed: of the split, which depends on it and on N alone; `TEST_SHARE` of the rows are held out.
     """
-    if np.shape(states)[-1] != np.shape(base)[-1]:
-        raise DataError(f"states of width {np.shape(states)[-1]} against a base of width {np.shape(base)[-1]}")
-    variance_D, base_D = dimension_variance(states), dimension_variance(base)
-    return np.divide(variance_D, base_D, out=np.full_like(base_D, np.nan), where=base_D > 0)
+    from scipy import linalg
+
+    source_ND, target_ND = source.astype(np.float64), target.astype(np.float64)
+    n = len(source_ND)
+    order, held = np.random.default_rng(seed).permutation(n), min(max(1, round(n * TEST_SHARE)), n - 2)
+    test, train = order[:held], order[held:]
+    # gelsy: a QR that reveals the rank, three times faster than the SVD.
+    map_DD, _, rank, _ = linalg.lstsq(source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy")
+
+    def error(predicted: np.ndarray, rows: np.ndarray) -> float:
+        residual = predicted - target_ND[rows]
+        return math.sqrt(np.einsum("nd,nd->", residual, residual) / len(residual))
+
+    test_error = error(source_ND[test] @ map_DD, test)
+    mean_error = error(target_ND[train].mean(axis=0), test)
+    train_error = error(source_ND[train] @ map_DD, train)
+    r2 = 1 - (test_error / mean_error) ** 2 if mean_error > 0 else None
+    return LinearMap(n - held, held, int(rank), train_error, test_error, mean_error, r2)
+
+
+def linear_cka(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Similarity of two models' states (N, ...), N >= 4, for the same rows, blind to rotation and scale (linear CKA).
+
+    ``HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))`` with ``K = first first^T``, ``L = second second^T`` and the debiased HSIC
+    (Song et al. 2012; Nguyen et al. 2021, arXiv:2010.15327, Eq. 3): about 0 for unrelated states, perhaps a little below,
+    also with fewer rows than dimensions, where the plain one (Kornblith et al. 2019, arXiv:1905.00414) nears 1. None where
+    either side does not vary.
+    """
+    scaled = []
+    for states in (first, second):
+        states_ND = states.astype(np.float64)
+        states_ND -= states_ND.mean(axis=0)  # changes neither HSIC, and keeps digits
+        scaled.append(states_ND / (np.abs(states_ND).max() or 1.0))
+    own, both, other = (_hsic(scaled[i], scaled[j]) for i, j in ((0, 0), (0, 1), (1, 1)))
+    return both / math.sqrt(own * other) if own > 0 and other > 0 else None
+
+
+def _hsic(a_ND: np.ndarray, b_NE: np.ndarray) -> float:
+    """HSIC_1 of Song et al. (2012), with sums over the Gram matrices without diagonal: tr(KL), K1, 1^T K L 1."""
+    n = len(a_ND)
+    diagonal_a, diagonal_b = (np.einsum("nd,nd->n", x, x) for x in (a_ND, b_NE))
+    rows_a, rows_b = a_ND @ a_ND.sum(axis=0) - diagonal_a, b_NE @ b_NE.sum(axis=0) - diagonal_b
+    if n < max(a_ND.shape[1], b_NE.shape[1]):
+        trace = np.vdot(a_ND @ a_ND.T, b_NE @ b_NE.T)
+    else:
+        trace = np.square(a_ND.T @ b_NE).sum()
+    everything = rows_a.sum() * rows_b.sum() / ((n - 1) * (n - 2))
+    return float(trace - diagonal_a @ diagonal_b + everything - 2 / (n - 2) * (rows_a @ rows_b)) / (n * (n - 3))
 
 
 def unit_rows(states: np.ndarray) -> np.ndarray:
@@ -221,39 +369,91 @@ def unit_rows(states: np.ndarray) -> np.ndarray:
     return np.divide(states_ND, length_N1, out=np.zeros_like(states_ND), where=length_N1 > 0)
 
 
-def check_states(states: np.ndarray, name: str = "states") -> np.ndarray:
-    """The array itself if it is (N, D), N >= 2, of finite numbers.
-
-    Raises:
-        DataError: it is not.
-    """
-    array = np.asarray(states)
-    if array.ndim != 2 or len(array) < 2 or array.shape[1] < 1:
-        raise DataError(f"{name} must be of shape (rows, width) with two rows or more, not {array.shape}")
-    bad_N = ~np.isfinite(array).all(axis=1)
-    if bad_N.any():
-        raise DataError(f"{name}: {bad_N.sum()} of {len(array)} rows are not finite, the first is row {bad_N.argmax()}")
-    return array
-
-
-def check_views(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both arrays if they are of the same shape (N, D) and pass `check_states`.
+def check_views(source: np.ndarray, target: np.ndarray) -> None:
+    """Refuse arrays that are no pairs: of one shape (N, D), N >= 2, and finite.
 
     Raises:
         DataError: they are not.
     """
-    source, target = check_states(source, "source"), check_states(target, "target")
+    for name, states in (("source", source), ("target", target)):
+        if states.ndim != 2 or len(states) < 2:
+            raise DataError(f"{name} must be of shape (rows, width) with two rows or more, not {states.shape}")
+        bad_N = ~np.isfinite(states).all(axis=1)
+        if bad_N.any():
+            raise DataError(
+                f"{name}: {bad_N.sum()} of {len(states)} rows are not finite, the first is row {bad_N.argmax()}"
+            )
     if source.shape != target.shape:
         raise DataError(f"source is of shape {source.shape} and target of {target.shape}: row i of both must be a pair")
-    return source, target
 
 
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(1, _BLOCK // columns)
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+def _blocks(rows: int) -> Iterator[slice]:
+    size = max(1, _BLOCK // rows)
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
-def _found(nearer_N: np.ndarray, tied_N: np.ndarray, k: int) -> float:
-    """Mean probability that the right target is among the k nearest."""
-    return float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean())
+@dataclass(frozen=True)
+class CollapseSign:
+    """One sign of collapse.
+
+    Attributes:
+        name: "low_rank", "cone", "dead_dimensions", "pairs_alike" or "retrieval_at_chance".
+        view: "source", "target" or "pairs".
+        value, threshold: the number that gave it, and what it was compared with.
+        text: both in a sentence.
+    """
+
+    name: str
+    view: str
+    value: float
+    threshold: float
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
+    """Signs of collapse in one model's states, none for healthy ones; `collapsed` says whether they amount to collapse."""
+    from scipy import stats
+
+    pairs, signs = numbers.pairs, list[CollapseSign]()
+    if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
+        how = "farther apart than" if pairs.d_prime < -LOW_D_PRIME else "as close as"
+        text = (
+            f"matched pairs are {how} shuffled ones: cosine {pairs.aligned_mean:.4f} against "
+            f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
+        )
+        signs.append(CollapseSign("pairs_alike", "pairs", pairs.d_prime, LOW_D_PRIME, text))
+    found = round(pairs.retrieval_at_1 * pairs.n)
+    p = float(stats.binom.sf(found - 1, pairs.n, pairs.chance_at_1))
+    if pairs.n >= CHANCE_ROWS and p >= CHANCE_LEVEL:
+        text = (
+            f"retrieval is at chance: {found} of {pairs.n} targets are nearest to their source, "
+            f"{pairs.n * pairs.chance_at_1:.0f} expected by chance (p = {p:.2f}, not below {CHANCE_LEVEL})"
+        )
+        signs.append(CollapseSign("retrieval_at_chance", "pairs", pairs.retrieval_at_1, pairs.chance_at_1, text))
+    most = min(numbers.n, numbers.width)
+    for name, view in (("source", numbers.source), ("target", numbers.target)):
+        rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
+        if most >= RANK_ROWS and rank < LOW_RANK:
+            text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
+            signs.append(CollapseSign("low_rank", name, rank, LOW_RANK, text))
+        if cosine >= CONE_COSINE:
+            text = (
+                f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
+                f"(from {CONE_COSINE}; plain models .76 to .96)"
+            )
+            signs.append(CollapseSign("cone", name, cosine, CONE_COSINE, text))
+        if dead >= DEAD_DIMENSIONS:
+            text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
+            signs.append(CollapseSign("dead_dimensions", name, dead, DEAD_DIMENSIONS, text))
+    return signs
+
+
+def collapsed(signs: Iterable[CollapseSign]) -> bool:
+    """Whether signs amount to collapse: a low rank, dead dimensions, or a cone in which matched pairs are not told from the
+    others. A cone alone or pairs alike alone are found in models that never saw a pair."""
+    names = {sign.name for sign in signs}
+    alike = {"pairs_alike", "retrieval_at_chance"}
+    return bool(names & {"low_rank", "dead_dimensions"}) or ("cone" in names and bool(names & alike))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,21 +13,22 @@ from stepjepa.config.values import union_members
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.registry import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
-from stepjepa.objectives.base import OBJECTIVES, built_in, own_options
+from stepjepa.objectives.base import built_in, own_options
+from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.options import PredictorOptions
-from stepjepa.training.options import DataOptions, JEPAOptions, LLMJEPAOptions, SplitOptions, StepJEPAOptions
+from stepjepa.objectives.split import SplitOptions
+from stepjepa.objectives.step_jepa import StepJEPAOptions
+from stepjepa.training.options import DataOptions, JEPAOptions
 
-_MODELS, _STATES, _OUTPUT, _METHOD = "models", "states", "output", "method"
-_ENERGY, _BEST, _READ = "energy", "best of N", "reading (default: as the model's run had it)"
-# What is read with --from_states, and what with --runs alone; the rest has no effect then.
-_WITH_STATES = {"from_states", "base_model", "map_layers", "coordinates", "seed"}
-_WITH_RUNS = {"runs", "output_dir", "overwrite_output_dir", "figure_format"}
+# The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
+_MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
+_BEST, _READ = "best of N", "reading (default: as the model's run had it)"
 _RIGHT = [name for name in METRICS if name not in ("rouge", "bleu")]  # those that say right or wrong
 
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What `analyze` found; ``str`` of it is what the command prints.
+    """What `analyze` has measured; ``str`` of it is what the command prints.
 
     Attributes:
         record: all numbers, as the file of numbers holds them; empty where only loss curves were drawn.
@@ -42,6 +44,40 @@ class AnalysisResult:
         return "\n".join(self.lines)
 
 
+def slug(label: str) -> str:
+    """A label as a part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "model"
+
+
+def written(value: float | None, form: str) -> str:
+    """A number in a format, a blank in front of its percent sign; "-" for none."""
+    return "-" if value is None else format(value, form).replace("%", " %")
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns two blanks apart, the first flush left, the others right; no blanks at the end of a line."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in (head, *rows)
+    ]
+
+
+@dataclass
+class _Loading:
+    """How models and files are loaded."""
+
+    dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "float32", "Dtype of the weights; states are float32.", _MODELS
+    )
+    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
+    batch_size: int = option(16, "Pairs, or solutions, a batch.", _MODELS, at_least=1)
+    head: bool = option(
+        True, "Send sources through the predictor head that was saved with a model, as training does.", _MODELS
+    )
+
+
 @dataclass
 class _Analysis:
     """Which models, on which rows, and what is written where."""
@@ -50,39 +86,29 @@ class _Analysis:
     models: list[str] | None = option(
         None, "What stepjepa train has written (adapters and checkpoints too), local folders or Hub ids.", _MODELS
     )
-    base_model: str | None = option(
-        None, "The model that they were trained from, for comparison: variance and CKA.", _MODELS
-    )
-    from_states: str | None = option(
-        None, "Folder of an earlier analysis: measure and draw its saved states again, without any model.", _MODELS
-    )
-    runs: list[str] | None = option(
-        None, "Folders of runs (or checkpoints) whose loss curves are drawn into one figure.", _MODELS
-    )
-    dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
     max_examples: int | None = option(1000, "Read the first so many rows only; none reads all.", _MODELS, at_least=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "float32", "Dtype of the weights; states are saved in float32.", _MODELS
-    )
-    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
-    batch_size: int = option(16, "Pairs a batch.", _MODELS, at_least=1)
     layers: list[str] | None = option(
         None,
         "Layers whose states are saved: all (the default), or numbers: 0 the embeddings, i after layer i, -1 after the "
         "final norm.",
-        _STATES,
+        _MODELS,
+    )
+    base_model: str | None = option(
+        None, "The model that they were trained from, for comparison: variance and CKA.", _MEASURED
+    )
+    from_states: str | None = option(
+        None, "Folder of an earlier analysis: measure and draw its saved states again, without any model.", _MEASURED
     )
     map_layers: list[int] | None = option(
-        None, "Layers at which the linear map and the CKA are computed, which cost most. Default: the last.", _STATES
-    )
-    head: bool = option(
-        True, "Send sources through the predictor head that was saved with a model, as training does.", _STATES
+        None, "Layers at which the linear map and the CKA are computed, which cost most. Default: the last.", _MEASURED
     )
     coordinates: list[Literal["pca", "tsne", "umap"]] | None = option(
-        None, "Pictures of both views in one plane. Default: pca. umap needs the extra umap.", _OUTPUT
+        None, "Pictures of both views in one plane. Default: pca. umap needs the extra umap.", _MEASURED
     )
-    seed: int = option(0, "Seed of the shuffled pairs in the histogram, and of t-SNE and UMAP.", _OUTPUT)
+    seed: int = option(0, "Seed of the shuffled pairs in the histogram, and of t-SNE and UMAP.", _MEASURED)
+    runs: list[str] | None = option(
+        None, "Folders of runs (or checkpoints) whose loss curves are drawn into one figure.", _OUTPUT
+    )
     figure_format: Literal["png", "svg"] = option("png", "Kind of the figures.", _OUTPUT)
     output_dir: str | None = option(
         None,
@@ -96,15 +122,15 @@ class _Analysis:
 
 
 @dataclass
-class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Analysis):
+class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Loading, _Analysis):
     """All options of ``stepjepa analyze``; those of training mean what they mean there."""
 
     objective: str = option(
-        OBJECTIVES[1],
+        LLMJEPA.name,
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
         "rest (split), or a class of your own.",
         _METHOD,
-        choices=tuple(name for name, cls in built_in().items() if PredictorOptions in cls.reads),
+        choices=tuple(name for name, one in built_in().items() if PredictorOptions in one.topics()),
         own=True,
         brings=("objective_options", own_options),
     )
@@ -155,35 +181,35 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         if self.energy:
             raise ConfigError("energy is a form of the command with options of its own; write it as the flag --energy")
         check_fields(self, _Analysis)
+        check_fields(self, _Loading)
         layers = self.layer_numbers
-        for layer in self.map_layers or ():
-            if layers is not None and layer not in layers and not self.from_states:
-                raise ConfigError(f"--map_layers {layer}: is none of --layers {' '.join(map(str, layers))}")
         for layer in [*(layers or ()), *(self.map_layers or ())]:
             if layer < -1:
                 raise ConfigError(f"layer {layer}: layers are 0 (embeddings), 1, 2, ... and -1 (after the final norm)")
+        missing = set(self.map_layers or ()).difference(layers or self.map_layers or ())
+        if missing and not self.from_states:
+            raise ConfigError(f"--map_layers {missing.pop()}: is none of --layers {' '.join(map(str, layers or ()))}")
         for name, given in (("models", self.models or []), ("runs", self.runs or [])):
-            twice = next((word for number, word in enumerate(given) if word in given[:number]), None)
-            if twice is not None:
-                raise ConfigError(f"--{name} {twice}: is given twice")
+            for word in {word for word in given if given.count(word) > 1}:
+                raise ConfigError(f"--{name} {word}: is given twice")
         if self.from_states and (self.models or self.file):
             raise ConfigError("--from_states loads no model and reads no rows; leave the file and --models out")
         if self.from_states or self.runs_alone:
             return
+        example = "write: stepjepa analyze FILE --models RUN_A RUN_B"
         if not self.file:
             hint = "; put it in front of --models, which takes all that follows"
-            hint = f"{hint} ({self.models[-1]})" if self.models else ""
-            raise ConfigError(f"no data file given; write: stepjepa analyze FILE --models RUN_A RUN_B{hint}")
+            raise ConfigError(f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}")
         if not self.models and not self.base_model:
-            raise ConfigError("--models is missing; write: stepjepa analyze FILE --models RUN_A RUN_B")
+            raise ConfigError(f"--models is missing; {example}")
 
     def unread(self, given: Collection[str]) -> list[str]:
         """A line for every option that is given and not read."""
-        if self.from_states:
-            names, form = set(given) - _WITH_STATES - _WITH_RUNS, "--from_states"
-        else:
-            names, form = set(given) - _WITH_RUNS if self.runs_alone else set(), "--runs alone"
-        return [f"--{name} has no effect with {form}" for name in sorted(names)]
+        if not self.from_states and not self.runs_alone:
+            return []
+        form, read = ("--from_states", {_MEASURED, _OUTPUT}) if self.from_states else ("--runs alone", {_OUTPUT})
+        idle = [one.name for one in options_of(AnalyzeOptions).values() if one.name in given and one.group not in read]
+        return [f"--{name} has no effect with {form}" for name in sorted(idle)]
 
 
 def _as_trained(name: str, text: str = "") -> Any:
@@ -194,41 +220,40 @@ def _as_trained(name: str, text: str = "") -> Any:
 
 
 @dataclass
-class EnergyOptions:
-    """All options of ``stepjepa analyze --energy``."""
+class _Solutions:
+    """What is scored, by which model."""
 
     solutions: str | None = option(
         None,
         "The solutions: chats, or predictions of stepjepa evaluate (JSONL, Parquet, CSV or a Hub data set); usually written "
         "without --solutions, in front of the rest.",
-        _ENERGY,
+        _MODELS,
     )
     model_name: str | None = option(
         None,
         "The model: what stepjepa train has written (checkpoints and adapters too), any local folder, or a Hub id.",
-        _ENERGY,
+        _MODELS,
     )
-    dataset_split: str = option("test", "Split of a Hub data set.", _ENERGY)
-    max_examples: int | None = option(None, "Read the first so many rows only.", _ENERGY, at_least=1)
+
+
+@dataclass
+class EnergyOptions(_Loading, _Solutions):
+    """All options of ``stepjepa analyze --energy``."""
+
+    max_examples: int | None = option(None, "Read the first so many rows only.", _MODELS, at_least=1)
     system_prompt: str | None = option(
         AS_TRAINED,
         "System message of every chat; none leaves it out. as_trained is the one that the model was trained with, as its "
         "folder records it, else the file's own.",
-        _ENERGY,
+        _MODELS,
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("float32", "Dtype of the weights.", _ENERGY)
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
-        None, "Attention kernel. Default: the model's own.", _ENERGY
-    )
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _ENERGY)
-    batch_size: int = option(16, "Solutions a batch.", _ENERGY, at_least=1)
-    head: bool = option(
-        True, "Send sources through the predictor head that was saved with a model, as training does.", _ENERGY
+        None, "Attention kernel. Default: the model's own.", _MODELS
     )
     shuffled_targets: int = option(
-        256, "Steps of other questions, sampled once, that every prediction is also compared with.", _ENERGY, at_least=1
+        256, "Steps of other questions, sampled once, that every prediction is also compared with.", _MODELS, at_least=1
     )
-    seed: int = option(42, "Seed of these, and of the sampling.", _ENERGY)
+    seed: int = option(42, "Seed of these, and of the sampling.", _MODELS)
 
     best_of: int | None = option(
         None,
@@ -297,13 +322,13 @@ class EnergyOptions:
         Raises:
             ConfigError: a value that cannot be used; the message names the option.
         """
-        example = "stepjepa analyze --energy solutions.jsonl --model_name RUN"
+        example = "write: stepjepa analyze --energy solutions.jsonl --model_name RUN"
         if not self.solutions and not self.questions:
-            raise ConfigError(f"no solutions given; write: {example}")
+            raise ConfigError(f"no solutions given; {example}")
         if self.solutions and self.questions:
             raise ConfigError("--questions has solutions sampled, and --solutions gives them; keep one of them")
         if not self.model_name:
-            raise ConfigError(f"--model_name is missing; write: {example}")
+            raise ConfigError(f"--model_name is missing; {example}")
         check_fields(self)
         if self.questions and not self.best_of:
             raise ConfigError("--questions needs --best_of N, the number of solutions to sample of each")

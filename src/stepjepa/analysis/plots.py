@@ -1,19 +1,36 @@
-"""Figures, each drawn from saved arrays and numbers and returned as a matplotlib Figure (extra ``analysis``).
+"""Figures, drawn from saved arrays and numbers and returned as matplotlib figures (extra ``analysis``); `save_figure`.
 
-`style.save_figure` writes them.
+They are drawn without pyplot, so nothing global is changed and no window opens. They are 8 inches wide: at 800 pixels their
+smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers. Nothing to draw is a `DataError`.
+
+Shapes: N pairs, D width.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.analysis.coordinates import Coordinates
-from stepjepa.analysis.style import GREY, legend_below, look, new_figure, plain_log_axis, save_figure
-from stepjepa.errors import DataError
+from stepjepa.analysis.geometry import check_views
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.utils.failures import library
+from stepjepa.utils.files import write_whole
+
+WIDTH = 8.0  # inches
+# Okabe and Ito's colours (jfly.uni-koeln.de/color), without the yellow, which white paper swallows.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#6b6b6b"
+_CHANCE: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": (0, (2, 2)), "label": "chance"}
+_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 
 # Key in the Trainer's log and label of its axis.
 LOSS_CURVES = (("lm_loss", "LM loss (nats a token)"), ("jepa_loss", "JEPA loss"))
@@ -22,35 +39,91 @@ DEMO_CURVES = (
     ("cosine_similarity", "cosine of both views"),
     ("effective_rank", "effective rank of targets"),
 )
-# Singular values below this share of the largest are rounding.
-SPECTRUM_FLOOR = 1e-8
-MAX_LINES = 150
-_METHOD_AXES = {"pca": "principal component", "tsne": "t-SNE axis", "umap": "UMAP axis"}
-_METHOD_TITLES = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
+SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
+# t-SNE and UMAP start from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
+COMPONENTS = 50
+METHOD_TITLES = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 
 # Mean difference, low and high end of its interval; the ends may be missing.
 Estimate = tuple[float, "float | None", "float | None"]
 
 
-def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Any:
-    """Singular values of several models, largest first, on a logarithmic axis.
+class Look(NamedTuple):
+    """What tells one series from the others."""
 
-    Args:
-        spectra: model -> (S,) singular values.
+    color: str
+    linestyle: Any
+    marker: str
+
+
+def look(index: int) -> Look:
+    """The look of series number `index`: 49 of them differ, the first 7 in all three."""
+    shifted = (index + index // len(COLOURS)) % len(COLOURS)
+    return Look(COLOURS[index % len(COLOURS)], DASHES[shifted], MARKERS[shifted])
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, *, height: float, title: str = "", **options: Any
+) -> tuple[Any, list[Any]]:
+    """A figure of `WIDTH` x `height` inches and its axes, row by row, with a light grid and without a box.
 
     Raises:
-        DataError: there is nothing to draw.
+        ConfigError: matplotlib is not installed.
     """
+    figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), layout="constrained", dpi=100)
+    figure.get_layout_engine().set(h_pad=0.07)
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+    for axis in axes:
+        axis.grid(alpha=0.3, linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=9)
+    if title:
+        figure.suptitle(title, fontsize=12)
+    return figure, axes
+
+
+def legend_below(figure: Any, axis: Any) -> None:
+    """One legend for all panels, under them, in as many columns as fit."""
+    handles, labels = axis.get_legend_handles_labels()
+    columns = max(1, min(len(labels), int(110 / (max(map(len, labels), default=1) + 8))))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str], dpi: int = 200) -> None:
+    """Write a figure as PNG or SVG, by the file's name, with an atomic write.
+
+    The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
+
+    Args:
+        dpi: pixels an inch of a PNG; 100 makes it 800 wide.
+
+    Raises:
+        ConfigError: the name ends in neither .png nor .svg.
+        OSError: it could not be written; what was there before is unchanged.
+    """
+    path, memory = Path(path), io.BytesIO()
+    kind = path.suffix.lower()
+    if kind not in _METADATA:
+        raise ConfigError(f"{path}: figures are written as .png or .svg")
+    matplotlib = library("matplotlib", "analysis")
+    with matplotlib.rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
+        figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, [memory.getvalue()])
+
+
+def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Any:
+    """Singular values (S,) of several models, largest first, on a logarithmic axis."""
     _need(spectra, "spectra")
     figure, (axis,) = new_figure(height=4.5, title=title)
-    top = max((float(values.max()) for values in spectra.values() if len(values)), default=0.0)
     for i, (name, values) in enumerate(spectra.items()):
-        style, shown = look(i), np.where(values > 0, values, np.nan)
         every = max(1, len(values) // 8)
         axis.plot(
-            np.arange(1, len(values) + 1), shown, label=name, linewidth=1.8, markersize=5,
-            markevery=(i * every // max(1, len(spectra)), every), **style._asdict(),
+            np.arange(1, len(values) + 1), np.where(values > 0, values, np.nan), label=name, linewidth=1.8, markersize=5,
+            markevery=(i * every // len(spectra), every), **look(i)._asdict(),
         )  # fmt: skip
+    top = max(float(values.max()) for values in spectra.values())
     if top > 0:
         axis.set_yscale("log")
         axis.set_ylim(bottom=max(SPECTRUM_FLOOR * top, axis.get_ylim()[0]))
@@ -63,14 +136,7 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
 def cosine_figure(
     cosines: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str = "Cosine of source and target"
 ) -> Any:
-    """Histograms of matched and of shuffled pairs, a panel per model, all on one axis.
-
-    Args:
-        cosines: model -> cosines of matched pairs (N,), cosines of shuffled pairs (M,).
-
-    Raises:
-        DataError: there is nothing to draw.
-    """
+    """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis."""
     _need(cosines, "cosines")
     figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
     every = np.concatenate([values for both in cosines.values() for values in both])
@@ -79,7 +145,7 @@ def cosine_figure(
     for axis, (name, both) in zip(axes, cosines.items(), strict=True):
         means = []
         for i, (values, label) in enumerate(zip(both, ("matched", "shuffled"), strict=True)):
-            style, shares, mean = look(i), np.full(len(values), 100 / max(1, len(values))), float(np.mean(values))
+            style, shares, mean = look(i), np.full(len(values), 100 / len(values)), float(np.mean(values))
             fill = {"facecolor": style.color, "edgecolor": style.color, "hatch": "////" if i else "", "linewidth": 0}
             axis.hist(values, bins, weights=shares, histtype="stepfilled", alpha=0.35, label=f"{label} pairs", **fill)
             axis.hist(values, bins, weights=shares, histtype="step", color=style.color, linewidth=1.4)
@@ -98,71 +164,152 @@ def layer_figure(
     """A number by layer, a line per model: retrieval, a cosine gap, an effective rank.
 
     Args:
-        values: model -> layer -> number; -1, behind the final norm, stands last.
+        values: model -> layer -> number; -1, after the final norm, comes last.
         label: of the number, with its unit.
         chance: what random states give; a horizontal line.
-
-    Raises:
-        DataError: there is nothing to draw.
     """
     _need(values, "layers")
     layers = sorted({layer for line in values.values() for layer in line}, key=lambda n: (n < 0, n))
-    place = {layer: i for i, layer in enumerate(layers)}
+    names = ["final" if layer < 0 else "emb." if layer == 0 else str(layer) for layer in layers]
     figure, (axis,) = new_figure(height=4.5, title=title)
     for i, (name, line) in enumerate(values.items()):
-        points = sorted((place[layer], number) for layer, number in line.items())
+        points = sorted((layers.index(layer), number) for layer, number in line.items())
         axis.plot(*zip(*points, strict=True), label=name, linewidth=1.8, markersize=6, **look(i)._asdict())
     if chance is not None:
-        axis.axhline(chance, color=GREY, linewidth=1.2, linestyle=(0, (2, 2)), label="chance")
-    step = -(-len(layers) // 16)  # so that the numbers do not touch
-    ticks = [i for i, layer in enumerate(layers) if i % step == 0 and (layer < 0 or i < len(layers) - 1)]
-    ticks = sorted({*ticks, len(layers) - 1})
-    axis.set_xticks(ticks, [_layer_name(layers[i]) for i in ticks])
+        axis.axhline(chance, **_CHANCE)
+    step, last = -(-len(layers) // 16), len(layers) - 1  # so that the numbers do not touch
+    ticks = [*range(0, last, step), last]
+    axis.set_xticks(ticks, [names[i] for i in ticks])
     axis.set_xlabel("layer")
     axis.set_ylabel(label)
     legend_below(figure, axis)
     return figure
 
 
-def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float | None = None, k: int = 1) -> Any:
-    """Share of targets found among the `k` nearest, by layer, a line per model: see `layer_figure`."""
+def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float) -> Any:
+    """Share of targets that are the nearest to their source, by layer, a line per model: see `layer_figure`."""
     percent = {name: {layer: 100 * share for layer, share in line.items()} for name, line in values.items()}
-    scaled = None if chance is None else 100 * chance
-    figure = layer_figure(percent, f"retrieval@{k} (%)", title="Targets found from their sources", chance=scaled)
-    figure.axes[0].set_ylim(-3, 103)
+    title = "Targets found from their sources"
+    figure = layer_figure(percent, "retrieval@1 (%)", title=title, chance=100 * chance)
+    figure.axes[0].set_ylim(*_percent_limits([chance, *(v for line in values.values() for v in line.values())]))
     return figure
 
 
-def scatter_figure(
-    points: Coordinates, title: str = "", labels: tuple[str, str] = ("source", "target"), max_lines: int = MAX_LINES
-) -> Any:
+def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance: Mapping[int, float]) -> Any:
+    """Gap of the cosines and retrieval by target step, a line for each model, among the pairs of each step alone.
+
+    Args:
+        values: model -> step -> gap and retrieval@1.
+        chance: step -> retrieval of random states.
+    """
+    figure, axes = new_figure(1, 2, height=4.0, title="By target step")
+    for i, (name, steps) in enumerate(values.items()):
+        style = {"label": name, "linewidth": 1.8, "markersize": 6, **look(i)._asdict()}
+        axes[0].plot(list(steps), [gap for gap, _ in steps.values()], **style)
+        axes[1].plot(list(steps), [100 * share for _, share in steps.values()], **style)
+    axes[1].plot(list(chance), [100 * share for share in chance.values()], **_CHANCE)
+    shares = [share for steps in values.values() for _, share in steps.values()]
+    axes[1].set_ylim(*_percent_limits([*chance.values(), *shares]))
+    axes[0].axhline(0, color=GREY, linewidth=0.8)
+    for axis, title in zip(axes, ("cosine, matched - shuffled", "retrieval@1 (%)"), strict=True):
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("target step")
+        axis.set_xticks(list(chance)[:: -(-len(chance) // 10)])
+    legend_below(figure, axes[1])
+    return figure
+
+
+def _percent_limits(shares: Sequence[float]) -> tuple[float, float]:
+    """Ends of an axis in percent: 0 to 100, unless all shares are so small that they would be at its bottom."""
+    top = 100.0 if max(shares) > 0.4 else max(125 * max(shares), 1.0)
+    return -0.03 * top, 1.03 * top
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Points of both views in one plane.
+
+    Attributes:
+        source, target: (N, 2) float64, row i of both a pair.
+        method: "pca", "tsne" or "umap".
+        explained: share of the variance on each of the two axes, for PCA only.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    method: str
+    explained: tuple[float, float] | None = None
+
+
+def coordinates(source: np.ndarray, target: np.ndarray, method: str = "pca", seed: int = 0) -> Coordinates:
+    """The states of both views in one plane, the same for the same seed and the same versions of the libraries.
+
+    Distances on a PCA are distances in two of D directions. On t-SNE and UMAP only who is near whom means something:
+    neither the size of a cluster nor the distance between two of them does.
+
+    Args:
+        source, target: (N, D), N >= 2.
+        method: "pca"; "tsne" (van der Maaten and Hinton 2008, perplexity 30, less for few rows); "umap" (McInnes et al.
+            2018, arXiv:1802.03426; extra ``umap``).
+
+    Raises:
+        DataError: the arrays are no pair of views.
+        ConfigError: the method is unknown, or its library is missing.
+    """
+    if method not in METHOD_TITLES:
+        raise ConfigError(f"method is {method!r}; known: {', '.join(METHOD_TITLES)}")
+    check_views(source, target)
+    points, n = np.concatenate([source, target]).astype(np.float32), len(source)
+    explained = (0.0, 0.0) if method == "pca" else None
+    if np.ptp(points, axis=0).any():  # else they are one point, which no method can scale
+        most = min(2 if method == "pca" else COMPONENTS, *points.shape)
+        pca = library("sklearn.decomposition", "analysis").PCA(most, random_state=seed)
+        points = pca.fit_transform(points)
+        if method == "pca":
+            first, second = [*map(float, pca.explained_variance_ratio_), 0.0][:2]
+            explained = first, second
+        elif method == "tsne":
+            tsne = library("sklearn.manifold", "analysis").TSNE
+            start = "pca" if most >= 2 else "random"
+            points = tsne(2, perplexity=min(30.0, (2 * n - 1) / 3), init=start, random_state=seed).fit_transform(points)
+        else:
+            start = "spectral" if n > 2 else "random"  # too few for the spectral start
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a seed means one thread, and that few rows have few neighbours
+                made: Any = library("umap", "umap").UMAP(
+                    n_components=2, n_neighbors=min(15, 2 * n - 1), init=start, random_state=seed, n_jobs=1
+                )
+                points = made.fit_transform(points)
+    else:
+        points = np.zeros((2 * n, 2))
+    points = np.column_stack([points.astype(np.float64), np.zeros(2 * n)])[:, :2]
+    return Coordinates(points[:n], points[n:], method, explained)
+
+
+def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -> Any:
     """Both views in one plane, with a line between the two of a pair.
 
     Args:
         points: from `coordinates`.
-        labels: of the views.
         max_lines: pairs that are joined, taken evenly from all.
-
-    Raises:
-        DataError: there is nothing to draw.
     """
-    _need(points.source, "points")
-    figure, (axis,) = new_figure(height=6.0, title=title or _METHOD_TITLES[points.method])
+    figure, (axis,) = new_figure(height=6.0, title=title or METHOD_TITLES[points.method])
     n = len(points.source)
     size, alpha = (26, 0.9) if n <= 300 else (12, 0.6) if n <= 2000 else (5, 0.35)
     for i in sorted({round(row) for row in np.linspace(0, n - 1, min(n, max_lines))}):
         ends = np.stack([points.source[i], points.target[i]])
         axis.plot(ends[:, 0], ends[:, 1], color=GREY, linewidth=0.6, alpha=0.5, zorder=1)
-    for i, (view, label) in enumerate(zip((points.source, points.target), labels, strict=True)):
+    for i, (view, label) in enumerate(((points.source, "source"), (points.target, "target"))):
         style = look(i)
         # The second view's marks are hollow, so that one does not hide the other.
         axis.scatter(
             view[:, 0], view[:, 1], s=size, alpha=alpha, marker=style.marker, label=label, linewidths=0.9 if i else 0,
             facecolors="none" if i else style.color, edgecolors=style.color, zorder=2 + i, rasterized=n > 2000,
         )  # fmt: skip
+    name = {"pca": "principal component"}.get(points.method, f"{METHOD_TITLES[points.method]} axis")
     for number, set_label in enumerate((axis.set_xlabel, axis.set_ylabel)):
         share = f" ({100 * points.explained[number]:.1f} % of variance)" if points.explained is not None else ""
-        set_label(f"{_METHOD_AXES[points.method]} {number + 1}{share}")
+        set_label(f"{name} {number + 1}{share}")
     if points.method == "pca":
         axis.set_aspect("equal", adjustable="datalim")
     legend_below(figure, axis)
@@ -176,37 +323,40 @@ def curve_figure(
     histories: Mapping[str, Sequence[Mapping[str, Any]]],
     curves: Sequence[tuple[str, str]] = LOSS_CURVES,
     title: str = "Training",
-    log: Sequence[str] = ("lm_loss",),
 ) -> Any:
     """Curves of several runs over the optimizer steps, a panel per quantity; those that no run has logged are left out.
 
     Args:
         histories: run -> the Trainer's ``log_history``.
         curves: (key of the log, label of the axis).
-        log: keys on a logarithmic axis.
-
-    Raises:
-        DataError: there is nothing to draw.
     """
-    logged = [curve for curve in curves if any(_points(history, curve[0]) for history in histories.values())]
+
+    def points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
+        return [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None and "step" in entry]
+
+    logged = [curve for curve in curves if any(points(history, curve[0]) for history in histories.values())]
     _need(logged, "curves")
     columns = min(len(logged), 3)
     rows = -(-len(logged) // columns)
     figure, axes = new_figure(rows, columns, height=1.1 + 2.9 * rows, title=title)
     for axis, (key, label) in zip(axes, logged, strict=False):
-        for i, (name, history) in enumerate(histories.items()):
-            points = _points(history, key)
-            style = look(i)
-            steps, values = zip(*points, strict=True) if points else ((), ())
-            every = max(1, len(points) // 6)
+        lines = {name: points(history, key) for name, history in histories.items()}
+        for i, (name, line) in enumerate(lines.items()):
+            every = max(1, len(line) // 6)
             axis.plot(
-                steps, values, label=name, linewidth=1.6, markersize=4, markevery=(i % every, every), **style._asdict()
-            )
+                [step for step, _ in line], [value for _, value in line], label=name, linewidth=1.6, markersize=4,
+                markevery=(i % every, every), **look(i)._asdict(),
+            )  # fmt: skip
         axis.set_xlabel("optimizer step", fontsize=9)
         axis.set_title(label, fontsize=10)
         axis.locator_params(axis="x", nbins=4)
-        if key in log and all(value > 0 for history in histories.values() for _, value in _points(history, key)):
-            plain_log_axis(axis)
+        if key == LOSS_CURVES[0][0] and all(value > 0 for line in lines.values() for _, value in line):
+            # 1, 2, 5 written as they are, for numbers that span little.
+            ticker = library("matplotlib.ticker", "analysis")
+            axis.set_yscale("log")
+            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     for axis in axes[len(logged) :]:
         axis.set_visible(False)
     legend_below(figure, axes[0])
@@ -219,18 +369,14 @@ def forest_figure(
     *,
     title: str = "Differences between arms, paired by seed",
     higher_is_better: bool = True,
-    confidence: float = 0.95,
 ) -> Any:
-    """Paired differences with their intervals, a line per arm and comparison, around a line of no difference.
+    """Paired differences with their 95 % intervals, a line per arm and comparison, around a line of no difference.
 
     A hollow mark has no interval: it comes from one seed.
 
     Args:
         differences: (arm, comparison -> (mean, low, high)), as `stepjepa.study.results.Table.differences` gives them.
         label: of the metric, with its unit.
-
-    Raises:
-        DataError: there is nothing to draw.
     """
     _need(differences, "differences")
     kinds = list(dict.fromkeys(kind for _, made in differences for kind in made))
@@ -257,30 +403,14 @@ def forest_figure(
     axis.set_ylim(y - 0.8, -0.8)  # the first arm on top
     axis.grid(False, axis="y")
     better = "right" if higher_is_better else "left"
-    axis.set_xlabel(f"difference in {label}, {100 * confidence:g} % interval (better to the {better})")
+    axis.set_xlabel(f"difference in {label}, 95 % interval (better to the {better})")
     legend_below(figure, axis)
     return figure
 
 
 def plot_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], path: str | os.PathLike[str], title: str) -> None:
-    """Draw the demo's training curves side by side and write them: `curve_figure` with `DEMO_CURVES`.
-
-    Args:
-        histories: run name -> the Trainer's ``log_history``.
-        path: where to write, .png or .svg; the file appears whole or not at all.
-        title: of the figure.
-    """
+    """Draw the demo's training curves into a file: `curve_figure` with `DEMO_CURVES`, see `save_figure`."""
     save_figure(curve_figure(histories, DEMO_CURVES, title), path)
-
-
-def _points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
-    return [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None and "step" in entry]
-
-
-def _layer_name(layer: int) -> str:
-    if layer < 0:
-        return "final" if layer == -1 else str(layer)
-    return "emb." if layer == 0 else str(layer)
 
 
 def _need(values: Any, what: str) -> None:

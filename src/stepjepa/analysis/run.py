@@ -1,52 +1,300 @@
-"""`analyze`: collect states, measure them, draw them, and leave all of it in one folder."""
+"""`analyze`: collect the states of models, measure and compare them, draw them, and leave all of it in one folder.
+
+Shapes: N pairs, D width.
+"""
 
 from __future__ import annotations
 
+import csv
 import gc
+import io
 import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from transformers.utils.logging import disable_progress_bar
 
-from stepjepa.analysis.compare import (
-    Comparison,
-    Saved,
-    check_saved,
-    compare,
-    comparison_csv,
-    comparison_record,
+from stepjepa.analysis.geometry import (
+    ADVICE,
+    MIN_ROWS,
+    CollapseSign,
+    GeometryNumbers,
+    LinearMap,
+    aligned_cosines,
+    collapse_signs,
+    collapsed,
+    measure_states,
+    shuffled_cosines,
+    singular_values,
 )
-from stepjepa.analysis.draw import FIGURES, METHOD_TITLES, draw_comparison, number_of_figures
-from stepjepa.analysis.models import Collector, labels_of, naming_flag
-from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions
-from stepjepa.analysis.plots import LOSS_CURVES, curve_figure
-from stepjepa.analysis.states import saved_layers
-from stepjepa.analysis.style import save_figure
-from stepjepa.analysis.summary import collapse_lines, tables
+from stepjepa.analysis.models import load_analyzed, view_notes
+from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug, text_table, written
+from stepjepa.analysis.plots import (
+    LOSS_CURVES,
+    METHOD_TITLES,
+    coordinates,
+    cosine_figure,
+    curve_figure,
+    layer_figure,
+    retrieval_figure,
+    save_figure,
+    scatter_figure,
+    spectrum_figure,
+    step_figure,
+)
+from stepjepa.analysis.states import (
+    FINAL,
+    Pairs,
+    States,
+    collect_states,
+    layers_of,
+    load_states,
+    read_pairs,
+    save_states,
+)
 from stepjepa.config.option import options_of
+from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import find_model
 from stepjepa.inspect.check.report import folded
+from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.options import ExampleOptions
+from stepjepa.training.encoding import make_renderer, settings_for
+from stepjepa.training.options import ExampleOptions, method_of
+from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
 from stepjepa.utils.terminal import Bar, show_log
-from stepjepa.utils.text import one_line
+from stepjepa.utils.text import escaped, one_line
 
 ABOUT, NUMBERS, TABLE, CURVES = "analysis.json", "numbers.json", "numbers.csv", "curves"
+# Names of the figures; those of one model each are METHOD-MODEL.
+FIGURES = ("spectrum", "cosine", "retrieval", "rank_source", "rank_target", "steps")
 _MEASURED = rf"numbers\.(?:json|csv)|(?:{'|'.join(FIGURES)})\.(?:png|svg)|(?:{'|'.join(METHOD_TITLES)})-.+\.(?:png|svg)"
 _CURVES = rf"{CURVES}\.(?:png|svg)"
 _COLLECTED = rf"states-.+\.safetensors|{re.escape(ABOUT)}"
-_NEW = ".new-states"
 _LABEL = 100  # characters
+_MOST_STEPS = 9  # columns that fit next to a name
+# Columns of the tables: attribute and format.
+_PAIRS = {
+    "cosine": ("aligned_mean", ".4f"),
+    "shuffled": ("shuffled_mean", ".4f"),
+    "gap": ("gap", ".4f"),
+    "d'": ("d_prime", ".2f"),
+    "@1": ("retrieval_at_1", ".1%"),
+    "@5": ("retrieval_at_5", ".1%"),
+    "MRR": ("mrr", ".3f"),
+}
+_VIEWS = {
+    "eff. rank": ("effective_rank", ".1f"),
+    "uniformity": ("uniformity", ".2f"),
+    "own cosine": ("pairwise_cosine", ".3f"),
+}
+_MAP = {
+    "fitted error": ("train_error", ".4g"),
+    "held-out error": ("test_error", ".4g"),
+    "error of the mean": ("mean_error", ".4g"),
+    "held-out R2": ("test_r2", ".3f"),
+}
+_BASE = {"variance": ("variance_ratio", ".3g"), "CKA": ("base_cka", ".3f")}
 
-States = tuple[list[Saved], "str | None", dict[str, Any]]  # the files, label of the base, what is known of them
+
+@dataclass(frozen=True)
+class ModelNumbers:
+    """What was measured of one model.
+
+    Attributes:
+        model: its name or folder.
+        layers: layer -> numbers of all pairs.
+        steps: step -> numbers of the pairs with that target step, in the layer that is shown; only steps with `MIN_ROWS`
+            pairs or more, and none where views are no steps.
+        collapse: signs of it, in the layer that is shown.
+    """
+
+    model: str
+    layers: dict[int, GeometryNumbers]
+    steps: dict[int, GeometryNumbers]
+    collapse: list[CollapseSign]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several models on the same pairs; printed, tables with a line for each model, and signs of collapse.
+
+    Attributes:
+        file: of the rows.
+        n: pairs.
+        layer: that is shown in tables, and in figures without layers: the last one.
+        map_layers: those with a linear map and a CKA.
+        base: label of the model that the others were trained from, None if there is none.
+        models: by their labels, in their order.
+    """
+
+    file: str
+    n: int
+    layer: int
+    map_layers: tuple[int, ...]
+    base: str | None
+    models: dict[str, ModelNumbers]
+
+    def csv(self) -> str:
+        """All numbers as a table: a line for each model and layer, then one for each model and step (of the layer shown)."""
+        lines = []
+        for label, one in self.models.items():
+            for layer, numbers in one.layers.items():
+                lines.append({"model": label, "layer": layer, "step": "", **_cells(numbers)})
+            for step, numbers in one.steps.items():
+                lines.append({"model": label, "layer": self.layer, "step": step, **_cells(numbers)})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
+
+    def __str__(self) -> str:
+        return "\n".join([*self._tables(), "", *folded(list(self._collapse()))])
+
+    def _tables(self) -> Iterator[str]:
+        where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
+        yield f"{self.n:,} pairs of {self.file}, states {where}"
+        shown = {label: one.layers[self.layer] for label, one in self.models.items()}
+        chance = next(iter(shown.values())).pairs
+        shares = [f"{written(chance.chance_at_1, '.1%')}", f"{written(chance.chance_at_5, '.1%')}"]
+        rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in shown.items()]
+        rows.append(["chance", "", "", "", "", *shares, written(chance.chance_mrr, ".3f")])
+        yield from ("", *text_table(["pairs", *_PAIRS], rows))
+        rows = [
+            [label, *_row(_VIEWS, one.source, one.target), written(one.difference_top_100, ".4g")]
+            for label, one in shown.items()
+        ]
+        yield from ("", *text_table(["states (source, target)", *_VIEWS, "top 100 s-t"], rows))
+        maps = {label: one.linear_map for label, one in shown.items() if one.linear_map is not None}
+        rows = [[label, *_row(_MAP, one)] for label, one in maps.items()]
+        for row, one in zip(rows, maps.values(), strict=True):
+            row[1] += " (rank = rows)" if one.rank == one.train_rows else ""
+        yield from ("", *text_table(["linear map", *_MAP], rows)) if rows else ()
+        rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in shown.items() if label != self.base]
+        yield from ("", *text_table([f"against {self.base}", *_BASE], rows)) if rows and self.base is not None else ()
+        steps = {step: one.steps[step].pairs for one in self.models.values() for step in one.steps}
+        if len(steps) < 2:
+            return
+        known = sorted(steps)[:_MOST_STEPS]
+        rows = [["pairs", *(str(steps[step].n) for step in known)]]
+        for name in ("gap", "@1"):
+            for label, model in self.models.items():
+                found = [
+                    _row({name: _PAIRS[name]}, model.steps[n].pairs)[0] if n in model.steps else "-" for n in known
+                ]
+                rows.append([f"{name}, {label}", *found])
+        rows.append(["@1, chance", *(written(steps[step].chance_at_1, ".1%") for step in known)])
+        yield from ("", *text_table(["target step", *map(str, known)], rows))
+        more = f"and {len(steps) - _MOST_STEPS} later steps; " if len(steps) > _MOST_STEPS else ""
+        yield f"({more}among the pairs of one step; steps with fewer than {MIN_ROWS} are left out)"
+
+    def _collapse(self) -> Iterator[str]:
+        own = self.models[self.base].collapse if self.base is not None else []
+        known, advice = {(sign.name, sign.view) for sign in own}, False
+        for label, one in self.models.items():
+            if collapsed(one.collapse):
+                advice = advice or label != self.base
+                yield f"Warning: {label} shows collapse:"
+            elif one.collapse:
+                yield f"{label}: no collapse, but what models that never saw a pair may show:"
+            else:
+                yield f"{label}: no sign of collapse"
+            for sign in one.collapse:
+                too = f"; {self.base} too" if label != self.base and (sign.name, sign.view) in known else ""
+                yield f"  {sign.text}{too}"
+        if advice:
+            yield ADVICE
+
+
+def compare(
+    states: Mapping[str, States],
+    base: str | None = None,
+    map_layers: Sequence[int] | None = None,
+    advance: Callable[[str], None] = lambda label: None,
+) -> Comparison:
+    """Measure every layer of every model.
+
+    Args:
+        states: by the labels that the models get in tables and figures.
+        base: label of the one that the others were trained from.
+        map_layers: layers at which the linear map and the CKA are computed. Default: the one that is shown.
+        advance: called with the model's label after each layer.
+
+    Raises:
+        DataError: states of other rows, or of a base model of another shape; no layer in common; not finite.
+        ConfigError: a model has no states of a layer of `map_layers`.
+    """
+    check_alike(states, base)
+    common = set.intersection(*(set(one.layers) for one in states.values()))
+    if not common:
+        raise DataError(f"states of {', '.join(states)} have no layer in common")
+    shown = FINAL if FINAL in common else max(common)
+    maps = tuple(dict.fromkeys([shown] if map_layers is None else map_layers))
+    models = {}
+    for label, one in states.items():
+        check_map_layers(maps, one.layers, label)
+        layers, steps = dict[int, GeometryNumbers](), dict[int, GeometryNumbers]()
+        for layer in one.layers:
+            both, origin = one.layer(layer), None if base in (None, label) else states[str(base)].layer(layer)
+            try:
+                layers[layer] = measure_states(*both, origin, layer in maps)
+            except DataError as error:
+                raise DataError(f"{label}, layer {layer}: {error}") from None
+            if layer == shown and one.steps is not None:
+                for step, count in zip(*np.unique(one.steps, return_counts=True), strict=True):
+                    there = one.steps == step
+                    if count >= MIN_ROWS:
+                        steps[int(step)] = measure_states(both[0][there], both[1][there], maps=False)
+            advance(label)
+        models[label] = ModelNumbers(one.model, layers, steps, collapse_signs(layers[shown]))
+    first = next(iter(states.values()))
+    return Comparison(first.file, len(first.rows), shown, maps, base, models)
+
+
+def check_alike(states: Mapping[str, States], base: str | None) -> None:
+    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
+    (label, first), *others = states.items()
+    for other, one in others:
+        if one.file != first.file:
+            raise DataError(
+                f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
+            )
+        none = np.zeros(0)
+        steps, others_steps = (none if found.steps is None else found.steps for found in (first, one))
+        if not (np.array_equal(first.rows, one.rows) and np.array_equal(steps, others_steps)):
+            raise DataError(
+                f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
+                "same rows and steps; where tokenizers or positions differ, change --max_length until every row fits"
+            )
+    origin = states[base] if base is not None else first
+    for label, one in states.items() if base is not None else ():
+        advice = "only models that were trained from it can be held against it; leave --base_model out"
+        wide, base_wide = one.source.shape[2], origin.source.shape[2]
+        if wide != base_wide:
+            raise DataError(f"states of {label} are {wide} wide, those of the base model {base} {base_wide}: {advice}")
+        missing = [layer for layer in one.layers if layer not in origin.layers]
+        if missing:
+            raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")
+
+
+def check_map_layers(wanted: Sequence[int], there: Sequence[int], label: str) -> None:
+    """Refuse layers of which a model has no states (ConfigError)."""
+    for number in set(wanted).difference(there):
+        known = ", ".join(map(str, there))
+        raise ConfigError(f"--map_layers {number}: {label} has no states of this layer; it has {known}")
 
 
 def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) -> AnalysisResult:
@@ -63,43 +311,7 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
 
         return energies(options, notes)
     options.check()
-    _need_libraries(options)
-    folder, curves, states = _folder(options), _read_runs(options.runs or ()), None
-    if options.from_states:
-        states = _saved_states(options.from_states, options.base_model)
-    _refuse_existing(folder, options)
-    with Bar() as bar:
-        for line in notes:
-            bar.say(f"note     {line}")
-        if states is None and not options.runs_alone:
-            states = _collect_all(options, folder, bar)
-        files, lines, record = list[Path](), list[str](), dict[str, Any]()
-        if states is not None:
-            saved, base, about = states
-            comparison = _measure(options, saved, base, bar)
-            _remove(folder, _MEASURED)
-            folder.mkdir(parents=True, exist_ok=True)
-            record = {**about, **comparison_record(comparison)}
-            write_json(folder / NUMBERS, record)
-            write_whole(folder / TABLE, [comparison_csv(comparison).encode()])
-            methods = list(dict.fromkeys(options.coordinates or ["pca"]))
-            bar.start("figures", number_of_figures(comparison, methods), 0)
-            figures = folder, methods, options.figure_format, options.seed
-            files = draw_comparison(comparison, saved, *figures, lambda: bar.advance(1))
-            collected = "states-*.safetensors, " if any(folder.glob("states-*")) else ""
-            lines = [*tables(comparison), "", *folded(collapse_lines(comparison)), ""]
-            lines += [f"written to {folder}: {collected}{NUMBERS}, {TABLE}"]
-        if curves:
-            files.append(folder / f"{CURVES}.{options.figure_format}")
-            folder.mkdir(parents=True, exist_ok=True)
-            save_figure(curve_figure(curves, title="Training losses"), files[-1])
-    lines += folded([f"figures: {', '.join(path.name if states else str(path) for path in files)}"])
-    return AnalysisResult(record, tuple(files), tuple(lines))
-
-
-def _need_libraries(options: AnalyzeOptions) -> None:
-    """Refuse before the work what would fail after it."""
-    needed = {"matplotlib": "analysis"}
+    needed = {"matplotlib": "analysis"}  # looked for before the work, which would be lost
     if not options.runs_alone:
         needed |= {"sklearn": "analysis", **({"umap": "umap"} if "umap" in (options.coordinates or ()) else {})}
     for name, extra in needed.items():
@@ -107,6 +319,101 @@ def _need_libraries(options: AnalyzeOptions) -> None:
             raise ConfigError(
                 f"this needs {name}, which is not installed; install it with: pip install 'stepjepa[{extra}]'"
             )
+    folder, histories = _folder(options), _read_runs(options.runs or ())
+    found = _saved_states(options.from_states, options.base_model) if options.from_states else None
+    pattern = _CURVES if options.runs_alone else _MEASURED if options.from_states else f"{_MEASURED}|{_COLLECTED}"
+    _refuse_existing(folder, f"{pattern}|{_CURVES}" if options.runs else pattern, options.overwrite_output_dir)
+    files, lines, record = list[Path](), list[str](), dict[str, Any]()
+    with Bar() as bar:
+        for line in notes:
+            bar.say(f"note     {line}")
+        if found is None and not options.runs_alone:
+            found = _collect_all(options, folder, bar)
+        if found is not None:
+            states, base, about = found
+            bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
+            comparison = compare(states, base, options.map_layers, lambda label: bar.advance(1, label))
+            _remove(folder, _MEASURED)
+            folder.mkdir(parents=True, exist_ok=True)
+            record = {**about, **asdict(comparison)}
+            write_json(folder / NUMBERS, record)
+            write_whole(folder / TABLE, [comparison.csv().encode()])
+            figures = list(_figures(comparison, states, options.coordinates or ["pca"], options.seed))
+            bar.start("figures", len(figures), 0)
+            for name, draw in figures:
+                files.append(folder / f"{name}.{options.figure_format}")
+                save_figure(draw(), files[-1])
+                bar.advance(1)
+            collected = "states-*.safetensors, " if any(folder.glob("states-*")) else ""
+            lines = [str(comparison), "", f"written to {folder}: {collected}{NUMBERS}, {TABLE}"]
+        if histories:
+            files.append(folder / f"{CURVES}.{options.figure_format}")
+            folder.mkdir(parents=True, exist_ok=True)
+            save_figure(curve_figure(histories, title="Training losses"), files[-1])
+    lines += folded([f"figures: {', '.join(path.name if found else str(path) for path in files)}"])
+    return AnalysisResult(record, tuple(files), tuple(lines))
+
+
+def _figures(
+    comparison: Comparison, states: Mapping[str, States], methods: Sequence[str], seed: int
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Name and drawing of every figure that there are numbers for."""
+    layer, models = comparison.layer, comparison.models
+    where = "final" if layer == FINAL else f"layer {layer}"
+    views = {label: one.layer(layer) for label, one in states.items()}
+
+    def by_layer(read: Callable[[GeometryNumbers], float]) -> dict[str, dict[int, float]]:
+        return {label: {n: read(numbers) for n, numbers in one.layers.items()} for label, one in models.items()}
+
+    def scatter(label: str, method: str) -> Any:
+        title = f"{METHOD_TITLES[method]}: {label} ({where})"
+        return scatter_figure(coordinates(*views[label], method, seed), title)
+
+    yield (
+        "spectrum",
+        lambda: spectrum_figure(
+            {label: singular_values(source - target) for label, (source, target) in views.items()},
+            f"Singular values of source - target ({where})",
+        ),
+    )
+    yield (
+        "cosine",
+        lambda: cosine_figure(
+            {label: (aligned_cosines(*both), shuffled_cosines(*both, seed)) for label, both in views.items()},
+            f"Cosine of source and target ({where})",
+        ),
+    )
+    if any(len(one.layers) > 1 for one in models.values()):
+        chance = next(iter(next(iter(models.values())).layers.values())).pairs.chance_at_1
+        yield "retrieval", lambda: retrieval_figure(by_layer(lambda numbers: numbers.pairs.retrieval_at_1), chance)
+        label, title = "effective rank (of unit rows)", "Effective rank of the {} states"
+        ranks = by_layer(lambda numbers: numbers.source.effective_rank)
+        yield "rank_source", partial(layer_figure, ranks, label, title=title.format("source"))
+        ranks = by_layer(lambda numbers: numbers.target.effective_rank)
+        yield "rank_target", partial(layer_figure, ranks, label, title=title.format("target"))
+    if any(len(one.steps) > 1 for one in models.values()):
+        steps = {
+            label: {n: one.steps[n].pairs for n in sorted(one.steps)} for label, one in models.items() if one.steps
+        }
+        numbers = {label: {n: (p.gap, p.retrieval_at_1) for n, p in line.items()} for label, line in steps.items()}
+        chances = {n: p.chance_at_1 for line in steps.values() for n, p in line.items()}
+        yield "steps", lambda: step_figure(numbers, dict(sorted(chances.items())))
+    for method in dict.fromkeys(methods):
+        for label in states:
+            yield f"{method}-{slug(label)}", partial(scatter, label, method)
+
+
+def _row(columns: Mapping[str, tuple[str, str]], *records: Any) -> list[str]:
+    return [", ".join(written(getattr(one, name), form) for one in records) for name, form in columns.values()]
+
+
+def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
+    """The numbers as one flat record; those of a record in it get its name in front."""
+    record, cells = asdict(numbers), dict[str, Any]()
+    record["linear_map"] = record["linear_map"] or dict.fromkeys(one.name for one in fields(LinearMap))
+    for name, value in record.items():
+        cells |= {f"{name}_{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+    return cells
 
 
 # The folder
@@ -115,31 +422,18 @@ def _need_libraries(options: AnalyzeOptions) -> None:
 def _folder(options: AnalyzeOptions) -> Path:
     if options.output_dir or options.from_states:
         return Path(str(options.output_dir or options.from_states)).expanduser()
-    if options.runs_alone:
-        return Path("analysis-runs")
-    name = str(options.file)
-    name = Path(name).stem if Path(name).exists() else name
+    name = "runs" if options.runs_alone else str(options.file)
+    name = Path(name).stem if Path(name).exists() and not options.runs_alone else name
     return Path(f"analysis-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', name).strip('-.') or 'data'}")
 
 
-def _written(options: AnalyzeOptions) -> str:
-    """A pattern of the files that a command writes."""
-    if options.runs_alone:
-        return _CURVES
-    if options.from_states:
-        return f"{_MEASURED}|{_CURVES}" if options.runs else _MEASURED
-    return f"{_MEASURED}|{_CURVES}|{_COLLECTED}"
-
-
-def _refuse_existing(folder: Path, options: AnalyzeOptions) -> None:
-    """Refuse to write over what is there, unless asked to."""
+def _refuse_existing(folder: Path, pattern: str, overwrite: bool) -> None:
+    """Refuse to write over what is there, unless asked to; `pattern` is of the files that are written."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
     check_writable(folder)
-    if options.overwrite_output_dir or not folder.is_dir():
-        return
-    for entry in sorted(folder.iterdir()):
-        if re.fullmatch(_written(options), entry.name):
+    for entry in sorted(folder.iterdir()) if folder.is_dir() and not overwrite else ():
+        if re.fullmatch(pattern, entry.name):
             raise ConfigError(
                 f"--output_dir {folder}: {entry.name} is there already; give another folder, or replace it with "
                 "--overwrite_output_dir"
@@ -148,122 +442,159 @@ def _refuse_existing(folder: Path, options: AnalyzeOptions) -> None:
 
 def _remove(folder: Path, pattern: str) -> None:
     """Remove what an earlier analysis has written."""
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.is_file() and re.fullmatch(pattern, entry.name):
             entry.unlink()
 
 
-def _saved_states(name: str, base: str | None) -> States:
+def _saved_states(name: str, base: str | None) -> tuple[dict[str, States], str | None, dict[str, Any]]:
     """The states in a folder, in the order in which they were collected; `base`: label or name of another base model."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"--from_states {name}: no such folder")
     about = _read_object(folder / ABOUT)
-    inputs = about.get("inputs") if isinstance(about.get("inputs"), list) else []
-    known = {str(one.get("states")): one for one in inputs or () if isinstance(one, dict)}
-    paths = sorted(path for path in folder.glob("states-*.safetensors") if path.is_file())
+    paths = {path.name: path for path in sorted(folder.glob("states-*.safetensors"))}
     if not paths:
         raise ConfigError(
             f"--from_states {name}: holds no states (states-*.safetensors); run stepjepa analyze FILE first"
         )
-    order = list(known)
-    paths.sort(key=lambda path: order.index(path.name) if path.name in order else len(order))
-    saved = []
-    for path in paths:
-        label = known.get(path.name, {}).get("label") or path.stem.removeprefix("states-")
-        saved.append(Saved(one_line(str(label), _LABEL), path))
-    if base is None:
-        label = about.get("base")
-        return saved, label if label in [one.label for one in saved] else None, about
-    for one in saved:
-        if base in (one.label, known.get(one.path.name, {}).get("model")):
-            return saved, one.label, {**about, "base": one.label}
-    raise ConfigError(
-        f"--base_model {base}: no states of it in {name}; there are: {', '.join(one.label for one in saved)}"
-    )
+    listed = about.get("inputs") if isinstance(about.get("inputs"), list) else []
+    inputs = {str(one.get("states")): one for one in listed or () if isinstance(one, dict)}
+    states, names = dict[str, States](), dict[str, str]()
+    for file in dict.fromkeys([*(name for name in inputs if name in paths), *paths]):
+        label = inputs.get(file, {}).get("label") or Path(file).stem.removeprefix("states-")
+        label = one_line(str(label), _LABEL)
+        states[label] = load_states(paths[file])
+        names |= {label: label, states[label].model: label}
+    if base is not None and base not in names:
+        raise ConfigError(f"--base_model {base}: no states of it in {name}; there are: {', '.join(states)}")
+    found = names[base] if base is not None else names.get(str(about.get("base")))
+    return states, found, {**about, "base": found}
 
 
-# States
+# Collecting
 
 
-def _collect_all(options: AnalyzeOptions, folder: Path, bar: Bar) -> States:
+def _collect_all(
+    options: AnalyzeOptions, folder: Path, bar: Bar
+) -> tuple[dict[str, States], str | None, dict[str, Any]]:
     """Run the models, the base first and each once, and leave their states in the folder, all or none."""
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()  # of loading
     show_log(logging.WARNING)
-    named = [("base_model", options.base_model)] if options.base_model is not None else []
-    named += [("models", name) for name in options.models or () if name != options.base_model]
-    places = []
-    for flag, name in named:
-        with naming_flag(flag):
-            places.append(find_model(str(name)))
+    named = dict.fromkeys(name for name in (options.base_model, *(options.models or ())) if name is not None)
+    places = [find_model(name) for name in named]
     labels = labels_of([place.name for place in places])
     base = labels[0] if options.base_model is not None else None
-    new, existed = folder / _NEW, folder.is_dir()
+    method = replace(method_of(options), same_predictor=bool(options.same_predictor))
+    rows = RowSource(options.file, options.dataset_split)
+    if objective_of(method).sampled:
+        bar.say("note     --step_pairs random: all pairs are read, of which training samples one an epoch")
+    new, existed, inputs, states = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
     try:
-        collector = Collector(options, new, bar, base)
-        method = collector.method
-        if objective_of(method).draws:
-            bar.say("note     all pairs are read, of which training samples one an epoch (--step_pairs random)")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        found = []
-        for (flag, _), label, place in zip(named, labels, places, strict=True):
-            found.append(collector.collect(flag, label, place))
+        for label, place in zip(labels, places, strict=True):
+            model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
+            layers = layers_of(model.model, options.layer_numbers)
+            check_map_layers(options.map_layers or (), layers, label)
+            renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
+            settings = settings_for(rows, model.method, positions)
+            pairs = read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
+            bar.say(f"{label}: {model.description}")
+            for line in [*view_notes(model, method, options.predictors), *(() if states else _data_lines(pairs))]:
+                bar.say(f"  {line}")
+            bar.start(label, len(pairs.examples), 0)
+            with saying_out_of_memory(
+                f"{label}: out of memory with {options.batch_size} pairs at once; lower --batch_size"
+            ):
+                read = collect_states(
+                    model.model,
+                    place.name,
+                    pairs,
+                    layers=layers,
+                    predictor_ids=model.predictor_ids,
+                    pad_token_id=model.tokenizer.pad_token_id or 0,
+                    batch_size=options.batch_size,
+                    advance=bar.step,
+                )
+            save_states(read, path)
+            states[label] = load_states(path)
+            check_alike(states, base)
+            inputs.append({"label": label, "model": place.name, "states": path.name})
+            inputs[-1] |= {"predictors": len(model.predictor_ids), "head": model.head}
+            del model, read  # before the next one is loaded
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        saved = [one for one, _ in found]
-        check_saved(saved, base)
         about = {
             "version": 1,
             "file": str(options.file),
             "max_examples": options.max_examples,
             "views": {name: getattr(method, name) for name in options_of(ExampleOptions) if hasattr(options, name)},
-            "inputs": [about for _, about in found],
+            "inputs": inputs,
             "base": base,
         }
-        _remove(folder, _written(options))
-        for one in saved:
-            os.replace(one.path, folder / one.path.name)
+        _remove(folder, f"{_MEASURED}|{_CURVES}|{_COLLECTED}")
+        for one in inputs:
+            os.replace(new / one["states"], folder / one["states"])
         write_json(folder / ABOUT, about)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-        if not existed and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-    return [Saved(one.label, folder / one.path.name) for one in saved], base, about
+        if not existed:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+    return states, base, about
 
 
-def _measure(options: AnalyzeOptions, saved: Sequence[Saved], base: str | None, bar: Bar) -> Comparison:
-    bar.start("numbers", sum(len(saved_layers(one.path)) for one in saved), 0)
-    return compare(saved, base, options.map_layers, lambda label: bar.advance(1, label))
+def _data_lines(pairs: Pairs) -> list[str]:
+    """How many pairs there are and what was left out."""
+    report = pairs.report
+    skipped, without = sum(report.rows_skipped.values()), sum(report.examples_without_pairs.values())
+    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
+    line += f"; {skipped:,} rows skipped" if skipped else ""
+    return [line + (f"; {without:,} without a pair" if without else ""), *report.steps.lines()]
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
+    paths = [Path(name).expanduser() for name in names]
+    parts = [
+        path.resolve().parts if path.is_dir() else Path(name).parts for path, name in zip(paths, names, strict=True)
+    ]
+    counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
+    while True:
+        labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
+        slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
+        alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
+        longer = [i for i in alike if counts[i] < len(parts[i])]
+        if not longer:
+            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
+        for i in longer:
+            counts[i] += 1
 
 
 # Logs of runs
 
 
 def _read_runs(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """The Trainer's log of each run, by its label."""
-    return {label: _read_log(name) for label, name in zip(labels_of(names), names, strict=True)}
-
-
-def _read_log(name: str) -> list[dict[str, Any]]:
-    """The log of a run, from ``metrics.json`` or, where it has not ended, its newest checkpoint."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(f"--runs {name}: no such folder")
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
-    for file in [folder / "metrics.json", *(path / "trainer_state.json" for path in (folder, *checkpoints))]:
-        log = _read_object(file).get("log_history")
-        if isinstance(log, list):
-            entries = [entry for entry in log if isinstance(entry, dict)]
-            if not any(entry.get(key) is not None for entry in entries for key, _ in LOSS_CURVES):
-                raise DataError(
-                    f"--runs {name}: {file.name} holds neither {' nor '.join(key for key, _ in LOSS_CURVES)}"
-                )
-            return entries
-    raise ConfigError(f"--runs {name}: no log of a training there (metrics.json, or a checkpoint's trainer_state.json)")
+    """The Trainer's log of each run, by its label: of ``metrics.json`` or, where it has not ended, its newest checkpoint."""
+    found = {}
+    for label, name in zip(labels_of(names), names, strict=True):
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"--runs {name}: no such folder")
+        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+        files = [folder / "metrics.json", *(path / "trainer_state.json" for path in (folder, *checkpoints))]
+        logs = ((file.name, _read_object(file).get("log_history")) for file in files)
+        file, log = next(((file, log) for file, log in logs if isinstance(log, list)), ("", None))
+        if log is None:
+            raise ConfigError(
+                f"--runs {name}: no log of a training there (metrics.json, or a checkpoint's trainer_state.json)"
+            )
+        found[label] = [entry for entry in log if isinstance(entry, dict)]
+        if not any(entry.get(key) is not None for entry in found[label] for key, _ in LOSS_CURVES):
+            raise DataError(f"--runs {name}: {file} holds neither {' nor '.join(key for key, _ in LOSS_CURVES)}")
+    return found
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -1,36 +1,76 @@
-"""Saved states of both views: what every number and figure is made from.
+"""States of both views: the pairs of rows, what a model makes of them, and the file that keeps it.
 
-One safetensors file, which any reader of that format opens:
+`save_states` writes one safetensors file, which any reader of that format opens:
 
     source   (L, N, D) float32   states that the source views are read from, layer by layer
     target   (L, N, D) float32   those of the target views, row i of both a pair
     rows     (N,) int64          the pairs' rows in `file`, counted from 0
     steps    (N,) int64          number of the pair's target among the steps of its row, counted from 1 (so 2 is the least);
-                                 only where views are steps, and files without it are read as ever
+                                 only where views are steps
 
 and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
-list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state behind the final norm.
+list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
 
-Shapes: L layers, N pairs, D width.
+Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from stepjepa.errors import DataError
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, PlacedRow, make_encoder, nothing_kept, read_chat
+from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.data.tokens import encode_texts, token_span
+from stepjepa.data.types import Batch, Example, Rows
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.forest.collate import TwoPassCollator
+from stepjepa.forest.layout import label_indices
+from stepjepa.modeling.extras import predictor_head
+from stepjepa.modeling.forward import causal_lm, layer_states
+from stepjepa.modeling.logits import output_head
+from stepjepa.modeling.parts import backbone, decoder_layers
+from stepjepa.objectives.base import objective_of
 from stepjepa.utils.files import parse_json, replacing
 
 KEY, VERSION = "stepjepa.states", 1
-FINAL = -1  # the layer that is the last hidden state behind the final norm
+FINAL = -1  # the layer that is the last hidden state after the final norm
+Advance = Callable[[int], None]  # called after each batch with the number of examples in it
+
+
+class StatesNotFinite(DataError):
+    """States that are NaN or infinite: the model has diverged, or its dtype is too short."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a data set, as one tokenizer and one method make them.
+
+    Attributes:
+        file: of the rows.
+        examples: one for each pair, with that pair alone.
+        rows: (N,) int64, the pairs' rows, counted from 0.
+        steps: (N,) int64, number of the target among the steps of its row, from 1; None where views are no steps.
+        report: on the rows.
+    """
+
+    file: str
+    examples: tuple[Example, ...]
+    rows: np.ndarray
+    steps: np.ndarray | None
+    report: DataReport
 
 
 @dataclass(frozen=True)
@@ -40,13 +80,9 @@ class States:
     Attributes:
         model: name or folder of the model.
         file: of the rows.
-        layers: (L,) 0 the embeddings, i behind layer i, -1 behind the final norm.
-        rows: (N,) int64, of `file`.
-        source, target: (L, N, D) float32.
-        steps: (N,) int64, number of the target step within its row, from 1; None where views are no steps.
-
-    Raises:
-        DataError: the shapes do not fit together.
+        layers: (L,) 0 the embeddings, i after layer i, -1 after the final norm.
+        rows, steps: (N,) int64, see `Pairs`.
+        source, target: (L, N, D) float32; of a file that was loaded, memory that the system reads when it is used.
     """
 
     model: str
@@ -56,24 +92,6 @@ class States:
     source: np.ndarray
     target: np.ndarray
     steps: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        if self.source.ndim != 3 or self.source.shape != self.target.shape:
-            raise DataError(
-                f"states of {self.model}: source {self.source.shape} and target {self.target.shape} must be of one "
-                "shape (layers, rows, width)"
-            )
-        if (len(self.layers), len(self.rows)) != self.source.shape[:2]:
-            raise DataError(
-                f"states of {self.model}: {len(self.layers)} layers and {len(self.rows)} rows are named, "
-                f"the arrays have {self.source.shape[0]} and {self.source.shape[1]}"
-            )
-        if self.steps is not None and self.steps.shape != (len(self.rows),):
-            raise DataError(
-                f"states of {self.model}: steps are of shape {self.steps.shape}, and there are {len(self.rows)} rows"
-            )
-        if len(set(self.layers)) < len(self.layers):
-            raise DataError(f"states of {self.model}: a layer is there twice: {list(self.layers)}")
 
     def layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and target of one layer, both (N, D).
@@ -87,11 +105,275 @@ class States:
         return self.source[index], self.target[index]
 
 
-def save_states(states: States, path: str | os.PathLike[str]) -> None:
-    """Write states; the file appears whole or not at all, and the same states give the same bytes.
+def read_pairs(
+    rows: RowSource, tokenizer: Any, renderer: ChatRenderer | None, options: EncodeOptions, max_rows: int | None = None
+) -> Pairs:
+    """The pairs of a data set's first rows, in their order.
+
+    Steps are counted through the row, those without a neighbour in their answer, and those without a token, left out.
+
+    Args:
+        renderer: None where the tokenizer has no chat template, which plain text does not need.
+        options: as a run has them.
+        max_rows: read only so many.
 
     Raises:
-        OSError: it could not be written; what stood there still stands.
+        DataError: nothing to read, or fewer than two pairs; with ``strict`` a row that cannot be used.
+        ConfigError: a tokenizer or template that cannot be used.
+    """
+    encode, every, objective = make_encoder(rows, tokenizer, renderer, options), None, options.objective
+    if objective is not None and options.needs_steps:  # a second reading pairs every step, and so counts them
+        method = copy.copy(objective.options)
+        method.step_pairs, method.horizon, method.multi_horizon = "all", 1, None
+        method.last_token, method.forward = None, "packed"
+        every = make_encoder(rows, tokenizer, renderer, replace(options, objective=objective_of(method)))
+    report, examples, numbers, steps, first = DataReport(rows.name), list[Example](), list[int](), list[int](), 0
+    numbered = islice(rows, max_rows)
+    while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
+        encoded = encode(chunk)
+        report.add(encoded.report)
+        row_of = np.repeat(np.arange(first, first + len(chunk)), encoded.counts).tolist()
+        all_steps: Sequence[Example] = encoded.store if every is None else every(chunk).store
+        for row, example, complete in zip(row_of, encoded.store, all_steps, strict=True):
+            ends = [complete.sees(pair.source) + 1 for pair in complete.pairs]
+            ends += [view.stop for pair in complete.pairs if (view := complete.view_on_trunk(pair.target)) is not None]
+            for pair in example.pairs:
+                target = example.view_on_trunk(pair.target)
+                examples.append(example.with_pairs([pair]))
+                numbers.append(row)
+                start = 0 if target is None else target.start
+                steps.append(1 + int(np.searchsorted(np.unique(ends), start, side="right")))
+        first += len(chunk)
+    if report.rows_read and not report.examples:
+        raise nothing_kept(report)
+    if len(examples) < 2:
+        why = "; ".join(f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items())
+        raise DataError(
+            f"{rows.name}: {('no pair', 'one pair')[len(examples)]} for {objective.name if objective else 'regular'}, and "
+            f"two are needed{f' (rows: {why})' if why else ''}; "
+            f"check --objective{', --step_splitter' if every is not None else ''} and --max_length"
+        )
+    given = np.array(steps, np.int64) if every is not None else None
+    return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), given, report)
+
+
+@dataclass(frozen=True)
+class EncodedSolution:
+    """A solution as training would read it.
+
+    Attributes:
+        example: labels and pairs are those of the solution alone, not of answers before it.
+        steps: their texts, separators included.
+        sources: for each pair of the example, which of the steps is its source.
+    """
+
+    example: Example
+    steps: tuple[str, ...]
+    sources: tuple[int, ...]
+
+
+def encode_solutions(
+    rows: Sequence[PlacedRow], tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions
+) -> tuple[list[EncodedSolution | None], DataReport]:
+    """Chats whose last message is a solution, tokenised and paired; None for one that cannot be, which the report counts.
+
+    Args:
+        rows: each with its place; ``messages`` and what `options` need to find steps.
+        options: with the objective ``step_jepa`` and one horizon.
+
+    Raises:
+        ConfigError: a tokenizer that cannot be used.
+    """
+    encoded = make_encoder(RowSource([row for _, row in rows]), tokenizer, renderer, options)(rows)
+    examples, found = iter(encoded.store), list[EncodedSolution | None]()
+    for (_, row), count in zip(rows, encoded.counts, strict=True):
+        if not count:
+            found.append(None)
+            continue
+        example, read = next(examples), read_chat(row, renderer, options)
+        assert read.steps is not None  # the objective is step_jepa
+        text, answer, spans = read.rendered.text, read.rendered.spans[-1], read.steps.spans[-1]
+        ((_, last),) = encode_texts(tokenizer, [text])
+        starts = [token_span(last, answer.start + start, answer.start + stop)[0] for start, stop in spans]
+        labelled = example.labels[-1]
+        pairs = [pair for pair in example.pairs if example.sees(pair.source) >= labelled.start]
+        # By the target, because a step without a token of its own begins where the next one does.
+        targets = [(pair.horizon, view.start) for pair in pairs if (view := example.view_on_trunk(pair.target))]
+        sources = tuple(bisect_right(starts, start) - 1 - horizon for horizon, start in targets)
+        steps = tuple(text[answer.start + start : answer.start + stop] for start, stop in spans)
+        found.append(EncodedSolution(example.with_pairs(pairs)._replace(labels=(labelled,)), steps, sources))
+    return found, encoded.report
+
+
+def layers_of(model: Any, layers: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The layers that are asked for, each once; without `layers` all: 0, the embeddings, to the last one, and -1 after the
+    final norm.
+
+    Raises:
+        ConfigError: the model has no such layer, or its layers go by no known name.
+    """
+    if layers is not None and set(layers) == {FINAL}:
+        return (FINAL,)
+    inner: Any = causal_lm(model)
+    modules = decoder_layers(backbone(inner))
+    if modules is None:
+        raise ConfigError(
+            f"{type(inner).__name__}: its layers have no name that is known; ask for the last hidden state alone with "
+            "--layers -1"
+        )
+    known = (*range(len(modules) + 1), FINAL)
+    chosen = known if layers is None else tuple(dict.fromkeys(layers))
+    for layer in chosen:
+        if layer not in known:
+            raise ConfigError(f"--layers {layer}: this model has 0 (embeddings) to {len(modules)}, and -1 (final norm)")
+    return chosen
+
+
+def collect_states(
+    model: Any,
+    name: str,
+    pairs: Pairs,
+    *,
+    layers: Sequence[int] | None = None,
+    predictor_ids: Sequence[int] = (),
+    pad_token_id: int = 0,
+    batch_size: int = 16,
+    advance: Advance = lambda count: None,
+) -> States:
+    """States of both views in some layers, float32, in the two-pass form: it needs no mask but padding, so it serves every
+    architecture and every layer, and the numbers are those of the other forms.
+
+    Args:
+        model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
+        name: of the model, for the file and for messages.
+        layers: see `layers_of`.
+        predictor_ids: ids of the K predictors in their order; with none a source is read at its last token.
+        batch_size: pairs a batch.
+
+    Raises:
+        ConfigError: see `layers_of`.
+        StatesNotFinite: some are.
+    """
+    chosen, collator = layers_of(model, layers), TwoPassCollator(tuple(predictor_ids), pad_token_id, True)
+    read = read_states(model, name, collator, pairs.examples, chosen, batch_size=batch_size, advance=advance)
+    return States(name, pairs.file, chosen, pairs.rows, read.source, read.target, pairs.steps)
+
+
+class Readings(NamedTuple):
+    """What a model makes of examples.
+
+    Attributes:
+        source, target: (L, P, D) float32, states of all pairs, in the order of the examples.
+        log_likelihoods: (B,) float64 nats, of all labelled tokens of each example; empty where it was not asked for.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    log_likelihoods: np.ndarray
+
+
+@torch.no_grad()
+def read_states(
+    model: Any,
+    name: str,
+    collator: Callable[[list[Example]], Batch],
+    examples: Sequence[Example],
+    layers: Sequence[int] = (FINAL,),
+    vocabulary: int | None = None,
+    batch_size: int = 16,
+    advance: Advance = lambda count: None,
+) -> Readings:
+    """Run a model over examples.
+
+    A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources after the final norm, as in
+    training. Targets are encoded by the model itself, also where an EMA encoder did that in training.
+
+    Args:
+        model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
+        collator: with the model's predictors.
+        vocabulary: V of the LM softmax; with it the likelihoods are computed as well.
+
+    Raises:
+        StatesNotFinite: some states are not.
+    """
+    inner: Any = causal_lm(model)
+    device, training = inner.get_input_embeddings().weight.device, model.training
+    predictor, head = predictor_head(inner), None if vocabulary is None else output_head(inner, vocabulary)
+    ends = np.cumsum([len(example.pairs) for example in examples])
+    views, likelihoods = np.empty(0, np.float32), np.empty(0 if head is None else len(examples))
+    # Rows of similar length in a batch need little padding.
+    lengths = [_source_length(example) if head is None else len(example.trunk) for example in examples]
+    order = np.argsort([-length for length in lengths], kind="stable").tolist()
+    model.eval()
+    try:
+        for begin in range(0, len(order), batch_size):
+            numbers = order[begin : begin + batch_size]
+            batch = collator([examples[number] for number in numbers]).to(device)
+            parts, labels = batch.every_rows, batch.label_positions[: 0 if head is None else None]
+            # Targets in rows of their own count from the first of these.
+            shift = 0 if batch.target_rows is None else sum(rows.input_ids.numel() for rows in parts[:-1])
+            reads = batch.sources.positions, batch.targets.positions + shift, labels
+            found = _states_at(inner, parts, layers, torch.cat(reads))
+            where = np.concatenate([np.arange(ends[n] - len(examples[n].pairs), ends[n]) for n in numbers])
+            for index, layer in enumerate(layers):
+                *sides, predicting = found[layer].split([len(read) for read in reads])
+                if layer == FINAL and predictor is not None:
+                    sides[0] = predictor(sides[0].float())
+                if not len(views):
+                    views = np.empty((2, len(layers), ends[-1], predicting.shape[1]), np.float32)
+                for side, states_PD in enumerate(sides):
+                    views[side, index, where] = states_PD.float().cpu().numpy()
+            if head is not None:
+                counts = [len(label_indices(examples[number])[0]) for number in numbers]
+                both = zip(predicting.split(counts), batch.label_ids.split(counts), strict=True)
+                likelihoods[numbers] = [-float(head.loss_sum(inner, *part)) for part in both]
+            advance(len(numbers))
+    finally:
+        model.train(training)
+    for side, side_name in enumerate(("source", "target")):
+        for index, layer in enumerate(layers):
+            bad = int((~np.isfinite(views[side, index]).all(axis=1)).sum())
+            if bad:
+                raise StatesNotFinite(
+                    f"{name}: the {side_name} states of layer {layer} are not finite in {bad} of {ends[-1]} pairs; its "
+                    "weights are broken, or --dtype is too short for them"
+                )
+    return Readings(views[0], views[1], likelihoods)
+
+
+def _states_at(
+    inner: Any, parts: Sequence[Rows | None], layers: Sequence[int], positions_M: torch.Tensor
+) -> dict[int, torch.Tensor]:
+    """States (M, D) by layer at positions of the flattened (R * T) states of some rows, one after the other; rows of which
+    nothing is read are not computed."""
+    found: dict[int, torch.Tensor] = {}
+    first = 0
+    for rows in parts:
+        if rows is None:
+            continue
+        last = first + rows.input_ids.numel()
+        here_M = (positions_M >= first) & (positions_M < last)
+        if here_M.any():
+            by_layer = layer_states(inner, rows, [None if layer == FINAL else layer for layer in layers])
+            for layer in layers:
+                states_TD = by_layer[None if layer == FINAL else layer]
+                kept_MD = found.setdefault(layer, states_TD.new_empty(len(positions_M), states_TD.shape[1]))
+                kept_MD[here_M] = states_TD[positions_M[here_M] - first]
+        first = last
+    return found
+
+
+def _source_length(example: Example) -> int:
+    source = example.pairs[0].source
+    segment = example.segment(source)
+    return example.sees(source) + 1 + (0 if segment is None else segment.length)
+
+
+def save_states(states: States, path: str | os.PathLike[str]) -> None:
+    """Write states with an atomic write; the same states give the same bytes.
+
+    Raises:
+        OSError: it could not be written; what was there before is unchanged.
     """
     from safetensors.numpy import save_file
 
@@ -106,66 +388,35 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
         tensors["steps"] = np.ascontiguousarray(states.steps, dtype=np.int64)
     # One entry, for safetensors writes several in any order.
     about = {"version": VERSION, "model": states.model, "file": states.file, "layers": list(states.layers)}
-    metadata = {KEY: json.dumps(about, ensure_ascii=False)}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata)  # straight to the disk: some gigabytes need no copy in memory
+    with replacing(path) as temporary:  # straight to the disk: some gigabytes need no copy in memory
+        save_file(tensors, temporary, {KEY: json.dumps(about, ensure_ascii=False)})
 
 
-def load_states(path: str | os.PathLike[str], layers: Sequence[int] | None = None) -> States:
-    """Read what `save_states` wrote.
-
-    Args:
-        layers: read only these, in this order.
+def load_states(path: str | os.PathLike[str]) -> States:
+    """What `save_states` wrote; layers are read from the disk when they are used.
 
     Raises:
-        DataError: there is no such file, it holds no states, it is damaged, or a layer was not saved.
+        DataError: there is no such file, it holds no states, or it is damaged.
     """
-    with _opened(path) as (file, about):
-        return _read(file, about, path, layers)
-
-
-def saved_layers(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """The layers that a file holds, in its order.
-
-    Raises:
-        DataError: see `load_states`.
-    """
-    with _opened(path) as (_, about):
-        return tuple(about["layers"])
-
-
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The open file and what its metadata say."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if KEY not in metadata or set(file.keys()) - {"steps"} != {"source", "target", "rows"}:
+        with safe_open(path, framework="pt") as file:
+            names, metadata = set(file.keys()), file.metadata() or {}
+            if KEY not in metadata or names - {"steps"} != {"source", "target", "rows"}:
                 raise DataError(f"{path}: holds no states; they are written by save_states")
             about = parse_json(metadata[KEY])
             if about["version"] != VERSION:
                 raise DataError(f"{path}: is of version {about['version']}; this library reads version {VERSION}")
-            yield file, about
+            tensors = {name: file.get_tensor(name).numpy() for name in names}
+        states = States(about["model"], about["file"], tuple(about["layers"]), **tensors)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except SafetensorError as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is no safetensors file, or a damaged one ({error})") from None
-
-
-def _read(file: Any, about: dict[str, Any], path: Any, layers: Sequence[int] | None) -> States:
-    saved = about["layers"]
-    chosen = list(saved if layers is None else layers)
-    missing = [layer for layer in chosen if layer not in saved]
-    if missing:
-        raise DataError(f"{path}: layer {missing[0]} was not saved; there are: {saved}")
-    views = {}
-    for name in ("source", "target"):
-        part = file.get_slice(name)
-        found = [part[saved.index(layer)] for layer in chosen]  # (N, D) each
-        views[name] = np.stack(found) if found else np.empty((0, *part.get_shape()[1:]), np.float32)
-    steps = file.get_tensor("steps") if "steps" in file.keys() else None  # noqa: SIM118
-    return States(about["model"], about["file"], tuple(chosen), file.get_tensor("rows"), **views, steps=steps)
+    shape = (len(states.layers), len(states.rows), states.source.shape[-1])
+    steps = states.rows if states.steps is None else states.steps
+    fits = states.source.shape == states.target.shape == shape and steps.shape == states.rows.shape
+    if not fits or len(set(states.layers)) < shape[0]:
+        raise DataError(f"{path}: is damaged: its layers, rows and states do not fit together")
+    return states

@@ -26,23 +26,6 @@ PointsOf = Callable[[str], list[Point]]  # from a key of the log
 
 
 @dataclass(frozen=True)
-class Axis:
-    """From values to positions: `low` is drawn at `start`, `high` at `end`, in units of the picture."""
-
-    low: float
-    high: float
-    start: int
-    end: int
-    logarithmic: bool = False
-
-    def place(self, value: float) -> float:
-        """The position of a value."""
-        scale = math.log if self.logarithmic else float
-        share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
-        return round(self.start + share * (self.end - self.start), 1)
-
-
-@dataclass(frozen=True)
 class Line:
     """One run in one quantity.
 
@@ -59,11 +42,6 @@ class Line:
     places: list[Point]
     colour: int
     dashes: str
-
-    @property
-    def label(self) -> str:
-        """The name, with "(evaluation)" where it is one."""
-        return f"{self.name} (evaluation)" if self.kind == "evaluation" else self.name
 
     @property
     def path(self) -> str:
@@ -111,7 +89,8 @@ class Chart:
         count = min(len(steps), MOST_ROWS)
         picked = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
         rows = [[f"{step:g}", *(short(line[step]) if step in line else "" for line in values)] for step in picked]
-        return ["step", *(line.label for line in self.lines)], rows, len(steps)
+        heads = [f"{line.name} (evaluation)" if line.kind == "evaluation" else line.name for line in self.lines]
+        return ["step", *heads], rows, len(steps)
 
     def readout(self) -> list[dict[str, Any]]:
         """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
@@ -140,6 +119,13 @@ def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point
     return sorted(found.items())
 
 
+def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> list[Point]:
+    """The mean over the logs that have `key`, at the steps that all of them have."""
+    logs = [dict(points) for history in histories if (points := history_points(history, key))]
+    steps = sorted(set.intersection(*map(set, logs))) if logs else []
+    return [(step, sum(log[step] for log in logs) / len(logs)) for step in steps]
+
+
 def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple[str, str]]) -> list[Chart]:
     """A chart for each quantity that was logged, evaluations (``eval_...``) in the same one.
 
@@ -149,39 +135,47 @@ def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple
     """
     charts = []
     for key, title in quantities:
-        series = []
-        for place, (name, points_of) in enumerate(runs):
-            evaluated = key if key.startswith("eval_") else f"eval_{key}"
-            series += [] if key == evaluated else [(place, name, "training", points_of(key))]
-            series.append((place, name, "evaluation", points_of(evaluated)))
-        chart = make_chart(key, title, series)
-        charts += [chart] if chart else []
+        kinds = {"training": key, "evaluation": f"eval_{key}"}
+        kinds = {"evaluation": key} if key.startswith("eval_") else kinds
+        series = [(run, kind, points_of(own)) for run, (_, points_of) in enumerate(runs) for kind, own in kinds.items()]
+        if any(points for *_, points in series):
+            charts.append(make_chart(key, title, [(run, runs[run][0], kind, points) for run, kind, points in series]))
     return charts
 
 
-def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]]) -> Chart | None:
-    """A chart of the series that have points, None where none has; of an LM loss logarithmic, where that can be.
+def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]]) -> Chart:
+    """A chart of the series that have points; of an LM loss logarithmic, where that can be.
 
     Args:
-        series: (number of the run, its name, "training" or "evaluation", points).
+        series: (number of the run, its name, "training" or "evaluation", points); one has points at least.
     """
     drawn = [(run, name, kind, thin(points)) for run, name, kind, points in series if points]
-    if not drawn:
-        return None
     steps = [step for *_, points in drawn for step, _ in points]
     values = [value for *_, points in drawn for _, value in points]
     logarithmic = key.endswith("lm_loss") and min(values) > 0 and max(values) > 3 * min(values)
-    first, last = min(steps), max(steps)
-    x = Axis(*((first, last) if last > first else (first - 1, first + 1)), LEFT, WIDTH - RIGHT)
-    y = Axis(*limits(values, logarithmic), HEIGHT - BOTTOM, TOP, logarithmic)
+    first, last = (min(steps), max(steps)) if min(steps) < max(steps) else (steps[0] - 1, steps[0] + 1)
+    low, high = limits(values, logarithmic)
+    scale = math.log if logarithmic else float
+
+    def x_of(step: float) -> float:
+        return round(LEFT + (step - first) / (last - first) * (WIDTH - RIGHT - LEFT), 1)
+
+    def y_of(value: float) -> float:
+        share = (scale(value) - scale(low)) / (scale(high) - scale(low))
+        return round(HEIGHT - BOTTOM + share * (TOP - HEIGHT + BOTTOM), 1)
+
     return Chart(
         key,
         title,
         logarithmic,
-        [(x.place(step), _thousands(step)) for step in ticks(x.low, x.high, 5)],
-        [(y.place(at), short(at)) for at in (log_ticks if logarithmic else ticks)(y.low, y.high)],
+        # A step on an axis: ``12k``.
         [
-            Line(name, kind, points, [(x.place(step), y.place(value)) for step, value in points], *look(run))
+            (x_of(at), f"{at / 1000:g}k" if at >= 10_000 and at % 100 == 0 else f"{at:g}")
+            for at in ticks(first, last, 5)
+        ],
+        [(y_of(at), short(at)) for at in (log_ticks if logarithmic else ticks)(low, high)],
+        [
+            Line(name, kind, points, [(x_of(step), y_of(value)) for step, value in points], *look(run))
             for run, name, kind, points in drawn
         ],
         any(len(points) > MOST_POINTS for *_, points in series),
@@ -231,8 +225,3 @@ def thin(points: list[Point]) -> list[Point]:
 def short(value: float) -> str:
     """Four digits that count."""
     return f"{value:.4g}"
-
-
-def _thousands(step: float) -> str:
-    """A step on an axis: ``12k``."""
-    return f"{step / 1000:g}k" if step >= 10_000 and step % 100 == 0 else f"{step:g}"

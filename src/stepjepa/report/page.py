@@ -7,34 +7,35 @@ and every script and style but its own.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from stepjepa.analysis.collapse import CONE_COSINE, LOW_RANK, RANK_ROWS
-from stepjepa.analysis.summary import ADVICE
+from stepjepa.analysis.geometry import ADVICE, CONE_COSINE, LOW_RANK, RANK_ROWS
 from stepjepa.config.option import check_fields, option, options_of, unread_options
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, element_hash, script_json, write_page
-from stepjepa.report import studies
-from stepjepa.report.charts import FRAME, history_points, make_charts, short
-from stepjepa.report.reading import Found, Reader, Run, Study, number, read_folders, table
+from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, short
+from stepjepa.report.reading import Found, Reader, Run, Study, geometry_record, number, read_folders, table, written
 from stepjepa.training.options import JEPAOptions, not_read
 from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.utils.text import scaled
 from stepjepa.version import __version__
 
-_DATACLASSES = (RunOptions, JEPAOptions, TrainerOptions)
 UNREAD = "-"
+# The options that runs of an objective do not read.
+_IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
 LOSSES = (("lm_loss", "LM loss (nats per labelled token)"), ("jepa_loss", "JEPA loss"))
 SIGNS = (
     ("cosine_similarity", "cosine of source and target"),
@@ -45,12 +46,13 @@ _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a 
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes")
 _TEXT_ROOM = 1_200_000  # characters of all texts of the predictions
 _LONGEST, _SHORTEST = 6000, 400  # of one text, however many there are
-Row = tuple[str, list[str], bool]  # name, a cell for each run, whether the cells differ
-_PARTS = files("stepjepa.report") / "page"
+_MOST_SERIES = 8
+_ALL_PAIRS = 5  # runs of which every two are compared; of more each with the first
+_LARGE = 3_000_000  # bytes of a page
 _POLICY = (
     "default-src 'none'; img-src data:; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
 )
-_LARGE = 3_000_000  # bytes of a page
+Row = tuple[str, list[str], bool]  # name, a cell for each run, whether the cells differ
 
 
 @dataclass
@@ -123,24 +125,35 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
     Args:
         max_predictions: questions whose answers are put into the page, of each evaluation; counts are of all.
     """
-    album = cache(lambda: studies.Album(found.reader))
-    context = _study(found.study, album()) if found.study else _runs(found.runs)
-    losses = make_charts(context["curves"], context["loss_quantities"])
+
+    def part(name: str) -> str:
+        return (files("stepjepa.report") / "page" / name).read_text(encoding="ascii")
+
+    runs, reader = found.runs, found.reader
+    context = _runs_sections(runs) if found.study is None else _study_sections(found.study, runs, reader)
+    losses = make_charts(context["curves"], loss_quantities(runs))
     sign_charts = make_charts(context["curves"], SIGNS)
-    predictions = prediction_sets(found.runs, max_predictions, found.reader)
+    predictions = prediction_sets(runs, max_predictions, reader)
     charts = {chart.key: chart.readout() for chart in [*losses, *sign_charts]}
-    style, script = base_style() + _part("report.css"), _part("report.js")
-    page = _template().render(
+    style, script = base_style() + part("report.css"), part("report.js")
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(part),
+    )
+    page = environment.get_template("report.html").render(
         **context,
         losses=losses,
         sign_charts=sign_charts,
-        geometry=[studies.geometry_record(folder, album()) for folder in found.geometry],
+        geometry=[geometry_record(folder, reader) for folder in found.geometry],
         has_predictions=bool(predictions),
         advice=ADVICE,
         frame=FRAME,
         short=short,
         version=__version__,
-        problems=found.reader.problems,
+        problems=reader.problems,
         policy=_POLICY.format(style=element_hash(style), script=element_hash(script)),
         style=Markup(style),
         script=Markup(script),
@@ -149,8 +162,9 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def _runs(runs: list[Run]) -> dict[str, Any]:
-    logged = [(run.label, logged_signs(run)) for run in runs]
+def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
+    signs = {run.label: logged_signs(run) for run in runs}
+    unfinished = [(run.label, name) for run in runs for name, one in run.evaluations.items() if not one.result]
     return {
         "study": None,
         "title": " and ".join(run.label for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
@@ -162,46 +176,88 @@ def _runs(runs: list[Run]) -> dict[str, Any]:
         "unfinished": [run.label for run in runs if run.unfinished and run.history],
         "curves": [(run.label, partial(history_points, run.history)) for run in runs],
         "curves_note": "",
-        "loss_quantities": loss_quantities(runs),
         "without_log": [run.label for run in runs if not run.history],
-        "signs": [(label, one) for label, one in logged if one],
-        "no_signs": [label for label, one in logged if one is None],
-        "demo": [
-            [run.label, *(studies.written(number(run.demo, name), ".4f") for name in _DEMO)] for run in runs if run.demo
-        ],
+        "signs": [(label, one) for label, one in signs.items() if one],
+        "no_signs": [label for label, one in signs.items() if one is None],
+        "demo": [[run.label, *(written(number(run.demo, name), ".4f") for name in _DEMO)] for run in runs if run.demo],
         "accuracy": accuracy_rows(runs),
-        "paired": list(studies.paired_rows(runs)) if len(runs) > 1 else [],
+        "paired": list(paired_rows(runs)) if len(runs) > 1 else [],
         "not_evaluated": [run.label for run in runs if not run.evaluations],
-        "unfinished_evaluations": [
-            f"{run.label}: {name}" for run in runs for name, one in run.evaluations.items() if not one.result
-        ],
+        "unfinished_evaluations": [f"{label}: {name}" for label, name in unfinished],
         "cost": list(cost_rows(runs)),
     }
 
 
-def _study(study: Study, album: studies.Album) -> dict[str, Any]:
-    arms, (curves, note) = studies.arm_settings(study), studies.curves(study)
-    parts = list(studies.parts_of(study.tables))
-    first = next((run for run in study.runs if run.data), None)
-    pictures = [album.picture(path, path.stem) for path in study.figures]
+def _study_sections(study: Study, runs: Sequence[Run], reader: Reader) -> dict[str, Any]:
+    parts, groups = list(parts_of(study.tables)), arm_runs(study, runs)
+    shown = list(groups)[:_MOST_SERIES]
+    counts = ", ".join(f"{name} {len(groups[name])}" for name in shown)
+    note = (
+        f"Each line is the mean over the seeds of an arm, at the steps that all of them have logged (runs: {counts})."
+    )
+    if len(groups) > len(shown):
+        note += f" Left out, so that lines can be told apart: {', '.join(list(groups)[_MOST_SERIES:])}."
+    curves: list[tuple[str, PointsOf]] = [
+        (name, partial(mean_points, [run.history for run in groups[name]])) for name in shown
+    ]
+    states = Counter(
+        "trained and scored" if "scored-test" in run.stages
+        else "trained" if "trained" in run.stages
+        else "begun" if run.history or run.record
+        else "not begun"
+        for run in runs
+    )  # fmt: skip
+    trained = [run.stages["trained"] for run in runs if "trained" in run.stages]
+    seconds, flops = (
+        [value for one in trained if (value := number(one, name)) is not None] for name in ("train_seconds", "flops")
+    )
+    spent = f"{duration(sum(seconds) if seconds else None)} and {scaled(sum(flops) if flops else None)} FLOPs"
+    first = next((run for run in runs if run.data), None)
     return {
-        "study": {"parts": parts, "counts": studies.run_states(study), "cost": _study_cost(study)},
-        "figures": [one for one in pictures if one],
+        "study": {
+            "parts": parts,
+            "counts": ", ".join(f"{count} {state}" for state, count in states.items()),
+            "cost": f"{len(seconds)} trainings: {spent} in all; means of each arm are in the tables.",
+        },
+        "figures": [one for path in study.figures if (one := reader.picture(path, path.stem))],
         "title": parts[0][1] if parts and parts[0][0] == "heading" else study.path.resolve().name,
         "folders": [str(study.path)],
-        "heads": list(arms),
-        "settings": settings_table(list(arms.values())),
+        "heads": list(study.arms),
+        "settings": settings_table(list(study.arms.values())),
         "versions": versions([table(study.state, "identity", "code")]),
         "data_reports": [(f"{first.label} (one of the runs)", data_lines(first.data))] if first else [],
         "unfinished": [],
         "curves": curves,
-        "curves_note": note,
-        "loss_quantities": loss_quantities(study.runs),
+        "curves_note": note if shown else "",
         "without_log": [],
-        "signs": list(_study_signs(study)),
+        "signs": list(_arm_signs(groups)),
         "no_signs": [],
         "demo": [],
     }
+
+
+def arm_runs(study: Study, runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Each arm (with its tuned values) and its runs that have logged something, in the study's order."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.history:
+            groups.setdefault(run.label.rpartition("/")[0] or run.label, []).append(run)
+    order = list(study.arms)
+    known = {name: order.index(base) for name in groups for base in (name, name.rpartition("/")[0]) if base in order}
+    return {name: groups[name] for name in sorted(groups, key=lambda name: known.get(name, len(order)))}
+
+
+def parts_of(text: str) -> Iterator[tuple[str, Any]]:
+    """The parts of a ``table.md`` in order: a heading, a text, a list of texts, or a table of rows of cells."""
+    for part in re.split(r"\n{2,}", text.replace("`", "").strip()):
+        lines = part.splitlines()
+        if part.startswith("|"):
+            rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if not line.startswith("|---")]
+            yield "table", [[cell.strip().replace("\\|", "|") for cell in row] for row in rows]
+        elif part.startswith("- "):
+            yield "list", [line.removeprefix("- ") for line in lines]
+        elif part:
+            yield "heading" if part.startswith(("#", "**")) else "text", part.lstrip("# ").replace("**", "")
 
 
 def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[Row]]:
@@ -209,8 +265,12 @@ def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], li
 
     Names of the runs' own folders, and options that decide no number of a run, are never said to differ.
     """
-    known = {name: one for dtype in _DATACLASSES for name, one in options_of(dtype).items()}
-    idle = [_idle(one) for one in settings]
+    known = {name: one for kind in (RunOptions, JEPAOptions, TrainerOptions) for name, one in options_of(kind).items()}
+    idle = []
+    for one in settings:
+        method = JEPAOptions(**{name: one[name] for name in options_of(JEPAOptions) if name in one})
+        unread = {found.name for found in unread_options(method, options_of(JEPAOptions))}
+        idle.append(unread | _IDLE.get(str(one.get("objective")), frozenset()))
     main, rest = list[Row](), list[Row]()
     for name in dict.fromkeys([*known, *sorted({name for one in settings for name in one})]):
         cells = [
@@ -227,13 +287,6 @@ def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], li
         else:
             rest.append((name, read[:1], False))
     return main, rest
-
-
-def _idle(settings: Mapping[str, Any]) -> set[str]:
-    """The options that a run with these settings does not read."""
-    found = {*not_read(str(settings["objective"]))} if "objective" in settings else set()
-    method = JEPAOptions(**{name: settings[name] for name in options_of(JEPAOptions) if name in settings})
-    return found | {one.name for one in unread_options(method, options_of(JEPAOptions))}
 
 
 def plain(value: Any) -> str:
@@ -320,6 +373,15 @@ def logged_signs(run: Run) -> LoggedSigns | None:
     return LoggedSigns(rows, max(points[-1][0] for points in logged.values()), texts, low, by_design)
 
 
+def _arm_signs(groups: Mapping[str, Sequence[Run]]) -> Iterator[tuple[str, LoggedSigns]]:
+    """Of every arm the signs of one run, one with signs where there is any, and how many runs have them."""
+    for arm, runs in groups.items():
+        logged = [one for run in runs if (one := logged_signs(run))]
+        shown = sorted((one for one in logged if one.texts), key=lambda one: not one.collapsed)
+        if logged:
+            yield f"{arm} ({len(shown)} of {len(logged)} runs)" if shown else arm, (shown or logged)[0]
+
+
 def accuracy_rows(runs: Sequence[Run]) -> list[tuple[list[str], list[float] | None]]:
     """A row for each evaluation, metric and run, those of one evaluation and metric together.
 
@@ -347,20 +409,44 @@ def _metric(found: dict[str, Any]) -> tuple[list[str], list[float] | None]:
     if found.get("kind") == "accuracy":
         shares = [100 * end for end in (value, low, high) if end is not None]
         ends = f"[{shares[1]:.1f}, {shares[2]:.1f}]" if len(shares) == 3 else ""
-        text = "-" if value is None else f"{100 * value:.1f} %"
         bar = [round(end, 1) for end in shares] if len(shares) == 3 else None
-        return [text, ends, f"{found.get('correct')} of {found.get('n')} right"], bar
-    text = "-" if value is None else f"{value:.4f}"
+        return [written(value, ".1%"), ends, f"{found.get('correct')} of {found.get('n')} right"], bar
     ends = "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
     if "perplexity" in found:  # the interval is that of the rows' mean
-        mean = number(found, "row_mean")
-        of = f"nats per token; mean of {found.get('n')} rows {'-' if mean is None else f'{mean:.4f}'} {ends}"
-        return [text, "", of.strip()], None
-    return [text, ends, f"mean of {found.get('n')} answers"], None
+        mean = written(number(found, "row_mean"), ".4f")
+        of = f"nats per token; mean of {found.get('n')} rows {mean} {ends}"
+        return [written(value, ".4f"), "", of.strip()], None
+    return [written(value, ".4f"), ends, f"mean of {found.get('n')} answers"], None
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.evaluations))
+
+
+def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str]]:
+    """Every two models that have answered the same questions: evaluation, a, b, difference, interval, McNemar's p, and how
+    many questions both, only a, only b and neither answered right; and why two cannot be compared."""
+    from stepjepa.evaluation.compare import compare
+    from stepjepa.evaluation.intervals import mcnemar_p, paired_counts, paired_difference
+
+    for name in _names(runs):
+        known = {run.label: run.evaluations[name] for run in runs if name in run.evaluations}
+        labels = [label for label, one in known.items() if one.predictions is not None or one.verdicts]
+        for a, b in combinations(labels, 2) if len(labels) <= _ALL_PAIRS else ((labels[0], one) for one in labels[1:]):
+            one, other = known[a], known[b]
+            try:
+                if one.predictions is not None and other.predictions is not None:
+                    made = compare(one.predictions, other.predictions, show=0)
+                    metric, counts = made.a.metric, (made.both, made.only_a, made.only_b, made.neither)
+                else:
+                    metric, counts = "final answer", paired_counts(one.verdicts, other.verdicts)
+            except (StepJepaError, ValueError) as error:
+                yield [name, a, b], str(error)
+                continue
+            value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in paired_difference(*counts))
+            ends = "" if low is None or high is None else f"[{low}, {high}]"
+            cells = ["-" if value is None else f"{value} points", ends, f"{mcnemar_p(*counts[1:3]):.3g}"]
+            yield [f"{name}, {metric}", a, b, *cells, *map(str, counts)], ""
 
 
 def prediction_sets(runs: Sequence[Run], most: int, reader: Reader) -> list[dict[str, Any]]:
@@ -386,29 +472,28 @@ def prediction_sets(runs: Sequence[Run], most: int, reader: Reader) -> list[dict
 def _prediction_set(name: str, answers: dict[str, list[Prediction]], most: int, longest: int) -> dict[str, Any]:
     by_question = [{(one.index, one.question): one for one in found} for found in answers.values()]
     keys = sorted({key for found in by_question for key in found})
-    letters = ["".join(_letter(found.get(key)) for key in keys) for found in by_question]
+    verdict = {None: "u", True: "r", False: "w"}
+    letters = ["".join(verdict[found[key].correct] if key in found else "-" for key in keys) for found in by_question]
     rows = []
     for place in chosen(letters, most):
         given = [found.get(keys[place]) for found in by_question]
         known = next(one for one in given if one is not None)
         reference = known.gt_answer if known.gt_answer is not None else known.ground_truth
+        texts = [
+            one and {
+                "text": cut(one.generated_response, longest),
+                "found": cut(one.gen_answer or "", longest),
+                "stop": str(one.stop_reason or ""),
+            }
+            for one in given
+        ]  # fmt: skip
         row = {"place": place, "index": known.index, "question": cut(known.question, longest)}
-        row |= {"reference": cut(reference or "", longest), "answers": [one and _answer(one, longest) for one in given]}
-        rows.append(row)
+        rows.append({**row, "reference": cut(reference or "", longest), "answers": texts})
     models = [
         {"label": label, "metric": next(iter(found[0].scores), ""), "letters": line}
         for (label, found), line in zip(answers.items(), letters, strict=True)
     ]
     return {"name": name, "models": models, "rows": rows}
-
-
-def _answer(one: Prediction, longest: int) -> dict[str, str]:
-    text, found = cut(one.generated_response, longest), cut(one.gen_answer or "", longest)
-    return {"text": text, "found": found, "stop": str(one.stop_reason or "")}
-
-
-def _letter(one: Prediction | None) -> str:
-    return "-" if one is None else "u" if one.correct is None else "r" if one.correct else "w"
 
 
 def chosen(letters: Sequence[str], most: int) -> list[int]:
@@ -454,45 +539,9 @@ def duration(seconds: float | None) -> str:
         return "-"
     if seconds < 60:
         return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def _speed(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _study_signs(study: Study) -> Iterator[tuple[str, LoggedSigns]]:
-    """Of every arm the signs of one run, one with signs where there is any, and how many runs have them."""
-    for arm, runs in studies.arms_of(study).items():
-        logged = [one for run in runs if (one := logged_signs(run))]
-        shown = sorted((one for one in logged if one.texts), key=lambda one: not one.collapsed)
-        if logged:
-            yield f"{arm} ({len(shown)} of {len(logged)} runs)" if shown else arm, (shown or logged)[0]
-
-
-def _study_cost(study: Study) -> str:
-    """What all runs have cost together."""
-    trained = [run.stages["trained"] for run in study.runs if "trained" in run.stages]
-    seconds = [value for one in trained if (value := number(one, "train_seconds")) is not None]
-    flops = [value for one in trained if (value := number(one, "flops")) is not None]
-    spent = f"{duration(sum(seconds) if seconds else None)} and {scaled(sum(flops) if flops else None)} FLOPs"
-    return f"{len(seconds)} trainings: {spent} in all; means of each arm are in the tables."
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(_part),
-    )
-    return environment.get_template("report.html")
-
-
-def _part(name: str) -> str:
-    return (_PARTS / name).read_text(encoding="ascii")

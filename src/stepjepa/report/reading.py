@@ -5,21 +5,43 @@ Old and unfinished folders lack some of the files, and a broken file must not co
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from stepjepa.analysis.geometry import CollapseSign, collapsed
+from stepjepa.analysis.plots import METHOD_TITLES
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import parse_json, weights_digest
 
+DEMO = "demo's held-out problems"
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
 _STAGES = ("trained", "scored-test")
-DEMO = "demo's held-out problems"
+_PICTURES = 2_000_000  # bytes of all pictures of a page
+# Figures of ``stepjepa analyze``, and its numbers in the table.
+TITLES = {
+    "spectrum": "Singular values of target minus source",
+    "cosine": "Cosines of matched and of shuffled pairs",
+    "retrieval": "Targets found from their sources, by layer",
+    "rank_source": "Effective rank of the sources, by layer",
+    "rank_target": "Effective rank of the targets, by layer",
+    "steps": "Pairs by step",
+    "curves": "Training losses",
+}
+_GEOMETRY = {
+    "pairs.aligned_mean": ".4f",
+    "pairs.shuffled_mean": ".4f",
+    "pairs.d_prime": ".2f",
+    "pairs.retrieval_at_1": ".1%",
+    "source.effective_rank": ".1f",
+    "target.effective_rank": ".1f",
+}
 
 
 def table(value: Any, *keys: str) -> dict[str, Any]:
@@ -47,28 +69,25 @@ def _at(value: Any, *keys: str) -> Any:
     return value
 
 
+def written(value: float | None, form: str) -> str:
+    """A number in a format, a blank in front of its percent sign; "-" for none."""
+    return "-" if value is None else format(value, form).replace("%", " %")
+
+
 class Reader:
     """Reads files.
 
     Attributes:
         problems: a sentence for every file that is there and is left out.
+        room: bytes that are left for pictures.
     """
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.room = _PICTURES
 
-    def text(self, path: Path) -> str:
-        """A file's text; empty where there is none."""
-        return self._read(path, str) or ""
-
-    def object(self, path: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
-        """The object in a file of JSON, or of what `parse` reads; empty where there is none."""
-        found = self._read(path, parse)
-        if found is not None and not isinstance(found, dict):
-            self.leave_out(path, "holds no object, and is left out")
-        return table(found)
-
-    def _read(self, path: Path, parse: Callable[[str], Any]) -> Any:
+    def read(self, path: Path, parse: Callable[[str], Any] = str) -> Any:
+        """What `parse` makes of a file's text; None where there is no file, or no good one."""
         try:
             return parse(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
@@ -76,6 +95,27 @@ class Reader:
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
             self.leave_out(path, f"cannot be read ({reason}), and is left out")
+
+    def object(self, path: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
+        """The object in a file of JSON, or of what `parse` reads; empty where there is none."""
+        found = self.read(path, parse)
+        if found is not None and not isinstance(found, dict):
+            self.leave_out(path, "holds no object, and is left out")
+        return table(found)
+
+    def picture(self, path: Path, title: str) -> dict[str, str] | None:
+        """A picture's title and its address, which is its data; None where it cannot be read or there is no room."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            self.leave_out(path, f"cannot be read ({error.strerror or error}), and is left out")
+            return None
+        if len(content) > self.room:
+            self.leave_out(path, "is left out, so that the page stays small")
+            return None
+        self.room -= len(content)
+        kind = "svg+xml" if path.suffix == ".svg" else "png"
+        return {"title": title, "source": f"data:image/{kind};base64,{base64.b64encode(content).decode()}"}
 
     def leave_out(self, path: Path, why: str) -> None:
         """Name a file that is left out, once."""
@@ -135,20 +175,28 @@ class Study:
     Attributes:
         tables: ``table.md``; empty until the study has ended.
         state: ``state.json``.
-        runs: one for each folder under ``runs/``, which is its label.
         figures: ``study*.svg`` or ``.png``.
     """
 
     path: Path
     tables: str
     state: dict[str, Any]
-    runs: list[Run]
     figures: list[Path]
+
+    @property
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """The training options of every arm of every block."""
+        return {
+            f"{block}/{arm}" if block else arm: table(settings)
+            for block, about in table(self.state, "identity", "blocks").items()
+            for arm, settings in table(about, "arms").items()
+        }
 
 
 @dataclass
 class Found:
-    """All that a report is about: runs or a study, and folders of ``stepjepa analyze``."""
+    """All that a report is about: runs (of a study one for each folder under ``runs/``, which is its label), and folders of
+    ``stepjepa analyze``."""
 
     runs: list[Run]
     study: Study | None
@@ -175,7 +223,10 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
         if (folder / "state.json").is_file() and any((folder / name).exists() for name in ("runs", "table.json")):
             if len(names) > 1:
                 raise ConfigError(f"{folder}: is a study, which is reported alone; give one study, or several runs")
-            return Found([], _study(folder, reader), analyses, reader)
+            figures = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"study*.{suffix}"))}
+            texts = reader.read(folder / "table.md") or "", reader.object(folder / "state.json")
+            study = Study(folder, *texts, list(figures.values()))
+            return Found(list(_study_runs(folder / "runs", reader)), study, analyses, reader)
         is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(folder.glob("evaluation-*/"))
         is_run = is_run or bool(_checkpoint_logs(folder))
         inner = sorted(file.parent for file in folder.glob("*/run.json"))  # as a demo leaves them
@@ -185,20 +236,14 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
             )
         demo = any("correct" in table(one) for one in reader.object(folder / METRICS).values())
         folders += inner if demo or not is_run else [folder]
-    runs = [_run(label, folder, reader) for label, folder in zip(_labels(folders), folders, strict=True)]
-    return Found(runs, None, analyses, reader)
-
-
-def _labels(folders: Sequence[Path]) -> list[str]:
-    """The last names of folders, with as many in front as tell them apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    twice = next((one for place, one in enumerate(parts) if one in parts[:place]), None)
-    if twice is not None:
+    # The last names of the folders, with as many in front as tell them from each other.
+    parts, length = [folder.resolve().parts for folder in folders], 1
+    for twice in (one for index, one in enumerate(parts) if one in parts[:index]):
         raise ConfigError(f"{Path(*twice)}: is given twice")
-    length = 1
     while len({one[-length:] for one in parts}) < len(parts):
         length += 1
-    return ["/".join(one[-length:]).lstrip("/") or "/" for one in parts]
+    labels = ["/".join(one[-length:]).lstrip("/") or "/" for one in parts]
+    return Found([_run(*one, reader) for one in zip(labels, folders, strict=True)], None, analyses, reader)
 
 
 def _run(label: str, folder: Path, reader: Reader) -> Run:
@@ -207,8 +252,7 @@ def _run(label: str, folder: Path, reader: Reader) -> Run:
     unfinished = not history
     for state in [] if history else [folder / "trainer_state.json", *_checkpoint_logs(folder)]:
         history = history or _log(reader.object(state))
-    evaluations = dict(_evaluations(folder, reader))
-    demo = reader.object(folder / "demo_result.json")
+    evaluations, demo = dict(_evaluations(folder, reader)), reader.object(folder / "demo_result.json")
     if entries(demo, "correct"):
         evaluations = {DEMO: _demo_evaluation(demo), **evaluations}
     return Run(
@@ -237,30 +281,22 @@ def _checkpoint_logs(folder: Path) -> list[Path]:
 
 def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, Evaluation]]:
     """Those in folders of their own, and those whose predictions were given a name (``X.jsonl``, ``X.metrics.json``)."""
-    for place in sorted(path for path in folder.iterdir() if path.is_dir() and not (path / "run.json").is_file()):
-        result = reader.object(place / METRICS)
-        if "identity" in result and _of_these_weights(place, result, folder, reader):
-            yield place.name.removeprefix("evaluation-"), Evaluation(result, _first_file(place / "predictions.jsonl"))
-        elif "identity" not in result and (place / "predictions.partial").is_file():
-            yield place.name.removeprefix("evaluation-"), Evaluation({})
-    for file in sorted(folder.glob("*.metrics.json")):
-        stem, result = file.name.removesuffix(".metrics.json"), reader.object(file)
-        if "identity" in result and _of_these_weights(file, result, folder, reader):
-            yield stem, Evaluation(result, _first_file(folder / f"{stem}.jsonl", folder / f"{stem}.json"))
-
-
-def _of_these_weights(place: Path, result: dict[str, Any], folder: Path, reader: Reader) -> bool:
-    """Whether an evaluation is of the model that is in the run's folder now."""
-    if result.get("weights") is not None and weights_digest(folder) not in (None, result["weights"]):
-        reader.leave_out(
-            place, "is of an earlier model in this folder, and is left out; evaluate the present one again"
-        )
-        return False
-    return True
-
-
-def _first_file(*paths: Path) -> Path | None:
-    return next((path for path in paths if path.is_file()), None)
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not (path / "run.json").is_file())
+    found = [(path.name.removeprefix("evaluation-"), path / METRICS, path / "predictions") for path in inner]
+    files = ((file, file.name.removesuffix(".metrics.json")) for file in sorted(folder.glob("*.metrics.json")))
+    found += [(stem, file, folder / stem) for file, stem in files]
+    for name, metrics, predictions in found:
+        result = reader.object(metrics)
+        if "identity" not in result:
+            if predictions.with_name(f"{predictions.name}.partial").is_file() and metrics.name == METRICS:
+                yield name, Evaluation({})
+        elif result.get("weights") is not None and weights_digest(folder) not in (None, result["weights"]):
+            where = metrics.parent if metrics.name == METRICS else metrics
+            why = "is of an earlier model in this folder, and is left out; evaluate the present one again"
+            reader.leave_out(where, why)
+        else:
+            answers = (predictions.with_name(f"{predictions.name}.{suffix}") for suffix in ("jsonl", "json"))
+            yield name, Evaluation(result, next((path for path in answers if path.is_file()), None))
 
 
 def _demo_evaluation(demo: dict[str, Any]) -> Evaluation:
@@ -273,14 +309,42 @@ def _demo_evaluation(demo: dict[str, Any]) -> Evaluation:
     return Evaluation({"metrics": {"final answer": found}, "generation": stop}, None, verdicts)
 
 
-def _study(folder: Path, reader: Reader) -> Study:
-    runs = list[Run]()
-    for plan in sorted((folder / "runs").rglob("plan.json")):
-        label, model = plan.parent.relative_to(folder / "runs").as_posix(), plan.parent / "model"
+def _study_runs(folder: Path, reader: Reader) -> Iterator[Run]:
+    for plan in sorted(folder.rglob("plan.json")):
+        label, model = plan.parent.relative_to(folder).as_posix(), plan.parent / "model"
         run = _run(label, model, reader) if model.is_dir() else Run(label, model)
         records = {stage: reader.object(plan.parent / f"{stage}.json") for stage in _STAGES}
         run.stages = {stage: record for stage, record in records.items() if record}
-        runs.append(run)
-    figures = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"study*.{suffix}"))}
-    tables = reader.text(folder / "table.md")
-    return Study(folder, tables, reader.object(folder / "state.json"), runs, list(figures.values()))
+        yield run
+
+
+def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
+    """An analysis: its numbers in the layer that is shown, its signs of collapse, and its figures, SVG before PNG."""
+    numbers = reader.object(folder / "numbers.json")
+    layer, rows, signs, chance = numbers.get("layer", -1), [], [], "-"
+    for label, model in table(numbers, "models").items():
+        shown = table(model, "layers", str(layer))
+        rows.append([label, *(written(number(shown, *path.split(".")), form) for path, form in _GEOMETRY.items())])
+        chance = written(number(shown, "pairs", "chance_at_1"), ".1%")
+        found = [CollapseSign(**one) for one in map(table, entries(model, "collapse")) if _is_sign(one)]
+        signs.append((label, [sign.text for sign in found], collapsed(found)))
+    files = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"*.{suffix}"))}
+    pictures = [reader.picture(files[stem], title) for stem, title in _titles(files) if stem in files]
+    where = "after the final norm" if layer == -1 else f"of layer {layer}"
+    about = f"{numbers['n']} pairs of {numbers.get('file')}, states {where}" if "n" in numbers else ""
+    figures = [one for one in pictures if one]
+    return {"folder": folder, "about": about, "rows": rows, "chance": chance, "signs": signs, "figures": figures}
+
+
+def _is_sign(record: Mapping[str, Any]) -> bool:
+    texts = all(isinstance(record.get(name), str) for name in ("name", "text"))
+    return texts and set(record) == {one.name for one in fields(CollapseSign)}
+
+
+def _titles(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """(stem, title) of the figures that ``stepjepa analyze`` writes."""
+    yield from TITLES.items()
+    for stem in sorted(files):
+        method, _, model = stem.partition("-")
+        if method in METHOD_TITLES and model:
+            yield stem, f"{METHOD_TITLES[method]} of both views: {model}"

@@ -360,8 +360,7 @@ def missing_lines(outcome: Outcome) -> list[str]:
 
 def _draw(study: Study, tables: Tables) -> Iterator[str]:
     """``study.png`` and ``.svg`` of the first metric, ``study_METRIC`` of the others: differences with their intervals."""
-    from stepjepa.analysis.plots import forest_figure
-    from stepjepa.analysis.style import save_figure
+    from stepjepa.analysis.plots import forest_figure, save_figure
 
     higher = {metric: table.higher_is_better for (_, metric), table in tables.items()}
     for number, metric in enumerate(higher):

@@ -33,7 +33,7 @@ from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error, print_text
 
 if TYPE_CHECKING:
-    from stepjepa.analysis.numbers import GeometryNumbers
+    from stepjepa.analysis.geometry import GeometryNumbers
 
 ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study ends
 _processes: set[subprocess.Popen[bytes]] = set()  # that run now
@@ -318,9 +318,8 @@ def _geometry(
     batch_size: int,
 ) -> dict[str, float | None]:
     """The metrics of `GEOMETRY` in `names`, all of the views that `method` makes."""
-    from stepjepa.analysis.collect import StatesNotFinite, collect_states, read_pairs
-    from stepjepa.analysis.numbers import measure_states
-    from stepjepa.analysis.states import FINAL
+    from stepjepa.analysis.geometry import measure_states
+    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
     from stepjepa.training.encoding import make_renderer, settings_for
