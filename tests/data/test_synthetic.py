@@ -1,6 +1,9 @@
 """The built-in arithmetic problems: right, repeatable, diverse, and as hard as asked for."""
 
+import random
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -184,3 +187,10 @@ def test_impossible_chain_is_an_error():
     config = ArithmeticConfig(min_steps=6, max_number=10, operations=("mul",))
     with pytest.raises(ValueError, match="no chain of 5 operations"):
         generate_rows(1, config=config)
+
+
+def test_rows_are_the_same_in_another_process_and_leave_global_randomness_alone():
+    state = random.getstate()
+    code = "from stepjepa.data.synthetic import generate_rows; print(generate_rows(20, seed=3))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == str(generate_rows(20, seed=3)) and random.getstate() == state
