@@ -17,8 +17,9 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import FILLER, Draw, DrawnExamples, EpochSampler, Mixture, keeps_pairs
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import ExampleReader, Sources, encode, encode_options
+from stepjepa.training.encoding import encode, encode_options
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.reading import ExampleReader, Sources
 from support.rows import step_rows
 from support.training import logs_of, trained, trainer_for
 

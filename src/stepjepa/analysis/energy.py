@@ -72,7 +72,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
     """Score solutions: ``stepjepa analyze --energy``.
 
     Raises:
-        StepJepaError: what cannot be used; what an earlier command has written is unchanged then.
+        ConfigError, DataError: what cannot be used; what an earlier command has written is unchanged then.
     """
     options.check()
     name = slug(Path(options.file).stem if Path(options.file).exists() else options.file)

@@ -265,9 +265,9 @@ def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> n
 
 
 def uniformity(unit_ND: np.ndarray) -> float:
-    """``log mean_{i != j} exp(-2 ||x_i - x_j||^2)`` of unit-length rows (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
+    """``log mean_{i != j} exp(-2 ||x_i - x_j||^2)`` (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
 
-    0 for a single point, about -4 for many rows spread evenly in a wide space; smaller is more uniform.
+    Of unit-length rows (N, D): 0 for a single point, about -4 for many rows spread evenly in a wide space; smaller is more uniform.
     """
     n, total = len(unit_ND), 0.0
     squared_N = np.einsum("nd,nd->n", unit_ND, unit_ND)  # 0 for rows of zeros
@@ -293,7 +293,7 @@ def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
 def effective_rank(singular: np.ndarray) -> float:
     """``exp(-sum_k p_k log p_k)``, ``p_k = s_k / sum(s) + 1e-7`` (RankMe, Garrido et al. 2023, arXiv:2210.02885, Eq. 1).
 
-    1 for a single direction, min(N, D) for equal singular values (min(N, D),), 0 for states that are all zero.
+    Of singular values (K,): 1 for a single direction, K for equal values, 0 for states that are all zero.
     """
     total = singular.sum()
     if total == 0:
@@ -333,7 +333,7 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
 
 
 def linear_cka(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Similarity of two models' states (N, ...), N >= 4, for the same rows, blind to rotation and scale (linear CKA).
+    """Similarity of two models' states (N, D), N >= 4, for the same rows, blind to rotation and scale (linear CKA).
 
     ``HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))`` with ``K = first first^T``, ``L = second second^T`` and the debiased HSIC
     (Song et al. 2012; Nguyen et al. 2021, arXiv:2010.15327, Eq. 3): about 0 for unrelated states, perhaps a little below,

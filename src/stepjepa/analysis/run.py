@@ -304,7 +304,7 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
         notes: lines that are shown before the work begins.
 
     Raises:
-        StepJepaError: what cannot be used; what an earlier analysis has written is unchanged then.
+        ConfigError, DataError: what cannot be used; what an earlier analysis has written is unchanged then.
     """
     if isinstance(options, EnergyOptions):
         from stepjepa.analysis.energy import energies

@@ -18,7 +18,6 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.layout import Form, Span, packing_line, row_records
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.batches import ExampleDraw, keeps_pairs
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, pair_columns, settings_for
 from stepjepa.training.options import JEPAOptions, summary
 
@@ -121,6 +120,8 @@ def show_rows(
         ConfigError: no such row, or a template that cannot be used.
         DataError: training would skip the first row, or stop at one.
     """
+    from stepjepa.training.batches import ExampleDraw
+
     encoder, objective = encoder_for(RowSource(source), tokenizer, method), objective_of(method)
     sample = ExampleDraw(objective, seed, method.jepa_ratio)
     shown = ShownRows(source, number, encoder.tokenizer, method, seed, count, Form.of(method, encoder.tokenizer))
@@ -166,6 +167,8 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
         index: of the example among all examples.
         report: on its row.
     """
+    from stepjepa.training.batches import keeps_pairs
+
     method, objective, pairs = shown.method, objective_of(shown.method), example.view_pairs
     epoch = f"epoch 0 with seed {shown.seed}"
     yield from report.steps.lines()

@@ -189,7 +189,7 @@ class DrawnExamples(torch.utils.data.Dataset):
 
     @property
     def lengths(self) -> np.ndarray:
-        """(rows,) tokens of each row."""
+        """Tokens of each of the E examples, (E,) int64."""
         stores: list[Any] = getattr(self.store, "datasets", [self.store])
         return np.concatenate([store.lengths for store in stores])
 

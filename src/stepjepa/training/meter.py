@@ -65,7 +65,7 @@ def precise_dtype(device: torch.device) -> torch.dtype:
 
 
 def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Any) -> list[float]:
-    """The sums over all processes of some numbers. Every process must call it."""
+    """The sums over all processes of some numbers (N,). Every process must call it."""
     device = accelerator.device
     totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
     return accelerator.reduce(totals, reduction="sum").tolist()

@@ -20,8 +20,9 @@ from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.training.checkpoints import plain_settings
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import Sources, pair_columns
+from stepjepa.training.encoding import pair_columns
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.reading import Sources
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.training.summary import conclusion, start_summary

@@ -31,7 +31,7 @@ from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.training.batches import EpochSampler, StreamedExamples
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
-from stepjepa.training.encoding import ExampleReader, chat_tokenizer, tokenizer_for
+from stepjepa.training.encoding import chat_tokenizer
 from stepjepa.training.interface import check_arguments, check_optimizer, full_config
 from stepjepa.training.meter import (
     MEANS,
@@ -44,6 +44,7 @@ from stepjepa.training.meter import (
     total_loss,
 )
 from stepjepa.training.progress import RunDisplay
+from stepjepa.training.reading import ExampleReader, tokenizer_for
 from stepjepa.training.setup import (
     EqualCompute,
     cost_over_regular,
