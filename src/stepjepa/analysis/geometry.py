@@ -267,7 +267,8 @@ def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> n
 def uniformity(unit_ND: np.ndarray) -> float:
     """``log mean_{i != j} exp(-2 ||x_i - x_j||^2)`` (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
 
-    Of unit-length rows (N, D): 0 for a single point, about -4 for many rows spread evenly in a wide space; smaller is more uniform.
+    Of unit-length rows (N, D): 0 for a single point, about -4 for many rows spread evenly in a wide space; smaller is more
+    uniform.
     """
     n, total = len(unit_ND), 0.0
     squared_N = np.einsum("nd,nd->n", unit_ND, unit_ND)  # 0 for rows of zeros
