@@ -27,7 +27,6 @@ from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study
-from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DataOptions
 from stepjepa.training.run_options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, write_json, write_whole
@@ -114,6 +113,8 @@ class Item:
 
 def _file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run as its file has them: without those of other arms' own objectives, and own files in full."""
+    from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
+
     known = {**options_of(RunOptions), **options_of(JEPAConfig)}
     found = {name: value for name, value in carried(known, settings).items() if name in known}
     for name, value in found.items():
