@@ -142,8 +142,8 @@ def whole(tmp_path_factory):
     return scores_of(folder / "out")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes", pytest.param("local", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("executor", ["processes", "local"])
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, whole):
     if executor == "local":
@@ -236,7 +236,7 @@ def test_jobs_of_slurm_outlive_the_study_and_are_found_again(study, slurm, tmp_p
     assert all(f"#SBATCH --{line}" in script for line in ("partition=gpu", "gpus-per-node=1", "time=60"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_fails_is_told(study, slurm, tmp_path, capsys):
     folder = tmp_path / "out"
     flags = ["--executor", "slurm", "--output_dir", str(folder), "--seeds", "1"]

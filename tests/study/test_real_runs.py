@@ -29,7 +29,7 @@ pytest.importorskip("statsmodels")
 pytest.importorskip("matplotlib")
 
 # Recipes whose minis are run every time; those of all others are run by `make test_all`.
-QUICK = {"builtin", "evidence_nl_rx_labels", "llm_jepa_table9_pretrain", "llm_jepa_table14", "semantic_tube"}
+QUICK = {"builtin", "evidence_nl_rx_labels", "llm_jepa_table9_pretrain"}
 
 STUDY = """\
 title: Trained
@@ -207,6 +207,7 @@ def test_shuffled_targets_train_another_model(results):
     assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+@pytest.mark.long
 def test_a_mini_that_chooses(in_this_process, tmp_path, capsys):
     overrides = "base.max_steps=2 seeds=[1,2] evaluate.max_new_tokens=2 controls=[] equal_compute=false".split()
     options = StudyOptions(file="step_jepa_sweep", mini=True, output_dir=str(tmp_path / "out"), overrides=overrides)

@@ -114,7 +114,12 @@ OVER_A_BATCH = "--infonce --infonce_symmetric --regularizer vicreg --predictor_h
 
 
 @pytest.mark.parametrize(
-    "more", ["", OVER_A_BATCH, pytest.param("--regularizer sigreg --jepa_ratio 0.5", marks=pytest.mark.long)]
+    "more",
+    [
+        OVER_A_BATCH,
+        pytest.param("", marks=pytest.mark.long),
+        pytest.param("--regularizer sigreg --jepa_ratio 0.5", marks=pytest.mark.long),
+    ],
 )
 def test_two_processes_equal_one(tmp_path, more):
     data = tmp_path / "rows.jsonl"

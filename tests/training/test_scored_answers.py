@@ -61,6 +61,7 @@ def test_from_the_command_line_with_the_best_checkpoint(files, capsys):
     assert sum("eval_prefix" in entry for entry in history) == 3  # after steps 2 and 4, and of the best model
 
 
+@pytest.mark.long
 def test_two_processes(files):
     words = f"train --train_file {files}/train.jsonl --eval_file {files}/test.jsonl --output_dir {files}/two {FLAGS}"
     words += " --eval_metrics exact --eval_samples 3 --eval_max_new_tokens 3 --disable_tqdm true"
