@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -167,6 +168,19 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     assert {path for path, _ in server.headers} == {"/v1/chat/completions"}
     assert {headers["authorization"] for _, headers in server.headers} == {"Bearer sk-secret"}
     assert all("sk-secret" not in path.read_text() for path in out.parent.iterdir())
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_loops_are_closed(status, server, data, tmp_path, monkeypatch):
+    """An event loop that is left open holds three file handles, and warns in whatever runs when it is collected."""
+    loops, new_loop = [], asyncio.new_event_loop
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: loops.append(new_loop()) or loops[-1])
+    server.script = lambda body, count: solution(body) if status == 200 else (status, {}, {"error": "no"})
+    main(words(server, data, tmp_path / "out.jsonl", "--max_new_tokens", "8"))
+    deadline = time.monotonic() + 30
+    while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loops and all(loop.is_closed() for loop in loops)
 
 
 def test_request_fields(server, data, tmp_path, monkeypatch):

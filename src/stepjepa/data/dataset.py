@@ -15,7 +15,9 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +57,23 @@ class ExampleStore(Sequence):
     }
     ARRAYS = (*TABLES, *(f"{name}_edges" for name in TABLES))
 
-    def __init__(self, examples: Sequence[Example]):
-        rows = [_tables(example) for example in examples]
+    def __init__(self, examples: Iterable[Example]):
+        # Flat from the first: a hundred thousand small tuples cost more in garbage collection than to make.
+        tables = {name: array(np.dtype(dtype).char) for name, (_, dtype) in self.TABLES.items()}
+        ends: dict[str, list[int]] = {name: [] for name in self.TABLES}
+        for example in examples:
+            for name, numbers in _numbers(example):
+                table = tables[name]
+                if isinstance(numbers, np.ndarray):
+                    table.frombytes(np.asarray(numbers, np.int32).tobytes())
+                else:
+                    table.extend(numbers)
+            for name, table in tables.items():
+                ends[name].append(len(table))
         arrays: dict[str, np.ndarray] = {}
         for name, (columns, dtype) in self.TABLES.items():
-            parts = [np.asarray(row[name], dtype).reshape(-1, *([columns] * bool(columns))) for row in rows]
-            arrays[name] = np.concatenate(parts) if parts else np.zeros((0, columns) if columns else 0, dtype)
-            arrays[f"{name}_edges"] = _edges([len(part) for part in parts])
+            arrays[name] = np.array(tables[name], dtype).reshape(-1, *([columns] * bool(columns)))
+            arrays[f"{name}_edges"] = np.array([0, *ends[name]], np.int64) // (columns or 1)
         self._set(arrays)
 
     @classmethod
@@ -128,27 +140,23 @@ class ExampleStore(Sequence):
         return len(self._arrays["pairs"]) + len(self._arrays["view_spans"])
 
 
-def _tables(example: Example) -> dict[str, Any]:
-    """The rows of one example in each of the store's tables."""
+def _numbers(example: Example) -> Iterator[tuple[str, np.ndarray | Iterable[float]]]:
+    """What one example adds to each of the store's tables."""
     pairs, segments = example.pairs, example.segments
-    reads = [read for pair in pairs for read in pair[:2]]
-    layers = [_NONE if read.layer is None else read.layer for read in reads]
-    counts = [len(read.terms) for read in reads]
-    terms = [term for read in reads for term in read.terms]
-    return {
-        "ids": example.trunk,
-        "labels": example.labels,
-        "segment_ids": np.concatenate([s.ids for s in segments]) if segments else (),
-        "segments": [(len(s.ids), *s[1:-1], _NONE if s.origin is None else s.origin) for s in segments],
-        "pairs": [
-            (*counts[at : at + 2], *layers[at : at + 2], pair.horizon)
-            for at, pair in zip(range(0, len(reads), 2), pairs, strict=True)
-        ],
-        "weights": [pair.weight for pair in pairs],
-        "terms": [term[:2] for term in terms],
-        "coefficients": [term.coefficient for term in terms],
-        "view_spans": [(*source, *target) for source, target in example.view_spans],
-    }
+    terms = [term for pair in pairs for read in pair[:2] for term in read.terms]
+    yield "ids", example.trunk
+    yield "labels", chain.from_iterable(example.labels)
+    yield "segment_ids", np.concatenate([s.ids for s in segments]) if segments else ()
+    for s in segments:
+        yield "segments", (len(s.ids), *s[1:-1], _NONE if s.origin is None else s.origin)
+    for pair in pairs:
+        counts, layers = [len(read.terms) for read in pair[:2]], [read.layer for read in pair[:2]]
+        yield "pairs", (*counts, *(_NONE if layer is None else layer for layer in layers), pair.horizon)
+    yield "weights", [pair.weight for pair in pairs]
+    yield "terms", chain.from_iterable(term[:2] for term in terms)
+    yield "coefficients", [term.coefficient for term in terms]
+    for views in example.view_spans:
+        yield "view_spans", chain.from_iterable(views)
 
 
 def _edges(counts: Any) -> np.ndarray:

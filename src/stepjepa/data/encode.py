@@ -236,39 +236,51 @@ class RowEncoder:
         """
         report = DataReport(self.name, steps=self.new_counts())
         digests: list[bytes] = []
-        examples: list[list[Example]] = [[] for _ in rows]
-        chats: list[tuple[int, str, ReadChat, str]] = []
+        work: list[tuple[int, str, np.ndarray | ReadChat]] = []
         for index, (place, row) in enumerate(rows):
             try:
                 if self.streams and is_stream(row):
                     ids = stream_ids(row, self.tokenizer)
                     digests.append(hashlib.sha256(ids.tobytes()).digest())
-                    examples[index] = self._text(ids, report)
+                    work.append((index, place, ids))
                     continue
                 chat = read_chat(row, self.chats, self.options)
                 digests.append(chat.digest)
-                # Where an EOS takes the place of what the template writes after the last answer, that is cut off, or a
-                # tokenizer may merge the answer's last character with it (``.`` and a line break).
-                text = chat.rendered.text
-                text = text[: chat.rendered.spans[-1].end] if self._appends_eos(chat.rendered) else text
-                chats.append((index, place, chat, text))
+                work.append((index, place, chat))
             except RowError as error:
                 self._refuse(error, place, report)
         # All texts of a chunk are tokenised in one call.
-        tokens = encode_texts(self.tokenizer, [text for *_, text in chats]) if chats else []
-        for (index, place, chat, text), tokenised in zip(chats, tokens, strict=True):
-            try:
-                examples[index] = [self._chat(place, chat, text, tokenised, report)]
-            except RowError as error:
-                self._refuse(error, place, report)
-        store = ExampleStore([example for several in examples for example in several])
+        texts = [self._text_of(chat) for *_, chat in work if isinstance(chat, ReadChat)]
+        tokens = zip(texts, encode_texts(self.tokenizer, texts) if texts else [], strict=True)
+        counts = [0] * len(rows)
+
+        def examples() -> Iterator[Example]:
+            for index, place, item in work:
+                try:
+                    if isinstance(item, ReadChat):
+                        several = [self._chat(place, item, *next(tokens), report)]
+                    else:
+                        several = self._text(item, report)
+                except RowError as error:
+                    self._refuse(error, place, report)
+                    continue
+                counts[index] = len(several)
+                yield from several
+
+        store = ExampleStore(examples())
         report.rows_read, report.examples, report.pairs = len(rows), len(store), store.num_pairs
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
-        if chats and not self.streams and not report.end_of_turn:
+        if texts and not self.streams and not report.end_of_turn:
             report.end_of_turn = (
                 "none: the template writes no special token behind an answer and the tokenizer has no EOS"
             )
-        return Encoded([len(several) for several in examples], store, report, b"".join(digests))
+        return Encoded(counts, store, report, b"".join(digests))
+
+    def _text_of(self, chat: ReadChat) -> str:
+        """What of a chat is tokenised. Where an EOS takes the place of what the template writes after the last answer, that
+        is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
+        rendered = chat.rendered
+        return rendered.text[: rendered.spans[-1].end] if self._appends_eos(rendered) else rendered.text
 
     def _refuse(self, error: RowError, place: str, report: DataReport) -> None:
         """Skip a row, or with ``strict`` stop at it."""

@@ -49,14 +49,21 @@ async def _refuse_redirect(response: Any) -> None:
         raise ConfigError(f"{what}; {_RESUME}")
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.closing(loop):
+        loop.run_forever()
+
+
 async def _end(client: _Client) -> None:
     """Give up what is under way, and stop the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await client.close()
-    asyncio.get_running_loop().stop()
+    try:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+    finally:
+        asyncio.get_running_loop().stop()
 
 
 class _Trouble(Exception):
@@ -93,7 +100,7 @@ class EndpointGenerator:
         """
         # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
         loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, daemon=True).start()
+        threading.Thread(target=_run, args=(loop,), daemon=True).start()
         # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
         client = _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout)
         self._stop, self._slots = asyncio.Event(), asyncio.Semaphore(self._options.concurrency)
