@@ -140,7 +140,7 @@ class ExampleStore(Sequence):
         return len(self._arrays["pairs"]) + len(self._arrays["view_spans"])
 
 
-def _numbers(example: Example) -> Iterator[tuple[str, np.ndarray | Iterable[float]]]:
+def _numbers(example: Example) -> Iterator[tuple[str, Any]]:
     """What one example adds to each of the store's tables."""
     pairs, segments = example.pairs, example.segments
     terms = [term for pair in pairs for read in pair[:2] for term in read.terms]
