@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import union_members
+from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.registry import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
@@ -18,7 +19,7 @@ from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.options import PredictorOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
-from stepjepa.training.options import DataOptions, JEPAOptions
+from stepjepa.training.options import JEPAOptions
 
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"

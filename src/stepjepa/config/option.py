@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from stepjepa.config.values import (
     BadValue,
@@ -246,6 +246,24 @@ def options_of(dataclass: type) -> dict[str, Option]:
 def _options_of(dataclass: Any) -> dict[str, Option]:
     hints = get_type_hints(dataclass)
     return {field.name: Option.of(field, hints[field.name]) for field in dataclasses.fields(dataclass) if field.init}
+
+
+class Topic:
+    """Base of the dataclasses of one topic. The options of a run are all topics in one."""
+
+    if TYPE_CHECKING:
+        objective: Any  # of the run, which a check may ask for
+        predictors: Any
+
+    def fill_in(self) -> None:
+        """Replace what is None by what follows from other options."""
+
+    def check(self) -> None:
+        """Check the options of the topic together.
+
+        Raises:
+            ConfigError: values that cannot be used; the message names the options.
+        """
 
 
 class Names:

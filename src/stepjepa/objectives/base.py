@@ -17,6 +17,7 @@ import numpy as np
 
 from stepjepa.config.option import check_fields, options_of
 from stepjepa.config.values import nearest
+from stepjepa.data.options import StepsOptions
 from stepjepa.data.types import (
     ISOLATED,
     TRUNK,
@@ -40,7 +41,6 @@ from stepjepa.objectives.options import (
     LossOptions,
     PairOptions,
     PredictorOptions,
-    StepsOptions,
 )
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from stepjepa.config.option import Names, option
+from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.chat import RowError
+from stepjepa.data.options import VIEWS
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective, PairBuilder, question_and_answer
-from stepjepa.objectives.options import VIEWS, Defaults, PredictorOptions, Topic
+from stepjepa.objectives.options import Defaults, PredictorOptions
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat

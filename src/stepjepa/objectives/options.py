@@ -7,33 +7,15 @@ Importing this module loads no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from stepjepa.config.option import Names, option, options_of
-from stepjepa.data.steps import STEPS_COLUMN
+from stepjepa.config.option import Names, Topic, option
+from stepjepa.data.options import VIEWS
 from stepjepa.errors import ConfigError
 
-METHOD, LOSS, VIEWS, OUTPUT = "method", "loss", "views", "output"
+METHOD, LOSS, OUTPUT = "method", "loss", "output"
 # Distances of pairs, by the names of `losses.distances` and `losses.infonce`.
 LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
-
-
-class Topic:
-    """Base of the dataclasses of one topic. The options of a run are all topics in one."""
-
-    if TYPE_CHECKING:
-        objective: Any  # of the run, which a check may ask for
-        predictors: Any
-
-    def fill_in(self) -> None:
-        """Replace what is None by what follows from other options."""
-
-    def check(self) -> None:
-        """Check the options of the topic together.
-
-        Raises:
-            ConfigError: values that cannot be used; the message names the options.
-        """
 
 
 @dataclass(frozen=True)
@@ -205,39 +187,4 @@ class LossOptions(Topic):
             )
 
 
-@dataclass
-class StepsOptions(Topic):
-    """How the steps of an answer are found, for objectives that need them."""
-
-    step_splitter: Literal[
-        "auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "list"
-    ] = option(
-        "auto",
-        "How steps are found in an answer; auto takes the steps that a row holds, and for other rows the one of separator, "
-        "numbered, lines that serves most of them, or what serves each answer where none does. list: every row holds its "
-        "steps.",
-        VIEWS,
-    )
-    step_separator: str = option(
-        "\\n\\n",
-        "The string between steps for step_splitter=separator; the pattern that opens a step for regex.",
-        VIEWS,
-        needs={"step_splitter": ("auto", "separator", "regex")},
-    )
-    steps_column: str = option(
-        STEPS_COLUMN,
-        "Column with the list of steps of the (last) answer, for auto and list.",
-        VIEWS,
-        needs={"step_splitter": ("list", "auto")},
-    )
-
-    def fill_in(self) -> None:
-        """See `Topic.fill_in`: who names a separator wants to split there."""
-        if (
-            self.step_splitter == "auto"
-            and self.step_separator != options_of(StepsOptions)[_NAME.step_separator].default
-        ):
-            self.step_splitter = "separator"
-
-
-_NAME = Names(LossOptions, StepsOptions)
+_NAME = Names(LossOptions)

@@ -56,11 +56,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from stepjepa.config.option import Names, option
+from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import TRUNK, Example, Pair, PairsFound, Read, Span, Term
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective, VectorNames, question_and_answer
-from stepjepa.objectives.options import LossOptions, PairOptions, Topic
+from stepjepa.objectives.options import LossOptions, PairOptions
 
 if TYPE_CHECKING:
     import torch

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.config.option import option
+from stepjepa.config.option import Topic, option
+from stepjepa.data.options import VIEWS
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
 from stepjepa.objectives.base import Objective, PairBuilder
-from stepjepa.objectives.options import VIEWS, Defaults, Topic
+from stepjepa.objectives.options import Defaults
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from stepjepa.config.option import Names, option
+from stepjepa.data.options import VIEWS, StepsOptions
 from stepjepa.data.types import Example, Pair, PairsFound
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective, PairBuilder
-from stepjepa.objectives.options import VIEWS, Defaults, StepsOptions
+from stepjepa.objectives.options import Defaults
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat

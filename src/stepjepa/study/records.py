@@ -22,12 +22,12 @@ from stepjepa.config.parser import carried
 from stepjepa.config.values import named_by_file
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.chat import RowError
+from stepjepa.data.options import DataOptions
 from stepjepa.data.signs import question_of
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study
-from stepjepa.training.options import DataOptions
 from stepjepa.training.run_options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__

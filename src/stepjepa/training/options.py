@@ -1,7 +1,7 @@
 """The method's options, without `TrainingArguments`, so that ``--help`` loads no torch.
 
-Those of data and output are here, one small dataclass per topic; those that objectives read are in `stepjepa.objectives`.
-Which an objective reads, its class says; everything else that is known of an option is in its field.
+Those of output and the options of a run as a whole are here, those that objectives read in `stepjepa.objectives`, those of
+data in `stepjepa.data.options`. Which an objective reads, its class says; the rest is in the field itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stepjepa.config.option import Names, Unread, check_fields, option, options_of, unread_options
+from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
+from stepjepa.data.options import DataOptions, ReadingOptions
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import (
     OBJECTIVES,
@@ -29,18 +30,14 @@ from stepjepa.objectives.options import (
     LOSSES,
     METHOD,
     OUTPUT,
-    VIEWS,
     EMAOptions,
     LossOptions,
     PairOptions,
     PredictorOptions,
-    Topic,
 )
 from stepjepa.objectives.semantic_tube import TubeOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
-
-_DATA = "data"
 
 
 @dataclass
@@ -65,99 +62,6 @@ class MethodOptions(Topic):
         "How the views are computed; auto is packed where the model takes the mask, else two_pass. inline puts predictors "
         "and isolated view into the chat itself, which changes the LM loss.",
         METHOD,
-    )
-
-
-@dataclass
-class DataOptions(Topic):
-    """How rows become chats and tokens."""
-
-    source_column: str | None = option(None, "Column with the source text, for data sets of pairs.", VIEWS)
-    target_column: str | None = option(None, "Column with the target text.", VIEWS)
-    choice_column: str | None = option(
-        None, "Column with the index of the right text, where target_column holds a list (multiple choice).", VIEWS
-    )
-    labels: Literal["assistant", "all", "reference"] | None = option(
-        None,
-        "Tokens of the LM loss: answers and their end of turn (assistant, the default), all (default of split and plain "
-        "text), or what the published code really trains on (reference).",
-        _DATA,
-    )
-    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", _DATA)
-    max_length: int = option(
-        1024, "Longest chat in tokens; longer ones are cut on the right and counted.", _DATA, at_least=2
-    )
-    max_row_length: int | None = option(
-        None, "Longest packed row in tokens. Default: chosen for every batch.", _DATA, resume=True, at_least=1
-    )
-    system_prompt: str | None = option(None, "System message for chats that have none.", _DATA)
-    chat_template: str | None = option(
-        None, "File with a Jinja chat template to use instead of the tokenizer's.", _DATA
-    )
-    chat_template_kwargs: dict[str, Any] | None = option(
-        None, "What the chat template takes besides the messages, as in '{\"enable_thinking\": false}'.", _DATA
-    )
-    strict_data: bool = option(
-        False, "Stop at the first row that cannot be used, instead of counting it.", _DATA, resume=True
-    )
-
-    def check(self) -> None:
-        """As `Topic.check`; raises ConfigError."""
-        columns = f"{_NAME.source_column} and {_NAME.target_column}"
-        if (self.source_column is None) != (self.target_column is None):
-            raise ConfigError(f"{columns} go together; give both")
-        if self.choice_column is not None and self.target_column is None:
-            raise ConfigError(f"{_NAME.choice_column} picks a text of {_NAME.target_column}; give {columns} too")
-        for name, given in (
-            (_NAME.chat_template, self.chat_template),
-            (_NAME.chat_template_kwargs, self.chat_template_kwargs),
-        ):
-            if self.plain and given:
-                raise ConfigError(f"plain means no chat template, and {name} is for one; leave one of them out")
-
-
-@dataclass
-class ReadingOptions(Topic):
-    """How the training data is read: mixing, streaming, tokenising."""
-
-    mixing_weights: list[float] | None = option(
-        None,
-        "One weight for every train_file: examples are sampled in this proportion. Default: each file once.",
-        _DATA,
-        above=0,
-    )
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = option(
-        "all_exhausted",
-        "mixing_weights: an epoch ends when all of the first file was used, or of the last one (the others are used again "
-        "meanwhile).",
-        _DATA,
-        needs={"mixing_weights": True, "streaming": False},
-    )
-    streaming: bool = option(
-        False, "Read the training data as it is needed instead of once before; needs max_steps.", _DATA
-    )
-    shuffle_buffer: int = option(
-        10_000,
-        "streaming: examples that are read ahead and shuffled together.",
-        _DATA,
-        needs={"streaming": True},
-        at_least=1,
-    )
-    dataset_num_proc: int = option(
-        1,
-        "Processes that tokenise. More than one pay off from some 50,000 rows on.",
-        _DATA,
-        resume=True,
-        identity=False,
-        at_least=1,
-    )
-    data_cache: str | None = option(
-        None,
-        "Folder that keeps the tokenised examples of files, for the next run with the same data and options.",
-        _DATA,
-        needs={"streaming": False},
-        resume=True,
-        identity=False,
     )
 
 

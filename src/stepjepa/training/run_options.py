@@ -1,4 +1,4 @@
-"""The options of ``stepjepa train`` that are not the method's: data, model, LoRA, and the Trainer's common ones."""
+"""The options of ``stepjepa train`` that are not the method's: files, and the Trainer's common ones."""
 
 from __future__ import annotations
 
@@ -7,41 +7,9 @@ from typing import Literal
 
 from stepjepa.config.option import check_fields, option
 from stepjepa.data.sources import check_split_name
+from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
 
-_RUN, _LORA = "run", "lora"
 COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
-
-
-@dataclass
-class LoRAOptions:
-    """An adapter."""
-
-    lora: bool = option(False, "Train a LoRA adapter (and the predictor tokens) instead of all weights.", _LORA)
-    lora_rank: int = option(16, "Rank of the adapter.", _LORA, needs={"lora": True}, at_least=1)
-    lora_alpha: int | None = option(
-        None, "Scale of the adapter. Default: twice the rank.", _LORA, needs={"lora": True}, at_least=1
-    )
-    lora_dropout: float = option(
-        0.1, "Dropout on the adapter's input.", _LORA, needs={"lora": True}, at_least=0, below=1
-    )
-    lora_target_modules: list[str] | None = option(
-        None, "Names of the linear layers to adapt. Default: all but the head.", _LORA, needs={"lora": True}
-    )
-
-
-@dataclass
-class ModelOptions:
-    """Which model is trained."""
-
-    model_name: str = option("mini", "Hub id, local folder, or a built-in preset (tiny, mini).", _RUN)
-    pretrain: bool = option(False, "Start from random weights of the model's configuration.", _RUN)
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
-        "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", _RUN
-    )
-    attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
-        None, "Attention kernel. Default: the model's own (sdpa for most).", _RUN, resume=True
-    )
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _RUN, resume=True)
 
 
 @dataclass
@@ -51,42 +19,42 @@ class SourceOptions:
     train_file: list[str] | None = option(
         None,
         "JSONL files (or Parquet, CSV, Hub data sets) to train on; several are trained on together.",
-        _RUN,
+        RUN,
         resume=True,  # the data itself is compared
     )
-    eval_file: str | None = option(None, "File or data set for the evaluation losses.", _RUN, resume=True)
+    eval_file: str | None = option(None, "File or data set for the evaluation losses.", RUN, resume=True)
     dataset_split: str = option(
-        "train", "Split of a Hub data set given as train_file.", _RUN, needs={"train_file": True}, resume=True
+        "train", "Split of a Hub data set given as train_file.", RUN, needs={"train_file": True}, resume=True
     )
     eval_split: str = option(
-        "test", "Split of a Hub data set given as eval_file.", _RUN, needs={"eval_file": True}, resume=True
+        "test", "Split of a Hub data set given as eval_file.", RUN, needs={"eval_file": True}, resume=True
     )
     eval_metrics: list[str] | None = option(
         None,
         "Metrics of answers that are generated at every evaluation (exact, gsm8k, ...): eval_exact, ... in the log, also "
         "for --metric_for_best_model.",
-        _RUN,
+        RUN,
         resume=True,
     )
     eval_samples: int = option(
         100,
         "eval_metrics: questions of eval_file that are answered.",
-        _RUN,
+        RUN,
         needs={"eval_metrics": True},
         resume=True,
     )
     eval_max_new_tokens: int = option(
-        256, "eval_metrics: longest answer in tokens.", _RUN, needs={"eval_metrics": True}, resume=True
+        256, "eval_metrics: longest answer in tokens.", RUN, needs={"eval_metrics": True}, resume=True
     )
     debug_level: int = option(
         0,
         "Log level: from 5 the losses of every step, from 7 also the first row as stepjepa inspect shows it.",
-        _RUN,
+        RUN,
         resume=True,
         identity=False,
     )
     additive_mask: bool = option(
-        False, "A flag of the published script, not needed: the packed forward replaces it.", _RUN, resume=True
+        False, "A flag of the published script, not needed: the packed forward replaces it.", RUN, resume=True
     )
 
 

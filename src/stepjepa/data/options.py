@@ -1,0 +1,161 @@
+"""Options of data: which columns are read, how chats are written and cut, how steps are found, how files are mixed.
+
+Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stepjepa.config.option import Names, Topic, option, options_of
+from stepjepa.data.steps import STEPS_COLUMN
+from stepjepa.errors import ConfigError
+
+VIEWS, _DATA = "views", "data"
+
+
+@dataclass
+class ColumnOptions(Topic):
+    """Which columns hold a pair."""
+
+    source_column: str | None = option(None, "Column with the source text, for data sets of pairs.", VIEWS)
+    target_column: str | None = option(None, "Column with the target text.", VIEWS)
+    choice_column: str | None = option(
+        None, "Column with the index of the right text, where target_column holds a list (multiple choice).", VIEWS
+    )
+
+    def check(self) -> None:
+        """As `Topic.check`; raises ConfigError."""
+        columns = f"{_NAME.source_column} and {_NAME.target_column}"
+        if (self.source_column is None) != (self.target_column is None):
+            raise ConfigError(f"{columns} go together; give both")
+        if self.choice_column is not None and self.target_column is None:
+            raise ConfigError(f"{_NAME.choice_column} picks a text of {_NAME.target_column}; give {columns} too")
+
+
+@dataclass
+class TemplateOptions(Topic):
+    """How chats are written."""
+
+    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", _DATA)
+    chat_template: str | None = option(
+        None, "File with a Jinja chat template to use instead of the tokenizer's.", _DATA
+    )
+    chat_template_kwargs: dict[str, Any] | None = option(
+        None, "What the chat template takes besides the messages, as in '{\"enable_thinking\": false}'.", _DATA
+    )
+
+    def check(self) -> None:
+        """As `Topic.check`; raises ConfigError."""
+        for name, given in (
+            (_NAME.chat_template, self.chat_template),
+            (_NAME.chat_template_kwargs, self.chat_template_kwargs),
+        ):
+            if self.plain and given:
+                raise ConfigError(f"plain means no chat template, and {name} is for one; leave one of them out")
+
+
+@dataclass
+class DataOptions(TemplateOptions, ColumnOptions):
+    """How rows become chats and tokens."""
+
+    labels: Literal["assistant", "all", "reference"] | None = option(
+        None,
+        "Tokens of the LM loss: answers and their end of turn (assistant, the default), all (default of split and plain "
+        "text), or what the published code really trains on (reference).",
+        _DATA,
+    )
+    max_length: int = option(
+        1024, "Longest chat in tokens; longer ones are cut on the right and counted.", _DATA, at_least=2
+    )
+    max_row_length: int | None = option(
+        None, "Longest packed row in tokens. Default: chosen for every batch.", _DATA, resume=True, at_least=1
+    )
+    system_prompt: str | None = option(None, "System message for chats that have none.", _DATA)
+    strict_data: bool = option(
+        False, "Stop at the first row that cannot be used, instead of counting it.", _DATA, resume=True
+    )
+
+
+@dataclass
+class StepsOptions(Topic):
+    """How the steps of an answer are found, for objectives that need them."""
+
+    step_splitter: Literal[
+        "auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "list"
+    ] = option(
+        "auto",
+        "How steps are found in an answer; auto takes the steps that a row holds, and for other rows the one of separator, "
+        "numbered, lines that serves most of them, or what serves each answer where none does. list: every row holds its "
+        "steps.",
+        VIEWS,
+    )
+    step_separator: str = option(
+        "\\n\\n",
+        "The string between steps for step_splitter=separator; the pattern that opens a step for regex.",
+        VIEWS,
+        needs={"step_splitter": ("auto", "separator", "regex")},
+    )
+    steps_column: str = option(
+        STEPS_COLUMN,
+        "Column with the list of steps of the (last) answer, for auto and list.",
+        VIEWS,
+        needs={"step_splitter": ("list", "auto")},
+    )
+
+    def fill_in(self) -> None:
+        """See `Topic.fill_in`: who names a separator wants to split there."""
+        if (
+            self.step_splitter == "auto"
+            and self.step_separator != options_of(StepsOptions)[_NAME.step_separator].default
+        ):
+            self.step_splitter = "separator"
+
+
+@dataclass
+class ReadingOptions(Topic):
+    """How the training data is read: mixing, streaming, tokenising."""
+
+    mixing_weights: list[float] | None = option(
+        None,
+        "One weight for every train_file: examples are sampled in this proportion. Default: each file once.",
+        _DATA,
+        above=0,
+    )
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = option(
+        "all_exhausted",
+        "mixing_weights: an epoch ends when all of the first file was used, or of the last one (the others are used again "
+        "meanwhile).",
+        _DATA,
+        needs={"mixing_weights": True, "streaming": False},
+    )
+    streaming: bool = option(
+        False, "Read the training data as it is needed instead of once before; needs max_steps.", _DATA
+    )
+    shuffle_buffer: int = option(
+        10_000,
+        "streaming: examples that are read ahead and shuffled together.",
+        _DATA,
+        needs={"streaming": True},
+        at_least=1,
+    )
+    dataset_num_proc: int = option(
+        1,
+        "Processes that tokenise. More than one pay off from some 50,000 rows on.",
+        _DATA,
+        resume=True,
+        identity=False,
+        at_least=1,
+    )
+    data_cache: str | None = option(
+        None,
+        "Folder that keeps the tokenised examples of files, for the next run with the same data and options.",
+        _DATA,
+        needs={"streaming": False},
+        resume=True,
+        identity=False,
+    )
+
+
+_NAME = Names(DataOptions, StepsOptions)
