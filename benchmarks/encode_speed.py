@@ -122,8 +122,8 @@ def main() -> None:
         else:
             tokenizer = train_tokenizer([message["content"] for chat in chats for message in chat])
         options = EncodeOptions(
-            objective_of(JEPAOptions(objective="step_jepa", step_pairs="all", predictors=0)),
-            StepRules(make_splitter(args.step_splitter)),
+            objective=objective_of(JEPAOptions(objective="step_jepa", step_pairs="all", predictors=0)),
+            rules=StepRules(make_splitter(args.step_splitter)),
         )
         renderer = ChatRenderer(tokenizer)
 

@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
+from stepjepa import prepare
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -55,9 +54,8 @@ def write_source(file: Path, given: Path, rows: int) -> str:
 
 def timed(source: Path, folder: Path, processes: int) -> float:
     """Seconds of one run."""
-    options = PrepareOptions(output_file=str(folder / "out.jsonl"), num_proc=processes, overwrite=True)
     start = time.perf_counter()
-    prepare(options, source, AnswerRules(final_answer, answers_match))
+    prepare(str(source), output_file=str(folder / "out.jsonl"), num_proc=processes, overwrite=True)
     return time.perf_counter() - start
 
 

@@ -67,7 +67,7 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     """One chat as training lays it out, K = 2, first pair."""
     renderer, splitter = ChatRenderer(tokenizer()), make_splitter("separator")
     method = objective_of(JEPAOptions(objective="step_jepa", predictors=2))
-    options = EncodeOptions(method, StepRules(splitter), labels=labels)
+    options = EncodeOptions(objective=method, rules=StepRules(splitter), labels=labels)
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)

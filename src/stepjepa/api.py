@@ -292,12 +292,10 @@ def prepare(data: Any = None, **options: Any) -> PrepareResult:
         ConfigError: an option that cannot be used, or output files that exist.
         DataError: the data cannot be read, or no row of it be kept.
     """
-    from stepjepa.data.answers import answers_match, final_answer
-    from stepjepa.data.prepare import AnswerRules, PrepareOptions
+    from stepjepa.data.prepare import PrepareOptions
     from stepjepa.data.prepare import prepare as run
 
-    rules = AnswerRules(final_answer, answers_match)
-    return run(_options(PrepareOptions, options), data, rules)
+    return run(_options(PrepareOptions, options), data)
 
 
 def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyResult:

@@ -109,7 +109,7 @@ def test_truncation(bpe_tokenizer):
 
     example, report = at(stop)  # only the template's line break is lost, no part of the answer
     assert report.answers_truncated == 0 and len(example.input_ids) == stop
-    at(stop, strict=True)
+    at(stop, strict_data=True)
     example, report = at(stop - 1)
     assert report.answers_truncated == 1 and example.label_spans == ((start, stop - 1),)
     assert views_of(example) == [first, second] and report.pairs_dropped == {}
@@ -128,7 +128,7 @@ def test_truncation(bpe_tokenizer):
     with pytest.raises(
         DataError, match="list row 0: the chat has .* tokens .* raise --max_length or drop --strict_data"
     ):
-        at(stop - 1, strict=True)
+        at(stop - 1, strict_data=True)
     store, report = encode(bpe_tokenizer, [messages, chat("a", "")], "regular", max_length=start)
     assert report.rows_kept == 1 and report.rows_skipped == {"no_room_for_answer": 1}
     # A later answer that is lost as a whole is an answer that was cut.
@@ -200,7 +200,7 @@ def test_every_row_is_counted_once(bpe_tokenizer):
 def test_strict_stops_at_the_first_bad_row(bpe_tokenizer, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]) + "\n", encoding="utf-8")
-    options = settings_of("regular", strict=True)
+    options = settings_of("regular", strict_data=True)
     with pytest.raises(DataError) as caught:
         encode_dataset(file, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options)
     assert str(caught.value) == (
@@ -209,7 +209,7 @@ def test_strict_stops_at_the_first_bad_row(bpe_tokenizer, tmp_path):
     )
     for row in ROWS[3:7] + ROWS[8:9]:
         with pytest.raises(DataError, match="^list row 0: .* stops at the first such row"):
-            encode(bpe_tokenizer, [row], strict=True)
+            encode(bpe_tokenizer, [row], strict_data=True)
 
 
 def test_nothing_to_train_on(bpe_tokenizer, tmp_path):
@@ -349,4 +349,4 @@ def test_a_steps_column_that_does_not_fit(bpe_tokenizer):
     assert "step 2 of 2 does not stand in the answer behind step 1: 'b'" in report.first_skipped["steps_not_found"]
     assert "column 'steps' is null" in report.first_skipped["no_steps"]
     with pytest.raises(DataError, match="list row 1: step 2 of 2 does not stand"):
-        listed(bpe_tokenizer, [good, *bad], strict=True)
+        listed(bpe_tokenizer, [good, *bad], strict_data=True)

@@ -7,11 +7,10 @@ import tracemalloc
 
 import pytest
 
-from stepjepa.data.files import csv_rows
-from stepjepa.data.sources import RowSource
+from stepjepa.data.sources import RowSource, csv_rows
 from stepjepa.errors import DataError, RowError
-from stepjepa.utils import jsonl
-from stepjepa.utils.jsonl import line_text, line_value, read_lines
+from stepjepa.utils import files
+from stepjepa.utils.files import line_text, line_value, read_lines
 
 LINE = json.dumps({"question": "12+5?", "answer": "17"})
 
@@ -29,7 +28,7 @@ LINE = json.dumps({"question": "12+5?", "answer": "17"})
     ],
 )
 def test_lines_up_to_a_limit(data, expected, monkeypatch):
-    monkeypatch.setattr(jsonl, "_SKIPPED_AT_ONCE", 3)
+    monkeypatch.setattr(files, "_SKIPPED_AT_ONCE", 3)
     assert list(read_lines(io.BytesIO(data), 4)) == expected
     for raw in expected:
         if len(raw) == 5 and raw[-1:] != b"\n":

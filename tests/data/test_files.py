@@ -7,8 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stepjepa.data.files import Part
-from stepjepa.data.sources import RowSource
+from stepjepa.data.sources import Part, RowSource
 from stepjepa.errors import DataError
 
 ROWS = [{"text": f"row {i}"} for i in range(23)]

@@ -189,7 +189,7 @@ def test_parquet_and_folders(cache):
     whole = (cache / "a.parquet").read_bytes()
     for content in (b"", whole[:-20], whole[len(whole) // 2 :], b"PAR1" + bytes(40)):
         message = error_of(write(cache / "b.parquet", content))
-        assert message.startswith(f"{cache}/b.parquet: cannot be read behind row 0 (")
+        assert message.startswith(f"{cache}/b.parquet: cannot be read after row 0 (")
 
 
 def test_the_files_of_a_folder_are_named(cache):

@@ -169,7 +169,7 @@ def test_split_needs_two_seeds():
     ("options", "message"),
     [
         ({"min_steps": 1}, "min_steps"),
-        ({"min_steps": 4, "max_steps": 3}, "max_steps"),
+        ({"min_steps": 4, "max_steps": 3}, "exclude each other"),
         ({"max_number": 1}, "max_number"),
         ({"max_operand": 0}, "max_operand"),
         ({"max_factor": 1}, "max_factor"),

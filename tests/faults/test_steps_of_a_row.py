@@ -187,7 +187,7 @@ def test_the_next_command_names_the_validation_file(tmp_path, capsys):
     assert "--step_jepa --output_dir runs/a" in out
     short = write(tmp_path / "short.jsonl", [{"question": "What?", "answer": "So.\n#### 5"}])
     out = run(capsys, "prepare", short, "--output_file", tmp_path / "b.jsonl", "--min_steps", "1")
-    assert "--objective=llm_jepa --output_dir runs/b" in out  # no pair of steps to train on
+    assert "--model_name mini --output_dir runs/b" in out  # no pair of steps to train on
 
 
 def chat(text: str, **more) -> dict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +12,6 @@ from stepjepa.data.types import Example, Turn
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import encode_options
 from stepjepa.training.options import JEPAOptions
-
-_OWN = ("max_positions", "strict", "columns")
 
 
 class View(NamedTuple):
@@ -39,14 +36,18 @@ def views_of(example: Example) -> list[View]:
     return found
 
 
-def settings_of(objective: str = "step_jepa", splitter: StepSplitter | None = None, **options: Any) -> EncodeOptions:
-    """Without predictors unless they are asked for; `options` may hold those of `EncodeOptions` as well."""
-    own = {name: options.pop(name) for name in _OWN if name in options}
-    rules = options.pop("rules", None)
+def settings_of(
+    objective: str = "step_jepa",
+    splitter: StepSplitter | None = None,
+    rules: StepRules | None = None,
+    max_positions: int | None = None,
+    **options: Any,
+) -> EncodeOptions:
+    """Without predictors unless they are asked for."""
     if splitter is not None:
         rules = StepRules(splitter)
     values = {"predictors": 0, "step_splitter": "separator", **options, "objective": objective}
-    return replace(encode_options(JEPAOptions(**values), rules=rules), **own)
+    return encode_options(JEPAOptions(**values), max_positions, rules)
 
 
 def pairs_found(

@@ -14,10 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from stepjepa.config.option import Names
+from stepjepa.data.options import TemplateOptions
 from stepjepa.errors import ConfigError
 from stepjepa.errors import RowError as RowError  # for everyone who reads chats
 from stepjepa.utils.text import lone_surrogate
 
+_NAME = Names(TemplateOptions)
 ROLES = ("system", "user", "assistant")
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
@@ -134,7 +137,7 @@ def template_of(tokenizer: Any) -> str:
             raise ConfigError(f"the tokenizer of {name} has several chat templates: {error}") from None
         raise ConfigError(
             f"the tokenizer of {name} has no chat template; "
-            "give one with --chat_template FILE, or use the instruction-tuned model's tokenizer"
+            f"give one with --{_NAME.chat_template} FILE, or use the instruction-tuned model's tokenizer"
         ) from None
 
 
@@ -154,8 +157,8 @@ class ChatRenderer:
         taken = sorted(_RESERVED.intersection(template_kwargs or ()))
         if taken:
             raise ConfigError(
-                f"chat_template_kwargs: {', '.join(taken)} cannot be set; give what the chat template reads, such as "
-                "enable_thinking"
+                f"{_NAME.chat_template_kwargs}: {', '.join(taken)} cannot be set; give what the chat template reads, such "
+                "as enable_thinking"
             )
         self._tokenizer = tokenizer
         self._kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from stepjepa.config.option import Names
+from stepjepa.data.options import DataOptions, ReadingOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example, Pair, Read, Segment, Span, Term
@@ -30,6 +32,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.utils.files import read_json, write_json
 from stepjepa.version import __version__
 
+_NAME = Names(ReadingOptions)
 _NONE = -1  # in an array, for None
 _VERSION = {"format": 4, "version": __version__}
 _REPORT = "report.json"  # written last: an entry without it is none
@@ -163,14 +166,8 @@ def _edges(counts: Any) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
-def cache_key(
-    source: RowSource, tokenizer: Any, options: Any, template_kwargs: Mapping[str, Any] | None = None
-) -> str | None:
-    """The key of a data set under the options of a run; None for data that is not a file, which is not cached.
-
-    Args:
-        options: an `EncodeOptions`.
-    """
+def cache_key(source: RowSource, tokenizer: Any, options: DataOptions) -> str | None:
+    """The key of a data set under an `EncodeOptions`; None for data that is not a file, which is not cached."""
     path = Path(source.name)
     if not path.is_file():
         return None
@@ -183,7 +180,7 @@ def cache_key(
         json.dumps({name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}),
     ]
     digest = hashlib.sha256("\0".join(what_it_does).encode()).hexdigest()
-    parts = [_VERSION, data, digest, repr(options), sorted((template_kwargs or {}).items())]
+    parts = [_VERSION, data, digest, repr(options)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -224,7 +221,7 @@ def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, r
     except OSError as error:
         if load_cached(root, key) is not None:
             return  # another process was faster
-        raise ConfigError(f"--data_cache {folder}: cannot be written ({error.strerror or error})") from None
+        raise ConfigError(f"--{_NAME.data_cache} {folder}: cannot be written ({error.strerror or error})") from None
 
 
 def _note_other_versions(root: Path, source: str) -> None:
@@ -234,7 +231,8 @@ def _note_other_versions(root: Path, source: str) -> None:
             record = read_json(entry)
             if record.get("source") == source and record.get("cache") != _VERSION:
                 logger.warning(
-                    "data_cache %s: its examples of %s were written by another version of stepjepa; they are made again",
+                    "%s %s: its examples of %s were written by another version of stepjepa; they are made again",
+                    _NAME.data_cache,
                     root,
                     source,
                 )

@@ -6,25 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat
 from stepjepa.data.dataset import ExampleStore
+from stepjepa.data.options import DataOptions, ReadingOptions
 from stepjepa.data.report import DataReport, StepCounts
-from stepjepa.data.sources import (
-    ANSWER_COLUMNS,
-    PairColumns,
-    RowSource,
-    is_stream,
-    listed_columns,
-    listed_steps,
-    row_to_messages,
-)
+from stepjepa.data.sources import ANSWER_COLUMNS, RowSource, is_stream, listed_columns, listed_steps, row_to_messages
 from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
 from stepjepa.data.tokens import (
     TokenisedText,
@@ -37,12 +31,13 @@ from stepjepa.data.tokens import (
     template_turn_end,
     token_span,
 )
-from stepjepa.data.types import ISOLATED, TRUNK, Example, PairsFound, Span, Turn
+from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError
 from stepjepa.utils.parallel import mapped
 
 CHUNK_ROWS = 1000
 PlacedRow = tuple[str, Any]  # where the row is, for messages; the row
+_NAME = Names(DataOptions, ReadingOptions)
 
 
 class TokenChat(NamedTuple):
@@ -67,25 +62,14 @@ class TokenChat(NamedTuple):
 class PairMaker(Protocol):
     """An objective, as far as rows become examples by it; see `objectives.base.Objective`."""
 
-    @property
-    def name(self) -> str:
-        """What ``--objective`` calls it."""
-
-    @property
-    def needs_steps(self) -> bool:
-        """Whether the steps of the answers are found for it."""
-
-    @property
-    def takes_text(self) -> bool:
-        """Whether it also trains on plain text."""
+    name: ClassVar[str]
+    needs_steps: ClassVar[bool]
+    takes_text: ClassVar[bool]
+    options: Any
 
     @property
     def one_pair(self) -> bool:
         """Whether an example keeps its first pair only."""
-
-    @property
-    def options(self) -> Any:
-        """Of the run."""
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a chat."""
@@ -94,29 +78,29 @@ class PairMaker(Protocol):
         """The pairs of a piece of plain text of (T,) tokens."""
 
 
-@dataclass(frozen=True)
-class EncodeOptions:
-    """How rows become examples.
+@dataclass
+class EncodeOptions(DataOptions):
+    """How rows become examples: the options of data, and what follows from the other options of a run.
 
     Attributes:
         objective: finds the pairs; None for none.
         rules: how the steps of the rows are found, for objectives that need them.
-        max_length: longest trunk in tokens; what is longer is cut on the right.
         max_positions: positions that the model has, for learned absolute positions; None for rotary models.
-        system_prompt: put in front of chats that have none.
-        strict: a row that cannot be used, or whose answer is cut, is an error instead of a count.
-        labels: see `tokens.label_spans`.
-        columns: the two columns that hold the views, None for the known names.
     """
 
     objective: PairMaker | None = None
     rules: StepRules = field(default_factory=lambda: StepRules(make_splitter("separator")))
-    max_length: int = 1024
     max_positions: int | None = None
-    system_prompt: str | None = None
-    strict: bool = False
-    labels: str = "assistant"
-    columns: PairColumns | None = None
+
+    @classmethod
+    def of(cls, options: DataOptions, **more: Any) -> EncodeOptions:
+        """Those of a run, of which only the options of data are kept, and `more` attributes."""
+        return cls(**{one.name: getattr(options, one.name) for one in fields(DataOptions)} | more)
+
+    @property
+    def label_mode(self) -> str:
+        """Which tokens are labelled, see `tokens.label_spans`."""
+        return self.labels or "assistant"
 
     @property
     def needs_steps(self) -> bool:
@@ -150,11 +134,8 @@ class ReadChat(NamedTuple):
 
 
 def chat_of(row: Any, options: EncodeOptions) -> list[dict[str, str]]:
-    """The checked chat of a row; of one that is only to give its steps, which hold the answer, these as the answer.
-
-    Raises:
-        RowError: the row holds no chat, or not the list of steps that is needed.
-    """
+    """The checked chat of a row; of one that is only to give its steps, which hold the answer, these as the answer. RowError
+    where it holds no chat, or not the list of steps that is needed."""
     rules = options.rules
     if rules.required and isinstance(row, Mapping) and not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
         row = {**row, "answer": join_steps(listed_steps(row, str(rules.column)))}
@@ -212,7 +193,7 @@ class RowEncoder:
 
     @cached_property
     def chats(self) -> ChatRenderer:
-        """The renderer; asked for by the first chat, because plain text needs none."""
+        """The renderer, which plain text does not need."""
         return self.renderer or ChatRenderer(self.tokenizer)
 
     @cached_property
@@ -271,9 +252,7 @@ class RowEncoder:
         report.rows_read, report.examples, report.pairs = len(rows), len(store), store.num_pairs
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
         if texts and not self.streams and not report.end_of_turn:
-            report.end_of_turn = (
-                "none: the template writes no special token behind an answer and the tokenizer has no EOS"
-            )
+            report.end_of_turn = "none: the template writes no special token after an answer, and there is no EOS"
         return Encoded(counts, store, report, b"".join(digests))
 
     def _text_of(self, chat: ReadChat) -> str:
@@ -283,19 +262,15 @@ class RowEncoder:
         return rendered.text[: rendered.spans[-1].end] if self._appends_eos(rendered) else rendered.text
 
     def _refuse(self, error: RowError, place: str, report: DataReport) -> None:
-        """Skip a row, or with ``strict`` stop at it."""
+        """Skip a row, or stop at it."""
         message = " ".join(str(error).split())  # names of columns and a template's own words may hold line breaks
-        if self.options.strict:
-            raise DataError(f"{place}: {message} (--strict_data stops at the first such row)")
+        if self.options.strict_data:
+            raise DataError(f"{place}: {message} (--{_NAME.strict_data} stops at the first such row)")
         report.skip(error.reason, place, message)
 
     def _text(self, ids: np.ndarray, report: DataReport) -> list[Example]:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
-        block of one token, which predicts nothing, is left out.
-
-        Raises:
-            RowError: there is no block.
-        """
+        block of one token, which predicts nothing, is left out. RowError where no block is left."""
         objective, limit = self.options.objective, self.options.max_length
         limit = min(limit, self.options.max_positions or limit)
         blocks = [block for start in range(0, len(ids), limit) if len(block := ids[start : start + limit]) > 1]
@@ -308,11 +283,7 @@ class RowEncoder:
         return examples
 
     def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText, report: DataReport) -> Example:
-        """The example of one chat, and what there is to count about it.
-
-        Raises:
-            RowError: nothing of it can be trained on.
-        """
+        """The example of one chat, and what there is to count about it; RowError where nothing of it can be trained on."""
         ids, last = tokenised
         if not self.template_ends_turns:
             # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
@@ -323,19 +294,20 @@ class RowEncoder:
         turns, ids, end_id = self._turns(chat, ids, last, report)
         ended_by = {end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
         answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
-        labels = label_spans(self.options.labels, ids, answers, ended_by, limit)
+        labels = label_spans(self.options.label_mode, ids, answers, ended_by, limit)
         if not labels:
             first = turns[0].answer.start
             if first < limit:
                 raise RowError("nothing_to_learn", "the answer is empty, and nothing ends its turn; fill it in")
             raise RowError(
-                "no_room_for_answer", f"the prompt has {first} tokens and max_length is {limit}; raise --max_length"
+                "no_room_for_answer",
+                f"the prompt has {first} tokens and {_NAME.max_length} is {limit}; raise --{_NAME.max_length}",
             )
         if max(turn.label_stop for turn in turns) > limit:
-            if self.options.strict:
+            if self.options.strict_data:
                 raise DataError(
-                    f"{place}: the chat has {len(ids)} tokens and max_length is {limit}, so the answer would be cut; "
-                    "raise --max_length or drop --strict_data"
+                    f"{place}: the chat has {len(ids)} tokens and {_NAME.max_length} is {limit}, so the answer would be "
+                    f"cut; raise --{_NAME.max_length} or drop --{_NAME.strict_data}"
                 )
             report.answers_truncated += 1
         trunk, found = ids[:limit], PairsFound()
@@ -356,7 +328,7 @@ class RowEncoder:
             if limit is None or not (pairs or views):
                 continue
             before = len(pairs) + len(views)
-            pairs = [pair for pair in pairs if _reach(whole, pair, positions) <= limit]
+            pairs = [pair for pair in pairs if whole.reach(pair, positions) <= limit]
             views = [both for both in views if max(view.stop for view in both) <= limit]
             if len(pairs) + len(views) < before:
                 report.pairs_dropped[why] += before - len(pairs) - len(views)
@@ -407,26 +379,6 @@ class RowEncoder:
         return turns, ids, end_id
 
 
-def _reach(example: Example, pair: Any, positions: bool) -> int:
-    """Positions that the views of a pair take, counted from 0; of what stands on the trunk without `positions` the tokens
-    that it takes there, whatever stands before it in the forest."""
-    reach = 0
-    for read in (pair.source, pair.target):
-        for term in read.terms:
-            if term.segment == TRUNK:
-                reach = max(reach, term.token + 1)
-                continue
-            segment = example.segments[term.segment - 1]
-            if positions:
-                end = segment.position + segment.length
-            elif segment.attach != ISOLATED:
-                end = segment.attach + 1
-            else:
-                end = (segment.origin or 0) + segment.length
-            reach = max(reach, end)
-    return reach
-
-
 def encode_dataset(
     source: Any,
     tokenizer: Any,
@@ -437,11 +389,8 @@ def encode_dataset(
 ) -> tuple[ExampleStore, DataReport]:
     """Read, render, tokenise and pair all of a data set.
 
-    The first row decides whether the data set is one of chats or of plain text.
-
     Args:
         source: what `RowSource` takes.
-        tokenizer: a Hugging Face tokenizer.
         renderer: None where the tokenizer has no chat template, which plain text does not need.
         processes: that encode; the examples are the same for any number.
 
@@ -455,7 +404,9 @@ def encode_dataset(
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     encoder = make_encoder(rows, tokenizer, renderer, options)
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
-    for _, encoded in mapped(encoder, _chunks(rows), processes, "dataset_num_proc"):
+    chunks = _chunks(rows)
+    parts = map(encoder, chunks) if processes == 1 else mapped(encoder, chunks, processes, _NAME.dataset_num_proc)
+    for encoded in parts:
         report.add(encoded.report)
         stores.append(encoded.store)
         digest.update(encoded.digest)
@@ -482,7 +433,7 @@ def make_encoder(rows: RowSource, tokenizer: Any, renderer: ChatRenderer | None,
     if streams and options.objective is not None and not options.objective.takes_text:
         raise DataError(
             f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats (messages, "
-            "question/answer, prompt/completion or text/code); plain text trains with --objective split or regular"
+            "question/answer, prompt/completion or text/code); objectives for plain text are split and regular"
         )
     return RowEncoder(rows.name, tokenizer, renderer, options, streams)
 
@@ -493,7 +444,7 @@ def nothing_kept(report: DataReport) -> DataError:
     return DataError(f"no row can be trained on: {report.rows_read} read, all skipped; first: {first}")
 
 
-def _chunks(rows: RowSource) -> Iterator[tuple[None, list[PlacedRow]]]:
+def _chunks(rows: RowSource) -> Iterator[list[PlacedRow]]:
     placed = ((rows.place(number), row) for number, row in rows)
     while chunk := list(islice(placed, CHUNK_ROWS)):
-        yield None, chunk
+        yield chunk

@@ -1,18 +1,28 @@
-"""Options of data: which columns are read, how chats are written and cut, how steps are found, how files are mixed.
-
-Importing this module loads no torch.
-"""
+"""Options of data: which columns are read, how chats are written and cut, how steps are found, how files are mixed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from stepjepa.config.option import Names, Topic, option, options_of
-from stepjepa.data.steps import STEPS_COLUMN
 from stepjepa.errors import ConfigError
 
 VIEWS, _DATA = "views", "data"
+STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
+
+
+class PairColumns(NamedTuple):
+    """The columns that hold the two views, where they are named.
+
+    Attributes:
+        source, target: column names; the source becomes the user's message, the target the answer.
+        choice: a column with the index of the right one, where the target column holds a list (multiple choice).
+    """
+
+    source: str
+    target: str
+    choice: str | None = None
 
 
 @dataclass
@@ -24,6 +34,13 @@ class ColumnOptions(Topic):
     choice_column: str | None = option(
         None, "Column with the index of the right text, where target_column holds a list (multiple choice).", VIEWS
     )
+
+    @property
+    def columns(self) -> PairColumns | None:
+        """The columns that are named; None for the known names."""
+        if not self.source_column or not self.target_column:
+            return None
+        return PairColumns(self.source_column, self.target_column, self.choice_column)
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""

@@ -7,10 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer, with_template
+from stepjepa.data.options import DataOptions
 from stepjepa.data.tokens import template_turn_end
 from stepjepa.errors import ConfigError, RowError
 
+_NAME = Names(DataOptions)
 _PREDICTOR = re.compile(r"<\|predictor_\d+\|>")
 
 
@@ -48,7 +51,9 @@ class Prompter:
         try:
             text = self.renderer.prompt(messages)
         except Exception as error:  # jinja2 raises its own and the template's errors
-            raise ConfigError(f"the chat template refuses a question: {error}; see --system_prompt none") from None
+            raise ConfigError(
+                f"the chat template refuses a question: {error}; see --{_NAME.system_prompt} none"
+            ) from None
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:

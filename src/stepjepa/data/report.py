@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from stepjepa.config.option import Names
+from stepjepa.data.options import DataOptions, StepsOptions
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
 from stepjepa.utils.text import escaped
 
+_NAME = Names(DataOptions, StepsOptions)
 REASONS = {
     "not_an_object": "the row is no object with columns",
     "no_known_columns": "none of the columns that make a chat",
@@ -26,18 +29,18 @@ REASONS = {
     "no_assistant_message": "no assistant message",
     "template_refused": "the chat template refuses the chat",
     "message_not_found": "the chat template does not show a message",
-    "no_room_for_answer": "the prompt alone fills max_length",
+    "no_room_for_answer": f"the prompt alone fills {_NAME.max_length}",
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
-    "answer_truncated": "the answer was cut at max_length",
+    "answer_truncated": f"the answer was cut at {_NAME.max_length}",
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
     "too_short_to_split": "too few tokens to split",
     "view_refused": "the chat template cannot write a message alone",
     "second_pair": "forward=inline holds one pair an example",
-    "pair_truncated": "the views were cut at max_length",
+    "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "empty_view": "a view has no tokens",
     "no_user_message": "no user message before the answer",
-    "view_shorter_than_last_token": "a view is shorter than last_token asks",
+    "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",
     "beyond_positions": "the views need positions that the model has not",
 }
 
@@ -98,8 +101,10 @@ class StepCounts:
 
     @property
     def words(self) -> str:
-        """Where they come from: ``the rows' own``, ``found by --step_splitter lines``, or which in how many rows."""
-        by = f"found by --step_splitter {self.splitter}" + (", for each answer" if self.splitter == "auto" else "")
+        """Where they come from: the rows themselves, the splitter, or which in how many rows."""
+        by = f"found by --{_NAME.step_splitter} {self.splitter}" + (
+            ", for each answer" if self.splitter == "auto" else ""
+        )
         if not self.looked or (self.rows and not self.own):
             return by
         own = "the row's own" if self.rows == 1 else "the rows' own"
@@ -217,7 +222,7 @@ class DataReport:
         if self.files:
             lines.append(f"  files: {listed_files(self.files)}")
         if self.examples > self.rows_kept:
-            lines.append(f"  {self.examples:,} examples: texts are cut into blocks of max_length")
+            lines.append(f"  {self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}")
         for reason, count in self.rows_skipped.most_common():
             lines.append(f"  skipped {count:,}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
         lines += [f"  {line}" for line in self.steps.lines()]
@@ -226,7 +231,7 @@ class DataReport:
         for reason, count in self.pairs_dropped.most_common():
             lines.append(f"  {count:,} pairs dropped: {REASONS.get(reason, reason)}")
         if self.answers_truncated:
-            lines.append(f"  {self.answers_truncated:,} answers cut at max_length")
+            lines.append(f"  {self.answers_truncated:,} answers cut at {_NAME.max_length}")
         if self.system_folded:
             lines.append(
                 f"  {self.system_folded:,} system messages put into the user message (template has no system role)"

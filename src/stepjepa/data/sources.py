@@ -1,4 +1,4 @@
-"""Where rows come from: JSONL files, Parquet, CSV and Hub data sets, `datasets.Dataset` objects, lists of dicts.
+"""Where rows come from: JSONL, CSV and Parquet files, Hub data sets, `datasets.Dataset` objects, lists of dicts.
 
 A row becomes a chat: a ``messages`` column, or ``question``/``answer``, ``prompt``/``completion`` or ``text``/``code``, or
 two columns that are named. A row of ``text`` or ``input_ids`` alone is plain text.
@@ -7,63 +7,49 @@ two columns that are named. A row of ``text`` or ``input_ids`` alone is plain te
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
+from stepjepa.config.option import Names
 from stepjepa.data.chat import check_messages
-from stepjepa.data.files import EVERY_ROW, FILE_SUFFIXES, Part, file_rows
+from stepjepa.data.options import PairColumns, StepsOptions
 from stepjepa.errors import ConfigError, DataError, RowError
-from stepjepa.utils.files import parse_json
+from stepjepa.utils.files import MAX_LINE_BYTES, line_text, line_value, parse_json, read_lines, unchanged
 from stepjepa.utils.text import escaped, lone_surrogate
 
 TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
 ANSWER_COLUMNS = tuple(answer for _, answer in TEXT_COLUMNS)
 # What makes a row a chat; text alone does not.
 _CHAT_COLUMNS = {"messages", *(name for names in TEXT_COLUMNS for name in names)} - {"text"}
+JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
+FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
+_NAME = Names(StepsOptions)
 _SHOWN_COLUMNS = 20
 _SAMPLED_BYTES = 2**16
-TOKENIZER_ROWS = 50_000  # that a preset's tokenizer is trained on, at most
 
 
 def check_split_name(split: str, option: str = "dataset_split") -> None:
-    """Refuse a share in place of a split's name.
-
-    Raises:
-        ConfigError: it is a number.
-    """
+    """Refuse a share in place of a split's name; raises ConfigError."""
     with contextlib.suppress(ValueError):
         float(split)
         raise ConfigError(
-            f"--{option} {split}: is a number, and the name of a data set's split is expected; to hold rows back, run "
-            "stepjepa prepare FILE --valid_ratio SHARE, and give what it writes as --eval_file"
+            f"--{option} {split}: is a number, and the name of a data set's split is expected; stepjepa prepare FILE writes "
+            "a share of the rows to a file of their own"
         )
-
-
-class PairColumns(NamedTuple):
-    """The columns that hold the two views, where they are named.
-
-    Attributes:
-        source, target: column names; the source becomes the user's message, the target the answer.
-        choice: a column with the index of the right one, where the target column holds a list (multiple choice).
-    """
-
-    source: str
-    target: str
-    choice: str | None = None
 
 
 def row_to_messages(
     row: Any, system_prompt: str | None = None, columns: PairColumns | None = None
 ) -> list[dict[str, str]]:
-    """The checked chat of one row.
-
-    `system_prompt` is put in front of a chat that has no system message.
+    """The checked chat of one row; `system_prompt` is put in front of one that has no system message.
 
     Raises:
         RowError: none of the known columns, or a chat that `check_messages` refuses.
@@ -147,7 +133,7 @@ def listed_steps(row: Any, name: str) -> list[str]:
     value = row.get(name)
     if value is None:
         there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
-        raise RowError("no_steps", f"column {name!r} {there}; step_splitter=list reads the steps there")
+        raise RowError("no_steps", f"column {name!r} {there}; {_NAME.step_splitter}=list reads the steps there")
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
         raise RowError("no_steps", f"column {name!r} is no list of texts")
     return list(value)
@@ -160,7 +146,7 @@ def listed_columns(row: Iterable[Any]) -> str:
     return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
 
-def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = TOKENIZER_ROWS) -> Iterator[str]:
+def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = 50_000) -> Iterator[str]:
     """The texts of the first rows of some data sets (what `RowSource` takes), the same number of each, for a tokenizer
     that is trained on them.
 
@@ -177,6 +163,21 @@ def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: 
             continue
         with contextlib.suppress(RowError):
             yield from [message["content"] for message in row_to_messages(row, None, columns)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows with a number of `start` or more that leaves the remainder `shard` when divided by `shards`."""
+
+    start: int = 0
+    shard: int = 0
+    shards: int = 1
+
+    def __contains__(self, number: int) -> bool:
+        return number >= self.start and number % self.shards == self.shard
+
+
+EVERY_ROW = Part()
 
 
 class RowSource:
@@ -322,3 +323,128 @@ def _did_you_mean(path: Path) -> str:
     there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, there, n=1)
     return f"; did you mean {path.parent / near[0]}?" if near else ""
+
+
+def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
+    """(number, row) of a file that must stay as it is meanwhile. Lines count from 1, rows of a Parquet file from 0.
+
+    Raises:
+        DataError: the file cannot be read, is broken, or changes.
+    """
+    read = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _json_lines)
+    try:
+        with unchanged(path):
+            yield from read(path, part)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+    first = True
+    with open(path, "rb") as file:
+        for number, raw in enumerate(read_lines(file), 1):
+            if not first and number not in part:
+                continue
+            try:
+                text = line_text(raw)
+                if not text:
+                    continue
+                if first and text[0] == "[":
+                    raise RowError("json_array", "this looks like one JSON array; write one object per line (JSONL)")
+                first = False
+                if number not in part:
+                    continue
+                row = line_value(text, raw)
+            except RowError as error:
+                raise DataError(f"{path} line {number}: {error}") from None
+            yield number, row
+
+
+def _csv(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+    for number, row in csv_rows(path):
+        if number not in part:
+            continue
+        if isinstance(row, RowError):
+            raise DataError(f"{path} line {number}: {row}")
+        yield number, row
+
+
+def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a Parquet file, a few at a time; row groups before the first one are not read."""
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            groups = list(range(file.num_row_groups))
+            while groups and number + (rows := file.metadata.row_group(groups[0]).num_rows) <= part.start:
+                number += rows
+                groups = groups[1:]
+            for batch in file.iter_batches(batch_size=256, row_groups=groups) if groups else ():
+                for row in batch.to_pylist():
+                    if number in part:
+                        yield number, row
+                    number += 1
+    except Exception as error:  # pyarrow raises its own errors and those of decoding
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path}: cannot be read after row {number} ({why}); copy or write it again") from None
+
+
+def csv_rows(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, dict[str, str] | RowError]]:
+    """(line on which it begins, row or what is wrong with it) of every row of a CSV file; all values are text.
+
+    Raises:
+        DataError: a header that is missing, broken or names a column twice, or a line of more than `limit` bytes.
+        OSError: the file cannot be read.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), limit))  # the module's own limit is shorter than many answers
+    header: list[str] = []
+    with open(path, "rb") as file:
+        reader = csv.reader(_csv_lines(file, path, limit), strict=True)
+        while True:
+            start = reader.line_num + 1
+            row: dict[str, str] | RowError
+            try:
+                fields = next(reader)
+                row = _csv_row(fields, header)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                row = RowError("broken_csv", f"broken CSV ({error}); a quote may lack its partner")
+            if header:
+                if row:
+                    yield start, row
+            elif isinstance(row, RowError):
+                raise DataError(f"{path} line {start}: {row}")
+            elif "".join(fields).strip():
+                header = fields
+                twice = [name for name in header if header.count(name) > 1]
+                if twice:
+                    raise DataError(f"{path} line {start}: two columns are called {twice[0][:40]!r}; rename one")
+    if not header:
+        raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")
+
+
+def _csv_lines(file: BinaryIO, path: Path, limit: int) -> Iterator[str]:
+    for number, raw in enumerate(read_lines(file, limit), 1):
+        if len(raw) > limit:
+            try:
+                line_text(raw, limit)
+            except RowError as error:
+                raise DataError(f"{path} line {number}: {error}") from None
+        text = raw.decode("utf-8", "surrogateescape")  # what is not UTF-8 is found with its row
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
+    """A row; {} for a blank line and for the header."""
+    text = "".join(fields)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
+    if not header or (not text.strip() and len(fields) < len(header)):
+        return {}
+    if len(fields) != len(header):
+        return RowError("broken_csv", f"the row has {len(fields)} fields, the header names {len(header)} columns")
+    return dict(zip(header, fields, strict=True))

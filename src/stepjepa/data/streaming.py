@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from typing import Any, NamedTuple
 
+from stepjepa.config.option import Names
 from stepjepa.data.encode import CHUNK_ROWS, Encoded, PlacedRow, nothing_kept
-from stepjepa.data.files import Part
+from stepjepa.data.options import ReadingOptions
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource
+from stepjepa.data.sources import Part, RowSource
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.utils.parallel import mapped
+
+_NAME = Names(ReadingOptions)
 
 
 class Cursor(NamedTuple):
@@ -136,7 +140,8 @@ class RowStream:
                 if self.shards == 1:
                     raise DataError(f"{names}: the file or data set is empty; it needs at least one row")
                 raise DataError(
-                    f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out --streaming"
+                    f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out "
+                    f"--{_NAME.streaming}"
                 )
             passes, member = passes + 1, 0
 
@@ -198,12 +203,15 @@ class ExampleStream:
                 parts.setdefault(source, []).append((self.rows.sources[source].place(number), value))
             return parts
 
-        tasks = ((task, by_source(task[1])) for task in self.rows.chunks(rows, cursors))
-        for (before, chunk), parts in mapped(_ChunkEncoder(self.encoders), tasks, self.processes, "dataset_num_proc"):
-            for source, encoded in parts.items():
-                self.reports[source].add(encoded.report)
-            counts = {source: iter(encoded.counts) for source, encoded in parts.items()}
-            stores = {source: iter(encoded.store) for source, encoded in parts.items()}
+        chunks, ahead = tee(self.rows.chunks(rows, cursors))
+        encoder, tasks = _ChunkEncoder(self.encoders), (by_source(chunk) for _, chunk in ahead)
+        several = self.processes > 1
+        encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc) if several else map(encoder, tasks)
+        for (before, chunk), parts in zip(chunks, encoded, strict=False):
+            for source, part in parts.items():
+                self.reports[source].add(part.report)
+            counts = {source: iter(part.counts) for source, part in parts.items()}
+            stores = {source: iter(part.store) for source, part in parts.items()}
             yield (
                 before,
                 [

@@ -112,7 +112,7 @@ class ArithmeticConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.max_steps < self.min_steps:
-            raise ValueError(f"max_steps ({self.max_steps}) must not be below min_steps ({self.min_steps})")
+            raise ValueError(f"at most {self.max_steps} steps and at least {self.min_steps} exclude each other")
         unknown = [name for name in self.operations if name not in _OPERATIONS]
         if unknown or not self.operations:
             what = f"unknown operation {unknown[0]!r} in operations" if unknown else "operations is empty"
@@ -174,7 +174,7 @@ def generate_split(
             test.append(row)
     raise ValueError(
         f"found only {len(test)} of {n_test} test questions that are not in the train rows; "
-        "raise max_number, max_operand or max_steps, or ask for fewer rows"
+        "allow larger numbers or more steps, or ask for fewer rows"
     )
 
 
@@ -224,7 +224,7 @@ def _draw_chain(
             return start, chain
     raise ValueError(
         f"no chain of {length} operations found with operations={config.operations} and numbers up to "
-        f"{config.max_number}; raise max_number, lower max_steps or allow more operations"
+        f"{config.max_number}; allow larger numbers, fewer steps or more operations"
     )
 
 

@@ -183,6 +183,22 @@ class Example(NamedTuple):
             term.token if term.segment == TRUNK else self.segments[term.segment - 1].attach for term in read.terms
         )
 
+    def reach(self, pair: Pair, positions: bool) -> int:
+        """Positions that the views of a pair take, counted from 0; of what stands on the trunk without `positions` the
+        tokens that it takes there, whatever stands before it in the forest."""
+        reach = 0
+        for term in (*pair.source.terms, *pair.target.terms):
+            if term.segment == TRUNK:
+                reach = max(reach, term.token + 1)
+                continue
+            segment = self.segments[term.segment - 1]
+            if positions:
+                end = segment.position + segment.length
+            else:
+                end = (segment.origin or 0) + segment.length if segment.attach == ISOLATED else segment.attach + 1
+            reach = max(reach, end)
+        return reach
+
     def segment(self, read: Read) -> Segment | None:
         """The segment of a read's first state; None for the trunk."""
         number = read.terms[0].segment

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stepjepa.data.files import file_rows
+from stepjepa.data.sources import file_rows
 from stepjepa.errors import DataError
 from stepjepa.generation import Reply
 from stepjepa.generation.store import json_line

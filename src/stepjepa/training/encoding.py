@@ -26,15 +26,11 @@ def encode_options(options: JEPAOptions, positions: int | None = None, rules: St
             decides for every other answer by itself.
     """
     objective = objective_of(options)
-    return EncodeOptions(
+    return EncodeOptions.of(
+        options,
         objective=objective if objective.makes_pairs else None,
         rules=rules or _step_rules((), options, make_splitter("auto", options.step_separator)),
-        max_length=options.max_length,
         max_positions=positions,
-        system_prompt=options.system_prompt,
-        strict=options.strict_data,
-        labels=options.labels or "assistant",
-        columns=pair_columns(options),
     )
 
 
@@ -66,9 +62,7 @@ def _step_rules(
 
 def pair_columns(options: JEPAOptions) -> PairColumns | None:
     """The columns that hold the views, where the options name them."""
-    if not options.source_column or not options.target_column:
-        return None
-    return PairColumns(options.source_column, options.target_column, options.choice_column)
+    return options.columns
 
 
 def chat_tokenizer(tokenizer: Any, options: JEPAOptions) -> Any:
@@ -103,7 +97,7 @@ def encode(
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     settings = settings_for(rows, options, positions, splitter)
     tokenizer = chat_tokenizer(tokenizer, options)
-    key = cache_key(rows, tokenizer, settings, options.chat_template_kwargs) if options.data_cache else None
+    key = cache_key(rows, tokenizer, settings) if options.data_cache else None
     cached = load_cached(options.data_cache or "", key) if key else None
     if cached is not None:
         return cached  # only what has pairs was stored

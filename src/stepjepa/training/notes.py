@@ -7,8 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from stepjepa.config.option import Names, unread_options
-from stepjepa.data.files import FILE_SUFFIXES
-from stepjepa.data.sources import RowSource
+from stepjepa.data.sources import FILE_SUFFIXES, RowSource
 from stepjepa.data.steps import names_steps
 from stepjepa.errors import StepJepaError
 from stepjepa.objectives.base import find_objective, objective_of

@@ -1,4 +1,4 @@
-"""A function over a stream of tasks, in this process or in several, with the results in the tasks' order."""
+"""A function over a stream of arguments in several processes, with the results in the arguments' order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from stepjepa.errors import DataError
 
-Tag = TypeVar("Tag")
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -23,35 +22,29 @@ _function: Callable[[Any], Any]  # of a worker process
 
 
 def mapped(
-    function: Callable[[Argument], Result], tasks: Iterable[tuple[Tag, Argument]], processes: int, option: str
-) -> Iterator[tuple[Tag, Result]]:
-    """``(tag, function(argument))`` of every task, in the tasks' order.
+    function: Callable[[Argument], Result], arguments: Iterable[Argument], processes: int, option: str
+) -> Iterator[Result]:
+    """As `map`, in several processes.
 
-    The tasks may be without end: with several processes no more than two for each are ahead of what was taken.
+    The arguments may be without end: no more than two for each process are ahead of what was taken.
 
     Args:
-        function: is sent to every process once, arguments and results with every task.
-        processes: 1 works in this process.
+        function: is sent to every process once, arguments and results one by one.
         option: names the number of processes in messages.
 
     Raises:
-        DataError: a process was killed. What `function` raises comes with its task's turn.
+        DataError: a process was killed. What `function` raises comes with its argument's turn.
     """
-    if processes == 1:
-        for tag, argument in tasks:
-            yield tag, function(argument)
-        return
-    waiting: deque[tuple[Tag, Future[Result]]] = deque()
+    waiting: deque[Future[Result]] = deque()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(function,))
     try:
-        for tag, argument in tasks:
-            waiting.append((tag, pool.submit(_call, argument)))
-            if len(waiting) > 2 * processes:  # so that tasks do not pile up in memory
-                done, future = waiting.popleft()
-                yield done, future.result()
-        for done, future in waiting:
-            yield done, future.result()
+        for argument in arguments:
+            waiting.append(pool.submit(_call, argument))
+            if len(waiting) > 2 * processes:  # so that arguments do not pile up in memory
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     except BrokenProcessPool:
         raise DataError(
             f"a worker process was killed (the memory may have been full): try a smaller {option}; a script must start "

@@ -7,15 +7,11 @@ import tracemalloc
 import datasets
 import pytest
 
-from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.prepare import AnswerRules, PrepareOptions, prepare
-from stepjepa.data.prepare import run as prepare_run
+from stepjepa.data.prepare import PrepareOptions, prepare
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.prepare.rows import question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
-
-RULES = AnswerRules(final_answer, answers_match)
 
 
 def gsm8k(index, question=None):
@@ -34,7 +30,7 @@ def read(path):
 
 def run(folder, rows, name="out.jsonl", **changes):
     source = write(folder / "raw.jsonl", rows) if isinstance(rows, list) else rows
-    return prepare(PrepareOptions(output_file=str(folder / name), **{"overwrite": True, **changes}), source, RULES)
+    return prepare(PrepareOptions(output_file=str(folder / name), **{"overwrite": True, **changes}), source)
 
 
 def test_a_row(tmp_path):
@@ -151,7 +147,7 @@ def test_validation_rows(tmp_path):
     "changes", [{}, {"dedup": True, "valid_ratio": 0.3}, {"max_examples": 120}, {"strict_data": True}]
 )
 def test_processes_change_nothing(tmp_path, monkeypatch, changes):
-    monkeypatch.setattr(prepare_run, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 7)
     rows = [gsm8k(n, f"What is {n % 90} and 1?") for n in range(200)]
     if not changes.get("strict_data"):
         rows[5::11] = [{"question": "q", "answer": "no"}] * len(rows[5::11])
@@ -169,16 +165,15 @@ def test_processes_change_nothing(tmp_path, monkeypatch, changes):
 
 
 def test_a_worker_that_dies_is_an_error():
-    tasks = iter([(number, 3) for number in range(9)])
     with pytest.raises(DataError, match="a worker process was killed"):
-        list(mapped(os._exit, tasks, 2, "num_proc"))
+        list(mapped(os._exit, iter([3] * 9), 2, "num_proc"))
 
 
 def test_max_examples(tmp_path):
     rows = [gsm8k(1), "broken", gsm8k(2), gsm8k(3)]
     report = run(tmp_path, rows, max_examples=2)
     assert (report.rows_read, report.rows_kept, report.stopped_early) == (3, 2, True)
-    assert "  Stopped at max_examples; the rows behind were not read" in report.lines()
+    assert "  Stopped at max_examples; the rows after it were not read" in report.lines()
     assert not run(tmp_path, rows, max_examples=9).stopped_early
 
 

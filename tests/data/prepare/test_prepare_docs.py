@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.data.prepare import PrepareOptions, prepare
-from stepjepa.data.prepare.run import REASONS
+from stepjepa.data.prepare import REASONS, PrepareOptions, prepare
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "prepare.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(

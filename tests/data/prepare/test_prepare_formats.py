@@ -31,7 +31,7 @@ def prepared(row, **changes):
         example.question,
         example.answer,
         example.ground_truth,
-        Converter(form, options, False, None).steps_of(example)[0],
+        Converter(form, options, False).steps_of(example)[0],
     )
 
 
@@ -143,7 +143,7 @@ def test_not_recognised(rows, changes, words):
 
 
 def test_a_splitter_for_rows_that_name_their_steps():
-    with pytest.raises(ConfigError, match="has format gsm8k_socratic, whose rows name their steps; leave it out"):
+    with pytest.raises(ConfigError, match="rows of format gsm8k_socratic name their steps themselves; leave it out"):
         recognise([SOCRATIC], PrepareOptions(step_splitter="lines"), "a file")
 
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from stepjepa.data.prepare import PrepareOptions, prepare, run
+from stepjepa.data.prepare import Converter, PrepareOptions, prepare
 from stepjepa.errors import ConfigError, DataError
 
 ROWS = 700
@@ -123,8 +123,8 @@ def test_interrupted_by_the_user(source, expected, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(run, "_next_command", interrupt)
-        patch.setattr(run.Converter, "_prepared", interrupt)
+        patch.setattr("stepjepa.data.prepare._next_command", interrupt)
+        patch.setattr(Converter, "_prepared", interrupt)
         prepare(options(tmp_path, source))
     assert list(tmp_path.iterdir()) == []
     prepare(options(tmp_path, source))

@@ -13,7 +13,7 @@ LONG = "A sentence that is long enough."
 
 def found(response, format="teacher", final=None, **changes):
     """Steps, and how many pieces were too short."""
-    converter = Converter(RawFormat(format), PrepareOptions(**changes), False, None)
+    converter = Converter(RawFormat(format), PrepareOptions(**changes), False)
     return converter.steps_of(RawExample("q", "a", None, response, final))
 
 

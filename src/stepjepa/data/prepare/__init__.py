@@ -1,6 +1,381 @@
-"""Raw rows to chat rows with steps, for files of any size: ``stepjepa prepare``."""
+"""Raw rows to chat rows with steps, for files of any size: ``stepjepa prepare``.
 
-from stepjepa.data.prepare.options import AnswerRules, PrepareOptions
-from stepjepa.data.prepare.run import PrepareResult, prepare
+Rows stream from the source in blocks through a `Converter`, in this process or in several, and back in their order. Here
+each is counted once and written. What goes where depends on the row and on those before it alone, so any number of
+processes writes the same bytes. Every file appears complete or not at all.
+"""
 
-__all__ = ["AnswerRules", "PrepareOptions", "PrepareResult", "prepare"]
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from stepjepa.config.option import Names
+from stepjepa.data.prepare.formats import recognise
+from stepjepa.data.prepare.options import PrepareOptions
+from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
+from stepjepa.data.sources import FILE_SUFFIXES, JSON_SUFFIXES, RowSource, csv_rows
+from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
+from stepjepa.utils.parallel import mapped
+from stepjepa.utils.text import escaped
+
+_NAME = Names(PrepareOptions)
+REASONS = {
+    "truncated_line": "the file ends in the middle of the line",
+    "not_utf8": "not UTF-8 text",
+    "broken_json": "broken JSON",
+    "broken_csv": "broken CSV",
+    "line_too_long": "the line is too long",
+    "not_an_object": "the row is no object with columns",
+    "missing_column": "a column is missing or null",
+    "not_text": "a column's value is no text",
+    "text_too_long": "a text is too long",
+    "broken_text": "a text holds half a character (a lone surrogate)",
+    "empty_text": "a column is empty",
+    "empty_question": "the question is empty",
+    "no_bars": "no '||' between question and steps",
+    "no_final_answer": "no '#### ...' at the end",
+    "no_ground_truth": "no ground truth to compare with",
+    "only_thinking": "nothing but a thinking block",
+    "too_few_steps": f"too few steps (--{_NAME.min_steps})",
+    "too_many_steps": f"too many steps (--{_NAME.max_steps})",
+    "wrong_answer": f"not the ground truth (--{_NAME.require_correct})",
+    "duplicate": f"a question that was kept before (--{_NAME.dedup})",
+}
+# What was asked for, not a fault of the row: strict_data lets these pass.
+_FILTERS = {"too_few_steps", "too_many_steps", "wrong_answer", "duplicate"}
+_EXAMPLES = 20  # rows listed for a reason
+_LONGEST_TABLE = 12
+_BLOCK_ROWS, _BLOCK_BYTES = 500, 2**20  # that are prepared together
+_RECOGNISED_BY = 100  # rows
+_LOOKED_AT = 1000  # rows, for those that can be read
+
+
+@dataclass
+class PrepareResult:
+    """What `prepare` did, every row counted once as kept or dropped; ``str()`` of it is what the command prints.
+
+    Attributes:
+        source, format, why: what was read, as which format, and why as this one.
+        min_step_length, drop_short: the least length of a step, and whether a shorter piece is left out or joined.
+        system_prompt: the beginning of every chat.
+        rows_read, rows_kept: rows; blank lines are none.
+        rows_dropped: reason -> rows.
+        examples: reason -> the first such rows: ``place``, ``what`` is wrong, ``text`` it begins with.
+        step_counts: steps -> kept rows.
+        short_pieces, rows_with_short: pieces that were too short to be steps, and kept rows that had some.
+        rows_boxed: kept rows with an answer in a box.
+        files: output file -> rows in it.
+        stopped_early: whether max_examples ended the reading.
+        next_command: the command that trains on the files; empty where no row is left to train on.
+    """
+
+    source: str
+    format: str
+    why: str
+    min_step_length: int = 1
+    drop_short: bool = False
+    system_prompt: str | None = None
+    rows_read: int = 0
+    rows_kept: int = 0
+    rows_dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    step_counts: Counter[int] = field(default_factory=Counter)
+    short_pieces: int = 0
+    rows_with_short: int = 0
+    rows_boxed: int = 0
+    files: dict[str, int] = field(default_factory=dict)
+    stopped_early: bool = False
+    next_command: str = ""
+
+    def keep(self, row: Kept) -> None:
+        """Count a row that is written."""
+        self.rows_read += 1
+        self.rows_kept += 1
+        self.step_counts[row.steps] += 1
+        self.short_pieces += row.short
+        self.rows_with_short += row.short > 0
+        self.rows_boxed += row.boxed
+
+    def drop(self, row: Dropped, place: str) -> None:
+        """Count a row that is left out."""
+        self.rows_read += 1
+        self.rows_dropped[row.reason] += 1
+        listed = self.examples.setdefault(row.reason, [])
+        if len(listed) < _EXAMPLES:
+            listed.append({"place": place, "what": row.what, "text": escaped(row.text)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for ``OUT.report.json``."""
+        record = {
+            **vars(self),
+            "rows_dropped": dict(self.rows_dropped.most_common()),
+            "step_counts": {str(steps): rows for steps, rows in sorted(self.step_counts.items())},
+        }
+        del record["next_command"]
+        return record
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines() + ([f"Next: {self.next_command}"] if self.next_command else []))
+
+    def lines(self) -> list[str]:
+        """The counts, one fact a line. What comes from the file is on one line and printable."""
+        dropped = sum(self.rows_dropped.values())
+        lines = [
+            f"Prepared: {escaped(self.source)}",
+            f"  Format: {self.format} ({escaped(self.why)})",
+            f"  Rows: {self.rows_read:,} read, {self.rows_kept:,} kept, {dropped:,} dropped",
+            *(f"    dropped {reason}" for reason in self.dropped()),
+        ]
+        if self.stopped_early:
+            lines.append(f"  Stopped at {_NAME.max_examples}; the rows after it were not read")
+        if self.rows_kept:
+            counts: Counter[int] = Counter()
+            for steps, rows in self.step_counts.items():
+                counts[min(steps, _LONGEST_TABLE)] += rows
+            table = (f"{steps}{'+' * (steps == _LONGEST_TABLE)} in {rows:,}" for steps, rows in sorted(counts.items()))
+            lines.append(f"  Steps a row: {', '.join(table)}")
+        if self.rows_kept and self.short_pieces:
+            what = "left out or joined to a neighbour" if self.drop_short else "joined to a neighbour"
+            lines.append(
+                f"  Too short for a step: {self.short_pieces:,} pieces in {_rows(self.rows_with_short)}, {what} "
+                f"(--{_NAME.min_step_length} {self.min_step_length}; 1 keeps each as a step)"
+            )
+        if self.rows_kept and self.system_prompt:
+            lines.append(f"  System prompt: {escaped(self.system_prompt)} (--{_NAME.system_prompt} TEXT, or none)")
+            if "\\boxed" in self.system_prompt and 2 * self.rows_boxed < self.rows_kept:
+                few = f"only {self.rows_boxed:,} of {self.rows_kept:,} answers have" if self.rows_boxed else ""
+                lines.append(
+                    f"    warning: it asks for \\boxed{{}}, and {few or 'no answer has'} one; see "
+                    f"--{_NAME.final_answer} and --{_NAME.system_prompt}"
+                )
+        return lines + [f"  {escaped(name)}: {_rows(rows)}" for name, rows in self.files.items()]
+
+    def dropped(self) -> list[str]:
+        """Number of rows, reason and first example of each kind of row that was dropped."""
+        found = []
+        for reason, rows in self.rows_dropped.most_common():
+            first = self.examples[reason][0]
+            shown = f"; {first['text'][:70]}" if first["text"] else ""
+            where = f"{escaped(first['place'])}: {escaped(first['what'])}{shown}"
+            found.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
+        return found
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+def prepare(options: PrepareOptions, source: Any = None) -> PrepareResult:
+    """Write a source of raw rows as chat rows with steps to ``options.output_file`` and its validation file.
+
+    Args:
+        source: the rows, in place of ``options.file``: a file (JSONL, text, CSV, Parquet), a Hub data set's name, or
+            anything else that `RowSource` takes.
+
+    Returns:
+        The counts, which are in ``OUT.report.json`` too.
+
+    Raises:
+        ConfigError: an option that cannot be used, or output files that exist.
+        DataError: the source cannot be read, no row of it can be kept, or the output cannot be written; with ``strict_data``
+            the first row that is dropped for a fault.
+    """
+    options.check()
+    raw = _RawRows(options.file if source is None else source, options)
+    form = recognise(raw.first_rows(), options, raw.name)
+    train, valid, report = _output_files(options, raw.path)
+    converter = Converter(form, options, raw.text_lines)
+    result = PrepareResult(raw.name, form.name, form.why, converter.least, options.drop_short, options.system_prompt)
+    targets = [train, valid] if options.valid_ratio else [train]
+    try:
+        train.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            names = [stack.enter_context(replacing(target)) for target in targets]
+            files = [stack.enter_context(open(name, "wb", buffering=_BLOCK_BYTES)) for name in names]
+            counts = [0] * len(files)
+            with raw.unchanged():
+                for kept in _kept(raw, converter, options, result):
+                    target = int(kept.key < options.valid_ratio * 2**KEY_BITS)
+                    files[target].write(kept.line)
+                    counts[target] += 1
+                if not result.rows_kept:
+                    reasons = "; ".join(result.dropped())
+                    raise DataError(f"{raw.name}: none of {result.rows_read:,} rows can be kept; dropped {reasons}")
+        result.files = {str(target): rows for target, rows in zip(targets, counts, strict=True)}
+        result.next_command = _next_command(result, train, valid)
+        write_json(report, {**result.to_dict(), "job": {"input": {"name": raw.name}, "options": vars(options)}})
+    except OSError as error:
+        raise DataError(f"{error.filename or train}: cannot be written ({error.strerror or error})") from None
+    return result
+
+
+def _kept(raw: _RawRows, converter: Converter, options: PrepareOptions, result: PrepareResult) -> Iterator[Kept]:
+    """The rows to write, until the source or ``max_examples`` ends them; every row is counted."""
+    seen = set[int]()
+    blocks, processes = raw.blocks(), options.num_proc
+    for outcomes in map(converter, blocks) if processes == 1 else mapped(converter, blocks, processes, _NAME.num_proc):
+        for outcome in outcomes:
+            if isinstance(outcome, Kept) and options.dedup and outcome.key in seen:
+                outcome = Dropped(outcome.number, "duplicate", "the question was kept before", outcome.question)
+            if isinstance(outcome, Dropped):
+                place = raw.place(outcome.number)
+                if options.strict_data and outcome.reason not in _FILTERS:
+                    raise DataError(f"{place}: {outcome.what} (--{_NAME.strict_data} stops at the first such row)")
+                result.drop(outcome, place)
+                continue
+            if options.dedup:
+                seen.add(outcome.key)
+            result.keep(outcome)
+            yield outcome
+            if result.rows_kept == options.max_examples:
+                result.stopped_early = True
+                return
+
+
+def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, Path, Path]:
+    """The files for training, validation and the report.
+
+    Raises:
+        ConfigError: one of them must not be replaced.
+    """
+    name = Path(os.path.expanduser(options.output_file or ""))
+    if name.is_symlink():  # write where it leads; a rename would replace the link
+        name = Path(os.path.realpath(name))
+    found = name, name.with_name(f"{name.stem}.valid{name.suffix}"), name.with_name(f"{name.stem}.report.json")
+    for path in found if options.valid_ratio else (found[0], found[2]):
+        if path.is_dir():
+            raise ConfigError(f"{_NAME.output_file}: {path} is a folder; give a file's name")
+        if source is not None and os.path.realpath(path) == os.path.realpath(source):
+            raise ConfigError(f"{_NAME.output_file}: {path} is the file that is read; write to another one")
+        if path.exists() and not options.overwrite:
+            raise ConfigError(f"{path} exists already; --{_NAME.overwrite} replaces it once the new one is complete")
+    return found
+
+
+def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
+    """The command that trains on what was written; "" where no row is left to train on."""
+    if not result.files[str(train)]:
+        return ""
+
+    def flags(**options: str) -> list[str]:
+        return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+    files = flags(train_file=str(train), **({"eval_file": str(valid)} if result.files.get(str(valid)) else {}))
+    objective = ["--step_jepa"] * (max(result.step_counts) > 1)
+    words = [*files, *flags(model_name="mini"), *objective, *flags(output_dir=f"runs/{train.stem}")]
+    return shlex.join(["stepjepa", "train", *words])
+
+
+class _RawRows:
+    """A source of raw rows; of a file of lines the bytes of each, so that what is wrong with one stays a fault of its own.
+
+    Attributes:
+        name: for messages.
+        path: of the file, None for other sources.
+        text_lines: whether rows are lines of text.
+
+    Raises:
+        DataError: nothing that can be read, or one JSON array.
+    """
+
+    def __init__(self, source: Any, options: PrepareOptions):
+        is_name = isinstance(source, (str, os.PathLike))
+        if isinstance(source, Iterator):  # read twice: to recognise the format, and to prepare
+            source = list(source)
+        self.name = str(source) if is_name else type(source).__name__
+        path = Path(os.path.expanduser(source)) if is_name else None
+        self.path, self.text_lines = None, False
+        suffix = path.suffix.lower() if path else ""
+        try:
+            if path is not None and path.is_file():
+                self.path, self.text_lines = path, options.format == "implicit_cot"
+                if not self.text_lines and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
+                    self.text_lines = _first_byte(path) != b"{" and suffix not in JSON_SUFFIXES
+        except OSError as error:
+            raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
+        self._csv = suffix == ".csv" and not self.text_lines
+        by_line = self.path is not None and (self.text_lines or suffix != ".parquet")
+        self._source = None if by_line else RowSource(source, options.dataset_split)
+
+    def place(self, number: int) -> str:
+        """The place of a row, for messages."""
+        return f"{self.name} {'line' if self._source is None else 'row'} {number}"
+
+    def unchanged(self) -> Any:
+        """A context in which the file must not change."""
+        return unchanged(self.path) if self.path is not None else ExitStack()
+
+    def first_rows(self) -> list[Any]:
+        """The first rows that can be read, for recognising their format.
+
+        Raises:
+            DataError: there is none.
+        """
+        found, looked_at, wrong = list[Any](), 0, ""
+        with self.unchanged():
+            for number, raw in islice(self._rows(), _LOOKED_AT):
+                looked_at += 1
+                try:
+                    row = parse(raw, self.text_lines)
+                except RowError as error:
+                    wrong = wrong or f"{self.place(number)}: {error}"
+                    continue
+                found += [] if row is None else [row]
+                if len(found) == _RECOGNISED_BY:
+                    break
+            if not found and wrong:
+                which = f"none of the first {looked_at:,} lines can" if looked_at > 1 else "the only line cannot"
+                raise DataError(f"{wrong} ({which} be read)")
+            if not found:
+                raise DataError(f"{self.name}: the file or data set is empty; it needs at least one row")
+        return found
+
+    def blocks(self) -> Iterator[list[RawRow]]:
+        """All rows, in blocks."""
+        rows: list[RawRow] = []
+        size = 0
+        for row in self._rows():
+            rows.append(row)
+            size += len(row[1]) if isinstance(row[1], bytes) else 1000
+            if len(rows) == _BLOCK_ROWS or size >= _BLOCK_BYTES:
+                yield rows
+                rows, size = [], 0
+        if rows:
+            yield rows
+
+    def _rows(self) -> Iterator[RawRow]:
+        if self._source is not None:
+            yield from self._source
+            return
+        assert self.path is not None
+        try:
+            if self._csv:
+                yield from csv_rows(self.path, LINE_BYTES)
+                return
+            with open(self.path, "rb") as file:
+                yield from enumerate(read_lines(file, LINE_BYTES), 1)
+        except OSError as error:
+            raise DataError(f"{self.name}: cannot be read ({error.strerror or error})") from None
+
+
+def _first_byte(path: Path) -> bytes:
+    """The first byte that is no white space.
+
+    Raises:
+        DataError: it opens a JSON array.
+    """
+    with open(path, "rb") as file:
+        starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
+        first = next(filter(None, starts), b"")[:1]
+    if first == b"[":
+        raise DataError(f"{path}: this looks like one JSON array; write one object per line (JSONL)")
+    return first

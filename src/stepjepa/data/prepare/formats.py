@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stepjepa.config.option import Names, options_of
 from stepjepa.data.prepare.options import OWN_STEPS, RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.sources import TEXT_COLUMNS, listed_columns
 from stepjepa.data.steps import LISTED, make_splitter
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.errors import DataError, RowError
 
 MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
 
+_NAME = Names(PrepareOptions)
 _MARK = re.compile(r"<<[^\n]*?>>")
 _MARKS_ONLY = re.compile(r"(?:\s*<<[^\n]*?>>)+\s*")
 _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
@@ -76,7 +78,7 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
         ConfigError: options that exclude each other.
     """
     objects = [row for row in rows if isinstance(row, Mapping)]
-    for which in ("question_column", "answer_column", "response_column", "ground_truth_column"):
+    for which in (name for name in options_of(PrepareOptions) if name.endswith("_column")):
         column = getattr(options, which)
         if column is not None and objects and not any(column in row for row in objects):
             there = listed_columns(objects[0])
@@ -87,8 +89,8 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
     (form, count), *_ = found.most_common(1)
     if options.format != "auto":
         return form
-    if form.name in OWN_STEPS and options.step_splitter != "auto":
-        raise ConfigError(f"step_splitter: {name} has format {form.name}, whose rows name their steps; leave it out")
+    if form.name in OWN_STEPS:
+        options.check_named(form.name)
     which_rows = f"{count} of the first {len(rows)} rows have" if len(rows) > 1 else "the only row has"
     return form._replace(why=f"recognised: {which_rows} {_LOOKS[form.name]}")
 
@@ -129,7 +131,7 @@ def _nothing_found(rows: Sequence[Any], objects: Sequence[Mapping[str, Any]]) ->
         return "the rows are chats already ('messages'); stepjepa train reads them as they are"
     return (
         f"format not recognised (columns found: {listed_columns(objects[0])}); name the columns with "
-        "--question_column and --response_column, or give --format"
+        f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
     )
 
 
@@ -229,7 +231,7 @@ def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:
 def _listed(row: Mapping[str, Any], name: str) -> list[str]:
     value = _value(row, name)
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
-        raise RowError("not_text", f"column {name!r} is no list of texts, which step_splitter=list reads")
+        raise RowError("not_text", f"column {name!r} is no list of texts, which {_NAME.step_splitter}=list reads")
     _refuse_long(sum(map(len, value)), f"column {name!r}")
     if not any(step.strip() for step in value):
         raise RowError("empty_text", f"column {name!r} is empty")

@@ -2,13 +2,12 @@ r"""Options of ``stepjepa prepare``, with their help texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from stepjepa.config.option import check_fields, option
-from stepjepa.data.files import JSON_SUFFIXES
+from stepjepa.config.option import Names, check_fields, option
+from stepjepa.data.sources import JSON_SUFFIXES
 from stepjepa.data.steps import LISTED, STYLES, make_splitter
 from stepjepa.errors import ConfigError
 
@@ -23,18 +22,6 @@ OWN_STEPS = ("gsm8k_socratic", "implicit_cot")
 PUBLISHED_LENGTH = 21  # the published preparation drops pieces of 20 characters or fewer
 
 _FORMAT, _STEPS, _ROWS, _OUTPUT = "input", "steps", "rows", "output"
-
-
-class AnswerRules(NamedTuple):
-    """How final answers are found and compared; `stepjepa.data.answers` holds such functions.
-
-    Attributes:
-        find: the final answer of a text, or None.
-        match: whether two final answers are the same.
-    """
-
-    find: Callable[[str], str | None]
-    match: Callable[[str | None, str | None], bool]
 
 
 @dataclass
@@ -118,16 +105,26 @@ class PrepareOptions:
         """Check the values.
 
         Raises:
-            ConfigError: one that cannot be used; the message names the option.
+            ConfigError: one that cannot be used.
         """
         if not self.output_file:
-            raise ConfigError("--output_file must be given: the JSONL file to write")
+            raise ConfigError(f"--{_NAME.output_file} must be given: the JSONL file to write")
         if Path(self.output_file).suffix.lower() not in JSON_SUFFIXES:
-            raise ConfigError(f"output_file is {self.output_file!r}; rows are written as JSONL, so end it in .jsonl")
+            raise ConfigError(
+                f"{_NAME.output_file} is {self.output_file!r}; rows are written as JSONL, so end it in .jsonl"
+            )
         check_fields(self)
         if self.max_steps is not None and self.max_steps < self.min_steps:
-            raise ConfigError(f"max_steps is {self.max_steps}; it must be at least {self.min_steps}")
-        if self.step_splitter != "auto" and self.format in OWN_STEPS:
-            raise ConfigError(f"step_splitter: rows of format {self.format} name their steps themselves; leave it out")
+            raise ConfigError(f"{_NAME.max_steps} is {self.max_steps}; it must be at least {self.min_steps}")
+        if self.format in OWN_STEPS:
+            self.check_named(self.format)
         if self.step_splitter != LISTED:
             make_splitter(self.step_splitter, self.step_separator)
+
+    def check_named(self, form: str) -> None:
+        """Refuse a splitter for rows that name their steps; raises ConfigError."""
+        if self.step_splitter != "auto":
+            raise ConfigError(f"{_NAME.step_splitter}: rows of format {form} name their steps themselves; leave it out")
+
+
+_NAME = Names(PrepareOptions)

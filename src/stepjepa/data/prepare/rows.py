@@ -13,12 +13,15 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stepjepa.config.option import Names
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
-from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, AnswerRules, PrepareOptions
+from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, PrepareOptions
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, Text, make_splitter
 from stepjepa.errors import RowError
-from stepjepa.utils.jsonl import line_text, line_value
+from stepjepa.utils.files import line_text, line_value
 
+_NAME = Names(PrepareOptions)
 LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
 KEY_BITS = 64
 _SHOWN = 160  # characters of a dropped row
@@ -58,14 +61,13 @@ class Converter:
     Args:
         form: the rows' format and columns.
         text_lines: whether the lines of bytes are text; JSON else.
-        rules: how final answers are found and compared; without them only ``####`` lines and a ground-truth column count.
 
     Attributes:
         least: `length` of a step at least.
     """
 
-    def __init__(self, form: RawFormat, options: PrepareOptions, text_lines: bool, rules: AnswerRules | None):
-        self._form, self._options, self._text_lines, self._rules = form, options, text_lines, rules
+    def __init__(self, form: RawFormat, options: PrepareOptions, text_lines: bool):
+        self._form, self._options, self._text_lines = form, options, text_lines
         named = form.name in ("gsm8k", *OWN_STEPS) or options.step_splitter == LISTED
         style = options.step_splitter
         if style in ("auto", LISTED):
@@ -93,7 +95,7 @@ class Converter:
         example = read_example(row, self._form, options)
         steps, short = self.steps_of(example)
         if len(steps) < options.min_steps:
-            more = f" ({len(steps) + short} with those below --min_step_length {self.least})" if short else ""
+            more = f" ({len(steps) + short} with those below --{_NAME.min_step_length} {self.least})" if short else ""
             raise RowError("too_few_steps", f"{len(steps)} step{'s' * (len(steps) != 1)} found{more}")
         if options.max_steps is not None and len(steps) > options.max_steps:
             raise RowError("too_many_steps", f"{len(steps)} steps found")
@@ -147,17 +149,15 @@ class Converter:
 
     def _checked_truth(self, example: RawExample, content: str) -> str | None:
         """The ground truth; with ``require_correct`` checked against the response."""
-        truth, rules = example.ground_truth, self._rules
-        if rules is None:
-            return truth
+        truth = example.ground_truth
         if truth is None:
             own = example.answer if example.answer != example.response else None
             if own is None and self._options.require_correct:
                 raise RowError("no_ground_truth", "nothing but the response itself says what the final answer is")
-            truth = rules.find(content if own is None else own)
+            truth = final_answer(content if own is None else own)
         elif "####" in truth or "\\boxed" in truth:
-            truth = rules.find(truth) or truth
-        if self._options.require_correct and not rules.match(found := rules.find(content), truth):
+            truth = final_answer(truth) or truth
+        if self._options.require_correct and not answers_match(found := final_answer(content), truth):
             raise RowError("wrong_answer", f"the response ends in {_short(found)}, the ground truth is {_short(truth)}")
         return truth
 
@@ -213,7 +213,7 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     parts = [(piece if "```" in piece else _THINK_MARK.sub("", piece)).strip() for piece in [*pieces, text[at:]]]
     parts = [part for part in parts if part]
     if not parts:
-        raise RowError("only_thinking", "the response is a thinking block and nothing else; --keep_thinking keeps it")
+        raise RowError("only_thinking", f"the response is only a thinking block; --{_NAME.keep_thinking} keeps it")
     return parts if keep_thinking else [_JOIN.join(parts)]
 
 

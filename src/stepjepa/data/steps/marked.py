@@ -1,20 +1,236 @@
 """Steps that open with a mark: a number, a word such as *First* and *Then*, a heading; and where the last of them ends.
 
-What precedes the first mark belongs to the first step, and what is nested to its step. A paragraph after the last item that
-is not indented (a summary, the final answer) is a step of its own, unless the other items have such paragraphs too and it is
-not labelled as an answer.
+`find_markers` reads numbered lines (``Step 3:``, ``3.``, ``(c)``, ``IV.``, ``第三步``), `counted_lists` picks those that
+open the steps: of one kind that count up, at the top level. What precedes the first mark belongs to the first step, and
+what is nested to its step. A paragraph after the last item that is not indented (a summary, the final answer) is a step of
+its own, unless the other items have such paragraphs too and it is not labelled as an answer. All this reads `Text.flat`.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepjepa.data.steps.markers import Marker, counted_lists, find_markers
-from stepjepa.data.steps.text import CharSpan, Text
-from stepjepa.data.steps.words import WORDS, either
+from stepjepa.data.steps.text import WORDS, CharSpan, Paragraph, Text, either, first_letters
+
+_CJK = "一二三四五六七八九十"
+_ROMAN = [tens + ones for tens in ("", "x", "xx") for ones in " i ii iii iv v vi vii viii ix".split(" ")][1:] + ["xxx"]
+_ROMAN_VALUES = {numeral: value for value, numeral in enumerate(_ROMAN, start=1)}
+_LETTERS = {letter: value for value, letter in enumerate("abcdefghijklmnopqrstuvwxyz", start=1)}
+_VALUES = _LETTERS | _ROMAN_VALUES | {word: value for value, word in enumerate(WORDS["number"], start=1)}
+_NUMERAL = rf"\d{{1,3}}|[{_CJK}]{{1,3}}|(?<=[ \t(#])(?:[IVX]{{1,5}}|[A-Z]|(?i:{either('number')}))"
+_STEP_LETTERS = first_letters(WORDS["step"] + WORDS["ordinal"])
+_STEP = rf"(?=[^\W\d_])(?i:{either('step')})"
+# Behind `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
+_SIGN_BEHIND = (
+    r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__|</b>|[}\])])*[ \t]*"
+    r"(?:[:.，、)\]*}\u2013\u2014-](?!\d)|\n|\Z))"
+)
+# Behind `3.`: white space, markup, a word without a space in between, a script that writes no spaces.
+_BEHIND = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
+
+_EMOJI = "[\u2190-\u23ff\u2500-\u2775\u2780-\u2bff\ufe0f\u200d\U0001f000-\U0001faff]"
+
+# One line's start. The line feed is part of it (a text is searched with one in front), which makes the search fast.
+_MARKER = re.compile(
+    rf"""
+    \n(?P<lead>[ \t>]*)(?=[^\s>A-Za-z]|[A-Za-z][^A-Za-z]|[ivxIVX]{{2,5}}[.)]|{_STEP_LETTERS})
+    (?![A-Za-z]{{2,}}[ ][a-z]{{2,}}[ ][^:(\u2013\u2014-])  # two words: prose, most often
+    (?P<bullet>[-*+\u2022\u2013\u2014][ \t]+)?
+    (?P<heading>\#{{1,6}}[ \t]*)?
+    (?:{_EMOJI}{{1,6}}[ \t]*)?
+    (?P<bold>\*{{1,3}}|_{{1,3}}|\\textbf\{{|<(?:b|strong)>)?
+    (?:
+      (?P<step>
+        [(\[]?{_STEP}[ \t]*(?:[\#№-][ \t]*)?\(?(?:{_NUMERAL})(?:[ \t]*(?:/|of|von|de|sur|из)[ \t]*\d+)?
+          (?![^\W_])(?!\.\d)(?(heading)|(?(bold)|{_SIGN_BEHIND}))
+      | 第[ \t]*(?:\d{{1,3}}|[{_CJK}]{{1,3}})[ \t]*(?:步|ステップ|단계|段階)
+      | [(\[]?(?:\d{{1,3}}(?:[.)ºª°]|-?[^\W\d_]{{1,3}})?[ \t]*|(?i:{either("ordinal")})[ \t]+){_STEP}(?![^\W_])
+          {_SIGN_BEHIND}
+      )
+    | (?P<number>\d{{1,3}})(?:(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_BEHIND}|(?P<comma>、)(?!\d))|(?P<keycap>\ufe0f?\u20e3))
+    | [(\[](?P<inside>\d{{1,3}}|[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z]|[{_CJK}]{{1,3}})(?P<closed>[)\]])(?=[\s*_`$\\\w]|\Z)
+    | (?P<circled>[\u2460-\u2473])
+    | (?P<letters>[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z])(?:\*\*|__)?(?P<dot>[.)])(?=[\s*_])
+    | (?P<cjk>[{_CJK}]{{1,3}})(?P<cjkdot>[、.])
+    )
+    """,
+    re.VERBOSE,
+)
+
+
+class Marker(NamedTuple):
+    """What opens a numbered line.
+
+    Attributes:
+        start: where its line starts.
+        width: columns of white space before it, four for a tab.
+        quoted: whether a quote's sign stands before it.
+        family: markers of one list share it: ``step``, or how the number is written.
+        value: the number; None where it is not known (``Last step:``).
+        strength: 3 with a heading's sign, 2 in bold, 1 else.
+        level: of the heading; 0 without.
+        end: where what it marks begins.
+    """
+
+    start: int
+    width: int = 0
+    quoted: bool = False
+    family: str = "word"
+    value: int | None = None
+    strength: int = 1
+    level: int = 0
+    end: int = 0
+
+
+def find_markers(text: Text) -> list[Marker]:
+    """All that looks like a marker, outside of what is never cut; a letter that may be a Roman number comes twice."""
+    found: list[Marker] = []
+    for match in _MARKER.finditer("\n" + text.flat):
+        start = match.start()
+        if start in text:
+            continue
+        lead, bullet, heading, bold, step = match.group("lead", "bullet", "heading", "bold", "step")
+        if bullet and step is None and not bold:
+            continue  # "- 3. a" is an item of a list, whatever stands in it
+        width = len(lead.replace(">", " ").expandtabs(4))
+        level, strength = heading.count("#") if heading else 0, 3 if heading else 2 if bold else 1
+        for family, value in _readings(match):
+            found.append(Marker(start, width, ">" in lead, family, value, strength, level, match.end() - 1))
+    return found
+
+
+def _readings(match: re.Match[str]) -> Iterable[tuple[str, int | None]]:
+    """Family and value; two of them for a letter that is a Roman number as well."""
+    number, stop, step, circled, cjk = match.group("number", "stop", "step", "circled", "cjk")
+    if number is not None:
+        yield "1" + (stop or match["comma"] or "keycap"), int(number)
+    elif step is not None:
+        yield "step", _value(step)
+    elif circled is not None:
+        yield "1circled", ord(circled) - 0x245F
+    elif cjk is not None:
+        yield "1cjk" + match["cjkdot"], _value(cjk)
+    else:
+        inside = match["inside"]
+        shape = match["dot"] if inside is None else "(" + match["closed"]
+        numeral = match["letters"] if inside is None else inside
+        if not numeral.isascii() or numeral.isdigit():
+            yield ("1" if numeral.isdigit() else "1cjk") + shape, _value(numeral)
+            return
+        case, numeral = "A" if numeral.isupper() else "a", numeral.lower()
+        if numeral in _ROMAN_VALUES:
+            yield case + "roman" + shape, _ROMAN_VALUES[numeral]
+        if numeral in _LETTERS:
+            yield case + shape, _LETTERS[numeral]
+
+
+def _value(numeral: str) -> int | None:
+    """Of digits, of Chinese numerals (十二 is 12, 三十 is 30), of a word, a Roman number or a letter at the end."""
+    if digits := re.search(r"\d+", numeral):
+        return int(digits[0])
+    if numerals := re.search(f"[{_CJK}]+", numeral):
+        tens, ten, ones = numerals[0].rpartition("十")
+        value = _CJK.index(ones[-1]) + 1 if ones else 0
+        return value + (10 * (_CJK.index(tens[-1]) + 1 if tens else 1) if ten else 0)
+    return _VALUES.get(re.findall(r"[^\W\d_]+", numeral)[-1].lower())
+
+
+def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
+    """The markers that open the steps of `text`, as lists that each count up; [] where there are none.
+
+    Step words beat numbers in headings, these beat numbers in bold, and these plain ones; among plain ones the least
+    indented that come first and count up. Others are items of a step. A single marker opens nothing.
+    """
+    if any(marker.quoted for marker in markers) and any(
+        line.lstrip()[:1] not in ("", ">") for line in text.split("\n")
+    ):
+        markers = [marker for marker in markers if not marker.quoted]
+    steps = [marker for marker in markers if marker.family == "step"]
+    if steps and (len(steps) > 1 or steps[0].start == markers[0].start):
+        return _step_lists(steps) if len(steps) > 1 else []
+    for strength in (3, 2, 1):
+        families: dict[tuple[str, int], list[Marker]] = {}
+        for marker in markers:
+            if marker.strength == strength and marker.family != "step":
+                families.setdefault((marker.family, marker.level), []).append(marker)
+        widths = {name: min(marker.width for marker in family) for name, family in families.items()}
+        # One column is none; of equal ones the first.
+        for name in sorted(families, key=lambda name: max(widths[name], 1)):
+            family, least = families[name], widths[name]
+            lists = _lists([marker for marker in family if marker.width <= least + 1])
+            if lists and not (strength == 1 and _equations(text, lists)):
+                return lists
+    return []
+
+
+def _equations(text: str, lists: list[list[Marker]]) -> bool:
+    """Whether numbers in brackets are labels: nothing but equations stands after them, and the text refers to them."""
+    markers = [marker for items in lists for marker in items]
+    if "(" not in markers[0].family:
+        return False
+    for marker in markers:
+        line = text[marker.end :].partition("\n")[0]
+        if "=" not in line or len(re.findall(r"[^\W\d_]{3,}", line)) > 1:
+            return False
+    return re.search(r"\(\d{1,3}\)", text[max(marker.end for marker in markers) :]) is not None
+
+
+def _step_lists(steps: list[Marker]) -> list[list[Marker]]:
+    """Step words: where some are headings or bold and count up, plain ones are inside their steps."""
+    for strength in (3, 2):
+        strong = [marker for marker in steps if marker.strength == strength]
+        values = [marker.value for marker in strong]
+        up = all(b == 1 or (a is not None and b == a + 1) for a, b in pairwise(values))
+        if len(strong) > 1 and up:
+            steps = strong
+            break
+    lists: list[list[Marker]] = []
+    for marker in steps:
+        if lists and (marker.value is None or marker.value > 1):
+            lists[-1].append(marker)
+        else:
+            lists.append([marker])
+    return lists
+
+
+def _lists(family: list[Marker]) -> list[list[Marker]]:
+    """The lists of one family that count up by one.
+
+    A number that goes on with an earlier list closes the lists that have begun since: they were nested. A number out of
+    order is prose that happens to start a line, unless it goes on after a gap.
+    """
+    last_of = {marker.value: number for number, marker in enumerate(family)}
+    digits = family[0].family.startswith("1")
+    stack: list[list[Marker]] = []
+    expected: dict[int, list[int]] = {}  # next value -> places in the stack of lists that wait for it
+    for number, marker in enumerate(family):
+        value = marker.value or 0
+        places = expected.get(value, [])
+        while places and (places[-1] >= len(stack) or (stack[places[-1]][-1].value or 0) + 1 != value):
+            places.pop()
+        if places:
+            del stack[places.pop() + 1 :]
+            stack[-1].append(marker)
+        elif value <= 1 or not stack:
+            stack.append([marker])
+        else:
+            before = stack[-1][-1].value or 0
+            if not digits or value <= before or last_of.get(before + 1, -1) >= number:  # no gap
+                continue
+            stack[-1].append(marker)
+        expected.setdefault(value + 1, []).append(len(stack) - 1)
+    if len(stack) > 1 and all(len(items) == 1 and items[0].value == 1 for items in stack):
+        return [[items[0] for items in stack]] if digits else []  # 1. 1. 1., which Markdown counts up
+    if not any(len(items) > 1 and (digits or (items[0].value or 0) == 1) for items in stack):
+        return []
+    return [items for items in stack if len(items) > 1 or items[0].value == 1]
+
+
+# Steps
 
 _COMMA = "[,:，、：]"
 _UNSPACED = {use: "|".join(WORDS[use]).replace("*", _COMMA) for use in ("unspaced", "unspaced next")}
@@ -30,15 +246,6 @@ _HEADING = re.compile(
     r"|(?P<bold>(?:\*\*|__)(?=\S)[^*\n]{1,100}(?:\*\*|__):?[ \t]*(?=\n|\Z)))"
 )
 _BLANK_BEHIND = re.compile(r"[ \t]*\n[ \t]*(?:\n|\Z)")
-_PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # its start: blank lines, or a heading
-_OPENING = re.compile(
-    r"""(?P<lead>[ \t]*)(?:
-      (?P<heading>\#{1,3}(?!\#)|\#{4,6}(?!\#|[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]))(?=[ \t]|\*|[^\W\d_])
-    | (?P<rule>(?:-[ \t]*){3,}(?:\n|\Z)|(?:\*[ \t]*){3,}(?:\n|\Z)|(?:_[ \t]*){3,}(?:\n|\Z))
-    | (?P<block>\$\$|\\\[|\\begin\{|```|~~~|\||>|[-*+\u2022][ \t]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]+)[.)][ \t])
-    )?""",
-    re.VERBOSE,
-)
 # What labels an answer: a word and a colon, GSM8K's #### 5, words of an ending.
 _HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
 _WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
@@ -83,7 +290,7 @@ def _prevail(text: Text, regions: list[CharSpan]) -> bool:
     """Whether lists are what the text is about: a third of it, or at most two paragraphs are around them."""
     inside = sum(end - start for start, end in regions)
     thoughts = sum(end - start for start, end in text.thoughts)
-    prose = [part.start for part in _paragraphs(text) if part.kind == "prose"]
+    prose = [part.start for part in text.paragraphs if part.kind == "prose"]
     around = [start for start in prose if not any(begin <= start < end for begin, end in regions)]
     return 3 * inside >= len(text.text) - thoughts or len(around) < 3
 
@@ -123,7 +330,7 @@ def headed(text: Text) -> Marked:
     level = min((level for level in levels if len(levels[level]) > 1), default=0)
     starts = levels.get(level, [])
     cuts = starts[1:]
-    parts = [part for part in _paragraphs(text) if starts and part.start > starts[-1]]
+    parts = [part for part in text.paragraphs if starts and part.start > starts[-1]]
     if len(parts) > 1 and parts[-1].kind == "prose" and _LABEL.match(text.flat, parts[-1].start):
         cuts.append(parts[-1].start)
     return Marked(text.cut(cuts), 0 < level < 7 or 2 * alone > len(starts) > 0)
@@ -134,45 +341,12 @@ def _after_blank(text: str, start: int) -> bool:
     return start > 1 and not text[text.rfind("\n", 0, start - 1) + 1 : start].strip()
 
 
-class _Paragraph(NamedTuple):
-    """Lines after a blank one, or from a heading on.
-
-    Attributes:
-        start, end: its lines, the blank ones after it included.
-        width: columns of white space before it.
-        kind: ``heading``, ``rule``, ``block`` (maths, code, a table, a quote, an item of a list), ``more`` (a small letter
-            first: the paragraph before goes on) or ``prose``.
-        level: of the heading, else 0.
-    """
-
-    start: int
-    end: int
-    width: int
-    kind: str
-    level: int
-
-
-def _paragraphs(text: Text) -> list[_Paragraph]:
-    """The paragraphs of a text but for the first."""
-    flat, found = text.flat, list[_Paragraph]()
-    starts = [match.end() for match in _PARAGRAPH.finditer(flat) if match.end() < len(flat) and match.end() not in text]
-    for start, end in pairwise([*starts, len(flat)]):
-        match = _OPENING.match(flat, start)
-        assert match is not None  # everything in it is optional
-        kind = match.lastgroup or "lead"
-        if kind == "lead":
-            kind = "more" if flat[match.end() : match.end() + 1].islower() else "prose"
-        found.append(_Paragraph(start, end, len(match["lead"].expandtabs(4)), kind, len(match["heading"] or "")))
-    return found
-
-
 class _Lists:
     """Finds where the items of a text's lists begin, and where each list ends."""
 
     def __init__(self, text: Text):
         self.text, self.flat = text, text.flat
-        self.paragraphs = _paragraphs(text)
-        self._starts = [paragraph.start for paragraph in self.paragraphs]
+        self._starts = [paragraph.start for paragraph in self.text.paragraphs]
 
     def cuts(self, lists: list[list[Marker]]) -> tuple[list[int], list[CharSpan]]:
         """Where steps begin (the first one excepted), and the stretches that the lists themselves take."""
@@ -188,7 +362,7 @@ class _Lists:
             cuts += new
         return cuts, regions
 
-    def counted(self, marker: Marker, end: int) -> list[_Paragraph]:
+    def counted(self, marker: Marker, end: int) -> list[Paragraph]:
         """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
         found = []
         for part in self._within(marker.start + 1, end):
@@ -198,11 +372,11 @@ class _Lists:
                 found.append(part)
         return found
 
-    def _within(self, start: int, end: int) -> list[_Paragraph]:
+    def _within(self, start: int, end: int) -> list[Paragraph]:
         first = bisect_left(self._starts, start)
-        return self.paragraphs[first : bisect_left(self._starts, end, first)]
+        return self.text.paragraphs[first : bisect_left(self._starts, end, first)]
 
-    def _ending(self, items: list[Marker], end: int) -> list[_Paragraph]:
+    def _ending(self, items: list[Marker], end: int) -> list[Paragraph]:
         """The paragraphs after the last item that do not belong to it."""
         parts = self._behind_title(items[-1], end)
         if not parts:
@@ -217,10 +391,10 @@ class _Lists:
                 return parts[number:]
         return []
 
-    def _answers(self, part: _Paragraph) -> bool:
+    def _answers(self, part: Paragraph) -> bool:
         return bool(_ANSWER.match(self.flat, part.start) or _ANSWER_INSIDE.search(self.flat, part.start, part.end))
 
-    def _behind_title(self, marker: Marker, end: int) -> list[_Paragraph]:
+    def _behind_title(self, marker: Marker, end: int) -> list[Paragraph]:
         """`counted` without the paragraph that a title, or words with a colon, introduce right before it."""
         parts = self.counted(marker, end)
         if parts and parts[0].kind == "prose" and parts[:1] == self._within(marker.start + 1, end)[:1]:
@@ -229,7 +403,7 @@ class _Lists:
                 return parts[1:]
         return parts
 
-    def _between(self, last: Marker, opened: int, ending: list[_Paragraph]) -> list[int]:
+    def _between(self, last: Marker, opened: int, ending: list[Paragraph]) -> list[int]:
         """Where the steps between two lists begin: conclusions of the one, then the other with what introduces it."""
         cuts = []
         for part in ending:
@@ -244,7 +418,7 @@ class _Lists:
             return [opened] if first.islower() or first.isspace() else [title]
         return [*cuts, opened]
 
-    def _tail(self, last: Marker, ending: list[_Paragraph]) -> list[int]:
+    def _tail(self, last: Marker, ending: list[Paragraph]) -> list[int]:
         """Where the steps after the last item of all begin."""
         end = ending[0].start if ending else len(self.flat)
         line = self._answer_line(last, end)

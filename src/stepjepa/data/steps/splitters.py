@@ -1,27 +1,38 @@
-r"""The step splitters by name, and the one that decides for each text which of the others serves it.
+r"""The steps of a row: those that it holds itself, else those that a splitter finds in its answers.
 
 A splitter's `spans` cover a text in order and without overlap, the separator belongs to the step that it ends, and a text
 without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Steps are found in the
 answer's text, never in token ids, because tokenizers merge ``.\n\n`` into one token.
+
+A row may hold its steps in a column (as `stepjepa prepare` writes it): a list of texts that are in its last answer one after
+the other. What precedes the first one belongs to it, what follows a step to that step, so that spans cover the answer.
+`TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the row, and a number that is not the one
+found is counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
+from stepjepa.config.option import Names
+from stepjepa.data.options import STEPS_COLUMN, PairColumns, StepsOptions
+from stepjepa.data.sources import listed_steps, row_to_messages
 from stepjepa.data.steps.marked import connected, headed, numbered
-from stepjepa.data.steps.sentence import sentences
-from stepjepa.data.steps.text import CharSpan, Text
-from stepjepa.errors import ConfigError
+from stepjepa.data.steps.text import CharSpan, Text, sentences
+from stepjepa.errors import ConfigError, RowError
 
 SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
 STYLES = (*SPLITTERS, "connectives", "headings", "sentence", "regex", "auto")  # all that `make_splitter` knows
 PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
-
+TOTAL_COLUMN = "total_steps"
+LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
+_NAME = Names(StepsOptions)
+_SAMPLED_ROWS, _MOST = 200, 10**9  # that a splitter is chosen by; a larger number is none of steps
 _LINE_END = re.compile(r"(?:\r\n|\n|\r)+")
 _CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
@@ -34,7 +45,7 @@ class StepSplitter:
     r"""Cuts a text into steps.
 
     Attributes:
-        name: what ``--step_splitter`` calls it, one of `STYLES`.
+        name: one of `STYLES`.
         separator: where `reads_separator`; of ``regex`` the pattern.
 
     Raises:
@@ -46,11 +57,11 @@ class StepSplitter:
 
     def __post_init__(self) -> None:
         if self.name not in STYLES:
-            raise ConfigError(f"step_splitter is {self.name!r}; known splitters: {', '.join(STYLES)}")
+            raise ConfigError(f"{_NAME.step_splitter} is {self.name!r}; known splitters: {', '.join(STYLES)}")
         if self.name == "regex":
             _compiled(self.separator)
         elif not self.separator:
-            raise ConfigError("step_separator is empty; give the string that stands between two steps")
+            raise ConfigError(f"{_NAME.step_separator} is empty; give the string that stands between two steps")
 
     @property
     def reads_separator(self) -> bool:
@@ -137,8 +148,8 @@ def matched(text: Text, pattern: str) -> list[CharSpan]:
                 cuts.append(match.start("start" if opens else 0))
     except TimeoutError:
         raise ConfigError(
-            f"the pattern {pattern!r} of step_splitter=regex takes more than {PATTERN_SECONDS:g} seconds for an"
-            f" answer of {len(text.text):,} characters; avoid repetitions inside repetitions, as in (a+)+"
+            f"the pattern {pattern!r} takes more than {PATTERN_SECONDS:g} seconds for an answer of {len(text.text):,} "
+            "characters; avoid repetitions inside repetitions, as in (a+)+"
         ) from None
     return text.cut(cuts)
 
@@ -151,18 +162,16 @@ def _compiled(pattern: str) -> Any:
         ConfigError: the pattern is missing or broken, or matches an empty text.
     """
     if not pattern:
-        raise ConfigError("step_splitter=regex needs a pattern; give it in step_separator, such as '^Step [0-9]+'")
+        raise ConfigError(f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'")
     import regex
 
     try:
         compiled = regex.compile(pattern, regex.MULTILINE)
         empty = compiled.search("", timeout=PATTERN_SECONDS) is not None
     except (regex.error, TimeoutError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"the pattern {pattern!r} of step_splitter=regex is broken: {error}") from None
+        raise ConfigError(f"the pattern {pattern!r} is broken: {error}") from None
     if empty:
-        raise ConfigError(
-            f"the pattern {pattern!r} of step_splitter=regex matches an empty text, so it would cut at every character"
-        )
+        raise ConfigError(f"the pattern {pattern!r} matches an empty text, so it would cut at every character")
     return compiled
 
 
@@ -170,12 +179,9 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
     """The splitter that a data set is read with: the one of `SPLITTERS` that serves most answers, ``separator`` if no other
     serves more; ``auto``, which decides for every answer by itself, where none serves two thirds of those with steps.
 
-    A splitter serves an answer of a known number of steps if it finds that number, and ``separator`` is taken at once if no
-    other finds it more often. Of the other answers it serves those of its style (`style_and_spans`); ``separator`` also
-    those with marks or headings whose paragraphs would be steps without them.
-
-    Args:
-        answers: each with the number of its steps, None where that is not known.
+    A splitter serves an answer of a known number of steps (given with it) if it finds that number, and ``separator`` is
+    taken at once if no other finds it more often. Of the other answers it serves those of its style (`style_and_spans`);
+    ``separator`` also those with marks or headings whose paragraphs would be steps without them.
     """
     auto = make_splitter("auto", separator)
     splitters = {name: make_splitter(name, separator) for name in SPLITTERS}
@@ -266,3 +272,179 @@ def _wrapped(text: str, count: int) -> bool:
             line = text[max(match.start() - _LONG - 20, 0) : match.start()].rstrip(" \t").rpartition("\n")[2]
             wraps += len(line) >= _LONG and line.rstrip(",")[-1:].isalpha()
     return 2 * wraps >= count - 1
+
+
+# Of a row
+
+
+class StepRules(NamedTuple):
+    """How the steps of a data set's rows are found.
+
+    Attributes:
+        splitter: finds those of an answer whose row does not hold them.
+        column: the column in which a row may hold the steps of its last answer, None to look into none.
+        required: whether a row that does not hold them there is refused; else the splitter serves it.
+    """
+
+    splitter: StepSplitter
+    column: str | None = None
+    required: bool = False
+
+    @property
+    def name(self) -> str:
+        """The splitter's name, `LISTED` where none is asked."""
+        return LISTED if self.required else self.splitter.name
+
+
+class RowSteps(NamedTuple):
+    """The steps of one row.
+
+    Attributes:
+        spans: of each answer's steps, in characters of the answer.
+        own: whether those of the last answer are the row's own.
+        unread: why the steps that the row holds are not taken: a key of `report.REASONS`, and what is wrong. None where they
+            are, or where it holds none.
+        total: what `TOTAL_COLUMN` says, None where it says no number.
+    """
+
+    spans: list[list[CharSpan]]
+    own: bool = False
+    unread: tuple[str, str] | None = None
+    total: int | None = None
+
+    @property
+    def found(self) -> int:
+        """Steps of the last answer, which `total` is about."""
+        return len(self.spans[-1])
+
+
+def steps_of(row: Any, answers: Sequence[str], rules: StepRules) -> RowSteps:
+    """The steps of a row.
+
+    Args:
+        answers: its assistant messages in order, as they are read: of the row, or as a chat template writes them.
+
+    Raises:
+        RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
+    """
+    total, unread = _total_of(row), None
+    if rules.required or _holds_steps(row, rules.column):
+        try:
+            own = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
+        except RowError as error:
+            if rules.required:
+                raise
+            unread = error.reason, str(error)
+        else:  # they are those of the last answer; the row says nothing about others
+            others = ([] if rules.required else rules.splitter.spans(answer) for answer in answers[:-1])
+            return RowSteps([*others, own], True, None, total)
+    return RowSteps(list(map(rules.splitter.spans, answers)), False, unread, total)
+
+
+def _holds_steps(row: Any, column: str | None) -> bool:
+    """Whether there is something in the column of a row's own steps; a list without a text in it is nothing."""
+    held = row.get(column) if isinstance(row, Mapping) else None
+    if isinstance(held, (list, tuple)):
+        return any(not isinstance(step, str) or step.strip() for step in held)
+    return held is not None
+
+
+def _total_of(row: Any) -> int | None:
+    """The number in `TOTAL_COLUMN`: as JSON has it, or as a table writes it."""
+    value = row.get(TOTAL_COLUMN) if isinstance(row, Mapping) else None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < len(str(_MOST)):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST or value % 1:
+        return None
+    return int(value)
+
+
+def names_steps(row: Any, column: str = STEPS_COLUMN) -> bool:
+    """Whether a row says itself that its answer has several steps: it holds them, or their number."""
+    own = row.get(column) if isinstance(row, Mapping) else None
+    listed = isinstance(own, (list, tuple)) and len(own) > 1 and all(isinstance(step, str) for step in own)
+    return listed or (_total_of(row) or 0) > 1
+
+
+def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
+    """Spans of steps that are known already, such as those of a column, found one after the other in `text`.
+
+    White space at a step's ends does not count, and runs of it inside may differ. What precedes the first step belongs to
+    it, what is between two to the one before. Such steps may cut thinking blocks, code and maths.
+
+    Raises:
+        RowError: a step is not in `text` after the one before.
+    """
+    starts: list[int] = []
+    reached = 0
+    for number, step in enumerate(steps, start=1):
+        words = step.strip()
+        if not words:
+            continue
+        start = text.find(words, reached)
+        end = start + len(words)
+        if start < 0:
+            loose = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
+            if loose is None:
+                where = f"behind step {number - 1}" if number > 1 else "at all"
+                short = words if len(words) <= 60 else f"{words[:60]}..."
+                raise RowError(
+                    "steps_not_found",
+                    f"step {number} of {len(steps)} does not stand in the answer {where}: {short!r}",
+                )
+            start, end = loose.span()
+        starts.append(start)
+        reached = end
+    cuts = starts[1:]
+    return list(zip([0, *cuts], [*cuts, len(text)], strict=True)) if starts or text.strip() else []
+
+
+def join_steps(steps: Sequence[str], separator: str = "\n\n") -> str:
+    """One text of steps that are known already. Blank steps are left out."""
+    return separator.join(step for step in steps if step.strip())
+
+
+def rules_for(
+    source: Iterable[tuple[int, Any]],
+    name: str,
+    separator: str = "\n\n",
+    column: str = STEPS_COLUMN,
+    columns: PairColumns | None = None,
+    splitter: StepSplitter | None = None,
+) -> StepRules:
+    """How the steps of a data set's rows are found.
+
+    With ``auto`` a row's own steps are taken where they stand in its answer, and one splitter serves all other rows: the one
+    that `choose_splitter` names for those among the first rows, or for all of the first rows where each holds its steps.
+
+    Args:
+        source: a `RowSource`; read with ``auto`` alone.
+        name: one of `STYLES`, or `LISTED`.
+        separator: see `make_splitter`.
+        column: the column that may hold a row's steps, for ``auto`` and `LISTED`.
+        columns: the two columns that make a chat, None for the known names.
+        splitter: the one that another data set of the run was settled on, in place of a choice of its own.
+
+    Raises:
+        ConfigError: an unknown splitter, or one that cannot be used.
+        DataError: the source cannot be read.
+    """
+    if name == LISTED:
+        return StepRules(make_splitter("separator"), column, True)
+    if name != "auto":
+        return StepRules(make_splitter(name, separator))
+    rules = StepRules(splitter or make_splitter(name, separator), column)
+    if splitter is not None:
+        return rules
+    first: list[tuple[str, int | None]] = []  # answers and how many steps they have
+    without: list[tuple[str, int | None]] = []  # those of rows that do not hold their steps
+    for _, row in islice(source, _SAMPLED_ROWS):
+        try:
+            messages = row_to_messages(row, None, columns)
+        except RowError:
+            continue
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        known = [*((answer, None) for answer in answers[:-1]), (answers[-1], _total_of(row))]
+        first += known
+        without += [] if steps_of(row, answers[-1:], rules).own else known
+    return rules._replace(splitter=make_splitter(choose_splitter(without or first, separator), separator))

@@ -1,4 +1,5 @@
-"""An answer as all step splitters read it: tokenised once into the blocks that are never cut, and cut into spans."""
+"""An answer's text as all step splitters read it: the blocks that are never cut, its paragraphs and its sentences; and the
+words that the splitters know."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 CharSpan = tuple[int, int]
 
@@ -24,6 +26,16 @@ _SIGNS = ("think", "THINK]", "```", "~~~", "$$", "\\[", "\\begin{")  # a text wi
 _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
 _TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
 
+_PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # its start: blank lines, or a heading
+_OPENING = re.compile(
+    r"""(?P<lead>[ \t]*)(?:
+      (?P<heading>\#{1,3}(?!\#)|\#{4,6}(?!\#|[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]))(?=[ \t]|\*|[^\W\d_])
+    | (?P<rule>(?:-[ \t]*){3,}(?:\n|\Z)|(?:\*[ \t]*){3,}(?:\n|\Z)|(?:_[ \t]*){3,}(?:\n|\Z))
+    | (?P<block>\$\$|\\\[|\\begin\{|```|~~~|\||>|[-*+\u2022][ \t]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]+)[.)][ \t])
+    )?""",
+    re.VERBOSE,
+)
+
 _PLAIN = {
     **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000\ufeff", " "),
     **dict.fromkeys("\u2028\u2029\x85", "\n"),
@@ -31,6 +43,24 @@ _PLAIN = {
     **dict(zip("（）［］【】：＃＊－＞．", "()[][]:#*->、", strict=True)),
 }
 _WIDE_SIGNS = re.compile(f"[{''.join(map(re.escape, _PLAIN))}]")
+
+
+class Paragraph(NamedTuple):
+    """Lines after a blank one, or from a heading on.
+
+    Attributes:
+        start, end: its lines, the blank ones after it included.
+        width: columns of white space before it.
+        kind: ``heading``, ``rule``, ``block`` (maths, code, a table, a quote, an item of a list), ``more`` (a small letter
+            first: the paragraph before goes on) or ``prose``.
+        level: of the heading, else 0.
+    """
+
+    start: int
+    end: int
+    width: int
+    kind: str
+    level: int
 
 
 class Text:
@@ -75,6 +105,22 @@ class Text:
     @cached_property
     def _reach(self) -> tuple[list[int], list[int]]:
         return [start for start, _ in self.blocks], list(accumulate((end for _, end in self.blocks), max))
+
+    @cached_property
+    def paragraphs(self) -> list[Paragraph]:
+        """The paragraphs but for the first."""
+        flat, found = self.flat, list[Paragraph]()
+        starts = [
+            match.end() for match in _PARAGRAPH.finditer(flat) if match.end() < len(flat) and match.end() not in self
+        ]
+        for start, end in pairwise([*starts, len(flat)]):
+            match = _OPENING.match(flat, start)
+            assert match is not None  # everything in it is optional
+            kind = match.lastgroup or "lead"
+            if kind == "lead":
+                kind = "more" if flat[match.end() : match.end() + 1].islower() else "prose"
+            found.append(Paragraph(start, end, len(match["lead"].expandtabs(4)), kind, len(match["heading"] or "")))
+        return found
 
     def __contains__(self, position: int) -> bool:
         starts, reach = self._reach
@@ -159,3 +205,157 @@ def _tables(text: str) -> Iterator[CharSpan]:
             end = stop
         reached = end
         yield start, end
+
+
+# Words
+
+# One row by use; a new language is a word or two in each.
+_TABLE = """
+step: step, schritt, étape, etape, paso, passo, passaggio, etapa, krok, adım, adim, stap, steg, trin, vaihe, langkah, tahap,
+    bước, pas, lépés, korak, skref, шаг, крок, стъпка, корак, этап, етап, βήμα, שלב, خطوة, الخطوة, المرحلة, گام, مرحله,
+    चरण, कदम, ধাপ, படி, దశ, ขั้นตอนที่, ขั้นที่, ნაბიჯი, քայլ, 步骤, 步驟, ステップ, 手順, 단계
+ordinal: first, second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth, last, final, erster, zweiter, dritter,
+    premier, première, premiere, deuxième, second, seconde, troisième, dernière, primer, primero, segundo, tercer, tercero,
+    último, primeiro, terceiro, primo, secondo, terzo, ultimo, первый, второй, третий, pierwszy, drugi, trzeci
+number: one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve
+first: first, firstly, first of all, first off, to begin, to begin with, to start, to start with, initially,
+    zuerst, zunächst, erstens, als erstes, am anfang, d'abord, tout d'abord, premièrement, en premier lieu, pour commencer,
+    primero, primeramente, en primer lugar, para empezar, primeiro, primeiramente, em primeiro lugar, para começar,
+    prima, prima di tutto, innanzitutto, anzitutto, per prima cosa, in primo luogo, сначала, во-первых, прежде всего,
+    для начала, спочатку, по-перше, najpierw, po pierwsze, ilk olarak, önce, öncelikle, birincisi, eerst, ten eerste,
+    allereerst, först, för det första, pertama, pertama-tama, đầu tiên, trước hết, trước tiên, أولاً, أولا, في البداية,
+    सबसे पहले, पहले
+next: second, secondly, third, thirdly, fourth, fourthly, fifth, next, next up, then, after that, after this, afterwards,
+    afterward, subsequently, following this, following that, from there, now, dann, danach, als nächstes, anschließend, nun,
+    zweitens, drittens, viertens, ensuite, puis, après, après cela, deuxièmement, troisièmement, luego, después,
+    a continuación, segundo, tercero, en segundo lugar, depois, em seguida, então, terceiro, em segundo lugar, poi, quindi,
+    dopo, dopodiché, successivamente, in secondo luogo, затем, далее, потом, после этого, теперь, во-вторых, в-третьих,
+    потім, далі, по-друге, następnie, potem, po drugie, po trzecie, sonra, daha sonra, ardından, ikinci olarak, vervolgens,
+    daarna, dan, ten tweede, ten derde, sedan, därefter, för det andra, kemudian, lalu, selanjutnya, kedua, ketiga,
+    tiếp theo, sau đó, thứ hai, ثم, بعد ذلك, ثانياً, ثانيا, ثالثاً, फिर, उसके बाद, इसके बाद
+last: finally, lastly, last, last of all, in the end, at last, schließlich, zuletzt, zum schluss, abschließend, am ende,
+    enfin, finalement, pour finir, en dernier lieu, finalmente, por último, por fin, para terminar, por fim,
+    infine, alla fine, per ultimo, наконец, в конце, нарешті, wreszcie, na koniec, w końcu, son olarak, en son,
+    ten slotte, tot slot, uiteindelijk, slutligen, till sist, akhirnya, terakhir, cuối cùng, أخيراً, أخيرا, في النهاية,
+    अंत में, आखिर में
+unspaced: 首先, 第一*, まず, 最初に, はじめに, 먼저, 우선, 첫째, 첫 번째로
+unspaced next: 其次, 然后, 然後, 接着, 接下来, 接下來, 随后, 隨後, 再*, 再来, 第二*, 第三*,
+    次に, つぎに, 続いて, それから, その後, そして,
+    다음으로, 그다음, 그 다음, 그런 다음, 이어서, 둘째, 셋째, 두 번째로, 세 번째로,
+    最后, 最後, 最终, 最終的に, 마지막으로, 끝으로
+answer: final answer, answer, conclusion, summary, result, antwort, endergebnis, fazit, réponse, réponse finale,
+    respuesta, respuesta final, conclusión, resposta, resposta final, conclusão, risposta, risposta finale, conclusione,
+    ответ, вывод, відповідь, odpowiedź, cevap, sonuç, antwoord, svar, jawaban, đáp số, đáp án, kết luận,
+    最终答案, 答案, 结论, 答, 最終的な答え, 答え, 結論, 정답, 답, 결론, الجواب, الإجابة, उत्तर
+ending: in conclusion, to conclude, in summary, to summarize, to summarise, putting it all together
+so: therefore, thus, hence, so, consequently, accordingly, as a result, altogether, overall, in total, finally,
+    daher, somit, folglich, insgesamt, donc, ainsi, par conséquent, por tanto, por lo tanto, así, portanto, logo, assim,
+    quindi, dunque, pertanto, следовательно, поэтому, таким образом, итак, значит, отже, zatem, więc,
+    dolayısıyla, bu nedenle, dus, alltså, vậy, jadi, لذلك, إذن, अतः, इसलिए
+unspaced so: ∴, 因此, 所以, 综上, 故, よって, したがって, ゆえに, 따라서, 그러므로
+abbreviation: dr, mr, mrs, ms, prof, st, sr, jr, vs, e.g, i.e, eg, ie, cf, ca, approx, resp, al, incl, excl, z.b, u.a, d.h,
+    bzw, vgl, evtl, inkl, p.ex, ex, mme, mlle, sra, dña, ud, uds, т.е
+before numbers: no, nos, nr, fig, figs, eq, eqs, sec, ch, vol, p, pp, pt, art, abb, tab, ref, refs, рис, стр, núm
+"""
+# step: as in "Step 3:", "3. Schritt:", "第三步"; ordinal: "First step:"; number: "Step one:". Paragraphs that open with
+# `first`, `next` or `last` are the steps of ``connectives``; `unspaced` are those of scripts without spaces between words,
+# where no comma has to follow (a star is one). `answer` labels an answer; `ending` and `so` open a conclusion. A full stop
+# after an `abbreviation` ends no sentence; after the last row, none where a number follows.
+WORDS = {
+    use: list(dict.fromkeys(" ".join(word.split()) for word in words.split(",")))
+    for use, words in (row.split(":") for row in re.split(r"\n(?=[^\s])", _TABLE.strip()))
+}
+
+
+def either(use: str) -> str:
+    """A pattern for any of the words of a row; longer ones first."""
+    return "|".join(re.escape(word) for word in sorted(WORDS[use], key=len, reverse=True))
+
+
+def first_letters(words: Iterable[str]) -> str:
+    """A pattern for the first two letters of words that start with an ASCII letter; others are let through."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        if word[0].isascii():
+            pairs[word[0]] = pairs.get(word[0], "") + word[1:2].lower() + word[1:2].upper()
+    return "|".join(f"[{first}{first.upper()}][{re.escape(second)}]" for first, second in pairs.items())
+
+
+# Sentences
+
+_ABBREVIATIONS = frozenset(WORDS["abbreviation"])
+_BEFORE_NUMBERS = frozenset(WORDS["before numbers"])
+# One sign of several is enough: the last one before white space.
+_END = re.compile(
+    r"(?P<stop>[.!?\u2026])(?P<close>[\"'”’»)\]*_]*)(?P<gap>\s+)"
+    r"|(?P<wide>[。！？｡।॥؟۔։።]+)(?P<quote>[」』”’）)】\"*]*)\s*"
+    r"|(?P<line>\n)\s*"
+)
+_WORD_BEFORE = re.compile(r"[^\s(\[\"'“‘]*\Z")
+_INLINE_MATHS = re.compile(r"(?<![\\$\w])\$(?![\s$])[^$\n]{1,200}(?<![\s\\])\$(?![\d$])|\\\([^\n]{0,200}?\\\)")
+# What the line before a stop may hold if the stop belongs to the sign of a list's item; and such a line as a whole.
+_ITEM_SIGN = re.compile(r"[ \t>*_#-]*(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,5})\Z")
+_ITEM = re.compile(r"(?:[-*+\u2022][ \t]|#{1,6}[ \t]|\||\(?(?:\d{1,3}|[a-zA-Z])[.)][ \t])")
+_INITIAL = re.compile(r"[A-Z]\.[ \t]")
+_INITIALS = re.compile(r"(?:[A-Z]\.)+[A-Z]")
+_NAME_BEFORE = re.compile(r"(?:\A|[^\w\s][ \t]+|\b[^\W\d_a-z]\w*\.?[ \t]+)\Z")
+_OPENERS = "\"'“‘«„([*_¿¡「『（"
+
+
+def sentences(text: Text) -> list[CharSpan]:
+    """Every sentence is a step: it ends with ``. ! ? …`` before white space and no small letter, with ``。 ！ ？ ।`` and the
+    like, with a blank line, and with a line whose next one does not go on with a small letter. Abbreviations, decimal
+    numbers, initials, signs of list items and inline maths end none.
+    """
+    flat = text.flat
+    maths = [m.span() for m in _INLINE_MATHS.finditer(flat)] if "$" in flat or "\\(" in flat else []
+    starts = [start for start, _ in maths]
+    cuts = []
+    for end in _END.finditer(flat):
+        before = bisect_left(starts, end.start())
+        inside = before > 0 and end.start() < maths[before - 1][1]
+        if end.end() < len(flat) and not inside and _ends_sentence(flat, end):
+            cuts.append(end.end())
+    return text.cut(cuts)
+
+
+def _ends_sentence(text: str, match: re.Match[str]) -> bool:
+    """Whether a stop or a line's end, and the white space after it, ends a sentence."""
+    start, following = match.span()
+    if match["wide"]:
+        return not match["quote"] or text[following - 1].isspace()
+    stop, gap = match.group("stop", "gap")
+    breaks = gap.count("\n") if stop else text.count("\n", start, following)
+    if breaks > 1 or (breaks and _ITEM.match(text, following)):
+        return True
+    if text.startswith("$ ", following):  # the end of inline maths
+        return False
+    first = next((char for char in text[following : following + 8] if char not in _OPENERS), "")
+    if first.islower():
+        return False
+    if not stop:
+        return text[max(start - 1, 0) : start] not in (",", "(")
+    if stop != "." or match["close"] or text[max(start - 1, 0) : start] in (".", "!", "?", "\u2026"):
+        return True
+    found = _WORD_BEFORE.search(text, max(start - 24, 0), start)
+    word = found[0] if found else ""
+    return not word or not (_short(word, text, start, following, first) or _is_item_sign(text, start))
+
+
+def _short(word: str, text: str, start: int, following: int, first: str) -> bool:
+    """Whether a word before a full stop is shortened: the stop ends no sentence."""
+    if word.lower() in _ABBREVIATIONS or (first.isdigit() and word.lower() in _BEFORE_NUMBERS):
+        return True
+    if len(word) == 1 and word.isalpha():
+        # "J. K. Rowling" and "z. B.", but "the point P. Then": what stands around a single letter tells.
+        if _INITIAL.match(text, following):
+            return True
+        return (
+            word.isupper() and first.isupper() and _NAME_BEFORE.search(text, max(start - 24, 0), start - 1) is not None
+        )
+    return _INITIALS.fullmatch(word) is not None
+
+
+def _is_item_sign(text: str, start: int) -> bool:
+    before = text[max(start - 24, 0) : start].rpartition("\n")[2]
+    return len(before) < 24 and _ITEM_SIGN.match(before) is not None

@@ -282,7 +282,7 @@ def read_texts(
     columns = pair_columns(method)
     rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
     usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
-    options = EncodeOptions(rules=rules, system_prompt=method.system_prompt, columns=columns)
+    options = EncodeOptions.of(method, rules=rules)
     separator = rules.splitter.separator if rules.splitter.reads_separator and not rules.required else "\n"
     others = {usual.name: 0} if rules.required or usual != rules.splitter else {}
     found = TextStatistics(

@@ -271,7 +271,7 @@ def read_tokens(
     """
     encoder, objective = encoder_for(rows, tokenizer, method), objective_of(method)
     tokenizer, streams, max_length = encoder.tokenizer, encoder.streams, encoder.options.max_length
-    settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict=False)
+    settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
     unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
     chosen = set(range(count))
     if count > sample_rows:
@@ -315,7 +315,7 @@ def read_tokens(
     if not streams:
         found.truncation = _truncation(data, np.concatenate(full), max_length)
         found.coverage = coverage(examples, spans, objective)
-        _set_end_of_turn(found, tokenizer, encoder.options.labels)
+        _set_end_of_turn(found, tokenizer, encoder.options.label_mode)
     _lay_out(found, examples, spans, Form.of(method, tokenizer), method, batch_size, seed)
     return found
 
