@@ -10,8 +10,8 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.steps import make_splitter
 
-FILES = 2400  # a fixed seed each
-GROUPS = 8
+FILES = 800  # a fixed seed each
+GROUPS = 4
 
 QUESTION = "Natalia sold clips to {} of her friends in April, and then half as many in May. How many in all?"
 STEPS = ("In May she sold {0}/2 = <<{0}/2={1}>>{1} clips.", "In all she sold {0}+{1} = <<{0}+{1}={2}>>{2} clips.")

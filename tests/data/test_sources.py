@@ -1,14 +1,21 @@
 """Rows from files, data sets and lists; what cannot be read is an error that names the place and the remedy."""
 
+import io
 import json
+import os
+import tracemalloc
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from stepjepa.data.chat import RowError
 from stepjepa.data.report import DataReport, listed_files
-from stepjepa.data.sources import RowSource, row_to_messages
+from stepjepa.data.sources import Part, RowSource, csv_rows, row_to_messages
 from stepjepa.errors import DataError
+from stepjepa.utils import files
+from stepjepa.utils.files import line_text, read_lines
 from support.checks import check_format
 
 MESSAGES = [{"role": "user", "content": "12+5?"}, {"role": "assistant", "content": "17"}]
@@ -74,16 +81,12 @@ def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
         (f'{LINE}\n{LINE}\n{{"messages": ', 3, "the file ends in the middle of this line (at character 12 of it)"),
         (f"{LINE}\n{LINE}\n".encode() + b'{"question": "caf\xc3', 3, "in the middle of this line (inside a character)"),
         (f'{LINE}\n{{"a": 1}}}}', 2, "broken JSON (Extra data at character 9); one JSON object per line is expected"),
-        (f'{LINE}\n{{"a": {"9" * 5000}}}\n', 2, "broken JSON (a number of 5,000 digits)"),
         (json.dumps([{"messages": MESSAGES}]), 1, "looks like one JSON array; write one object per line"),
-        (json.dumps([{"messages": MESSAGES}], indent=1), 1, "looks like one JSON array"),
         (f"\n\n[\n{LINE}\n]", 3, "looks like one JSON array"),
         (json.dumps({"messages": MESSAGES}, indent=1), 1, "one JSON object per line is expected"),
         (f"{LINE}\n".encode() * 500 + b'{"question": "\xe9", "answer": ""}\n' + f"{LINE}\n".encode(), 501, "not UTF-8"),
         (f"{LINE}\n".encode("utf-16"), 1, "not UTF-8 text (invalid start byte); save the file as UTF-8"),
-        ("[" * 100_000, 1, "JSON array"),
         ('{"a": ' * 100_000, 1, "broken JSON (nested too deeply)"),
-        (f"{LINE}\n\0\0\0\n", 2, "broken JSON (Expecting value at character 1)"),
     ],
 )
 def test_broken_files_name_the_line(tmp_path, content, line, what):
@@ -140,16 +143,13 @@ def test_other_things_that_are_no_data(tmp_path):
     assert "cannot be read" in error_of(write(tmp_path / "a.parquet", "no parquet"))
 
 
-def test_names_that_no_file_can_have(tmp_path):
-    assert error_of("a" * 5000 + ".jsonl").endswith(f"{'a' * 200}: cannot be read (File name too long)")
-    assert "no such file" in error_of("a\0b.jsonl")
-    assert "no such file" in error_of("~nobody_of_that_name/a.jsonl")
-
-
-def test_home_folders(tmp_path, monkeypatch):
+def test_names_that_no_file_can_have(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "a.jsonl", LINE)
     assert chats_of("~/a.jsonl") == [MESSAGES]
+    assert error_of("a" * 5000 + ".jsonl").endswith(f"{'a' * 200}: cannot be read (File name too long)")
+    assert "no such file" in error_of("a\0b.jsonl")
+    assert "no such file" in error_of("~nobody_of_that_name/a.jsonl")
 
 
 @pytest.fixture
@@ -226,11 +226,8 @@ def test_csv(cache):
     ("content", "line", "what"),
     [
         ("", None, "the file is empty; a CSV file begins with the names of its columns"),
-        ("\n \n", None, "a CSV file begins with the names of its columns"),
         (b"question,answer\na,b\n\xe9,b\n", 3, "not UTF-8 text"),
-        (b"question,\xff\na,b\n", 1, "not UTF-8 text"),
         ("question,answer\na,b\nc\n", 3, "the row has 1 fields, the header names 2 columns"),
-        ("question,answer\na,b,c\n", 2, "the row has 3 fields, the header names 2 columns"),
         ('question,answer\na,"b\nc', 2, "broken CSV (unexpected end of data); a quote may lack its partner"),
         ('question,answer\na,"b"c\n', 2, "broken CSV"),
         ("question,answer,answer\na,b,c\n", 1, "two columns are called 'answer'; rename one"),
@@ -257,27 +254,19 @@ def test_broken_csv_names_the_line(tmp_path, content, line, what):
 )
 def test_columns(row):
     assert row_to_messages(row) == MESSAGES
-    assert row_to_messages(row, "Be brief.") == [{"role": "system", "content": "Be brief."}, *MESSAGES]
-
-
-def test_a_system_message_of_its_own_stays():
-    chat = [{"role": "system", "content": "Mine."}, *MESSAGES]
-    assert row_to_messages({"messages": chat}, "Be brief.") == chat
+    chat = [{"role": "system", "content": "Be brief."}, *MESSAGES]
+    assert row_to_messages(row, "Be brief.") == chat == row_to_messages({"messages": chat}, "Longer.")
 
 
 @pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
         (["a"], "not_an_object", "the row is a list"),
-        ("a", "not_an_object", "the row is a str"),
         ({"text": "a", "id": 1}, "no_known_columns", "columns found: text, id; expected messages, question/answer"),
         ({}, "no_known_columns", "columns found: none"),
-        ({"messages": None}, "no_messages", "not a non-empty list"),
         ({"messages": "hello"}, "no_messages", "not a non-empty list"),
-        ({"messages": "[broken"}, "no_messages", "not a non-empty list"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
         ({"question": ["a"], "answer": "b"}, "content_not_text", "message 1 (user) has content of type list"),
-        ({"question": "a", "answer": ["b"]}, "content_not_text", "message 2 (assistant) has content of type list"),
         ({"question": ["a"], "answer": ["b"]}, "no_messages", "message 1 is not an object"),
         (
             {"question": {"a": 1}, "answer": float("nan")},
@@ -286,12 +275,9 @@ def test_a_system_message_of_its_own_stays():
         ),
         ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
         ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 80 + "...; expected"),
-        ({"messages": []}, "no_messages", "not a non-empty list"),
         ({"messages": {"role": ["user"], "content": []}}, "no_messages", "not a non-empty list"),
         ({"messages": MESSAGES[:1]}, "no_assistant_message", "no answer to learn"),
         ({"messages": [{"role": "human", "content": ""}]}, "unknown_role", "message 1 has role 'human'"),
-        ({"question": "a", "answer": 17}, "content_not_text", "message 2 (assistant) has content of type int"),
-        ({"question": None, "answer": "a"}, "content_not_text", "message 1 (user) has content of type NoneType"),
         ({"prompt": MESSAGES[:1], "completion": "17"}, "content_not_text", "message 1 (user) has content of type list"),
     ],
 )
@@ -299,3 +285,120 @@ def test_rows_that_are_refused(row, reason, words):
     with pytest.raises(RowError) as caught:
         row_to_messages(row)
     assert caught.value.reason == reason and words in str(caught.value)
+
+
+# Parts of files, and damaged ones
+
+ROWS = [{"text": f"row {i}"} for i in range(23)]
+
+
+def numbered_sources(tmp_path):
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("\n".join(json.dumps(row) for row in ROWS))
+    table = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), table, row_group_size=5)
+    commas = tmp_path / "rows.csv"
+    commas.write_text("text\n" + "\n".join(row["text"] for row in ROWS))
+    dataset = datasets.Dataset.from_list(ROWS)
+    return [lines, table, commas, ROWS, dataset, dataset.to_iterable_dataset()]
+
+
+@pytest.mark.parametrize("kind", range(6), ids=["jsonl", "parquet", "csv", "list", "Dataset", "IterableDataset"])
+def test_shards_together_are_the_whole(tmp_path, kind):
+    source = RowSource(numbered_sources(tmp_path)[kind])
+    whole = list(source)
+    assert [row["text"] for _, row in whole] == [row["text"] for row in ROWS]
+    for shards in (1, 3, 50):
+        parts = [list(source.rows(Part(shard=shard, shards=shards))) for shard in range(shards)]
+        assert sorted((pair for part in parts for pair in part), key=lambda pair: pair[0]) == whole
+    for start in (0, 1, 7, 23, 99):
+        for shard in range(2):
+            expected = [pair for pair in whole if pair[0] >= start and pair[0] % 2 == shard]
+            assert list(source.rows(Part(start, shard, 2))) == expected
+
+
+def test_lines_of_other_shards_are_not_parsed(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "a"}\n{broken\n{"text": "c"}\n')
+    assert [row["text"] for _, row in RowSource(file).rows(Part(0, 1, 2))] == ["a", "c"]
+    with pytest.raises(DataError, match="line 2: .*broken JSON"):
+        list(RowSource(file).rows(Part(0, 0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", []),
+        (b"ab\n\ncd", [b"ab\n", b"\n", b"cd"]),
+        (b"abcd\nab\n", [b"abcd\n", b"ab\n"]),  # the line end does not count
+        (b"abcde\nab\n", [b"abcde", b"ab\n"]),
+        (b"abcdefghijklm\nab", [b"abcde", b"ab"]),
+        (b"abcdefghijklm", [b"abcde"]),
+        (b"abcd", [b"abcd"]),
+    ],
+)
+def test_lines_up_to_a_limit(data, expected, monkeypatch):
+    monkeypatch.setattr(files, "_SKIPPED_AT_ONCE", 3)
+    assert list(read_lines(io.BytesIO(data), 4)) == expected
+    for raw in expected:
+        if len(raw) == 5 and raw[-1:] != b"\n":
+            with pytest.raises(RowError, match="the line has more than 4 bytes") as caught:
+                line_text(raw, 4)
+            assert caught.value.reason == "line_too_long"
+        else:
+            assert line_text(raw, 4) == raw.decode().strip()
+
+
+def test_an_endless_line_is_refused_before_it_is_read(tmp_path):
+    file = tmp_path / "a.jsonl"
+    with open(file, "wb") as out:
+        out.write(LINE.encode() + b"\n")
+        out.seek(10 * 2**30)  # ten gigabytes without a line end, none of them on the disk
+        out.write(b"\0")
+    tracemalloc.start()
+    with pytest.raises(DataError) as caught:
+        list(RowSource(file))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(caught.value) == f"{file} line 2: the line has more than 64 MiB; one row a line is expected"
+    assert peak < 3 * 64 * 2**20
+
+
+CHANGES = {
+    "append": lambda file: file.open("ab").write(LINE.encode() + b"\n"),
+    "touch": lambda file: os.utime(file, ns=(0, 0)),
+    "replace": lambda file: os.replace(write(file.with_name("other"), file.read_bytes()), file),
+    "cut": lambda file: os.truncate(file, file.stat().st_size - 5),
+    "empty": lambda file: os.truncate(file, 0),
+    "remove": os.unlink,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_file_that_changes(tmp_path, change, suffix):
+    rows = 20_000  # more than one read's worth
+    content = f"{LINE}\n" * rows if suffix == "jsonl" else "question,answer\n" + "12+5?,17\n" * rows
+    file = write(tmp_path / f"a.{suffix}", content)
+    with pytest.raises(DataError, match=r"^.*: the file [^\n]*while it was read") as caught:
+        for read, _ in enumerate(RowSource(file)):
+            if read == 3:
+                CHANGES[change](file)
+    assert ("bytes before" in str(caught.value)) == (change in ("append", "cut", "empty"))
+
+
+def test_csv_goes_on_behind_a_broken_row(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_bytes(b'a,b\n1,2\n"x"y,3\n\xe9,4\n5\n6,"long\nvalue"\n7,8,9\n' + b"10," + b"z" * 200_000 + b"\n")
+    found = [(number, getattr(row, "reason", row)) for number, row in csv_rows(file)]
+    assert found == [
+        (2, {"a": "1", "b": "2"}),
+        (3, "broken_csv"),
+        (4, "not_utf8"),
+        (5, "broken_csv"),
+        (6, {"a": "6", "b": "long\nvalue"}),
+        (8, "broken_csv"),
+        (9, {"a": "10", "b": "z" * 200_000}),
+    ]
+    with pytest.raises(DataError, match=r"a\.csv line 9: the line has more than 1000 bytes"):
+        list(csv_rows(file, 1000))

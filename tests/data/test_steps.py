@@ -1,27 +1,24 @@
-"""Step splitters: expected steps are typed by hand, and random texts are cut without loss or overlap."""
+"""Step splitters: expected steps are typed by hand; what `auto` and a data set's splitter decide."""
 
 import pytest
 
-from stepjepa.data.steps import STYLES, StepSplitter, Text, make_splitter
-from stepjepa.errors import ConfigError
+from stepjepa.data.steps import (
+    choose_splitter,
+    join_steps,
+    make_splitter,
+    spans_of_steps,
+    splitters,
+    style_and_spans,
+)
+from stepjepa.errors import ConfigError, DataError
 
-NAMES = [name for name in STYLES if name != "regex"]
 
-
-def cut(name, text, **options):
+def cut(name, text, separator="\n\n"):
     """The steps of a text; that they cover it is checked on the way."""
-    spans = make_splitter(name, **options).spans(text)
-    check_cover(text, spans)
-    return [text[start:end] for start, end in spans]
-
-
-def check_cover(text, spans):
-    if not text.strip():
-        assert spans == []
-        return
-    assert spans[0][0] == 0 and spans[-1][1] == len(text)
-    assert all(left[1] == right[0] for left, right in zip(spans[:-1], spans[1:], strict=True))
-    assert all(text[start:end].strip() for start, end in spans)
+    spans = make_splitter(name, separator).spans(text)
+    steps = [text[start:end] for start, end in spans]
+    assert "".join(steps) == text and all(step.strip() for step in steps)
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -44,39 +41,22 @@ def test_blank_lines(steps):
     assert cut("separator", "".join(steps)) == steps
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("text", ["", " ", "\n\n", "\r\n \r\n"])
-def test_a_blank_text_has_no_steps(name, text):
-    assert cut(name, text) == []
-
-
 @pytest.mark.parametrize(
     ("separator", "steps"),
     [
         ("\n", ["One\n", "Two\n\n", "Three"]),
-        ("\n\n\n", ["One\n\nstill\n\n\n", "Two"]),
         ("\r\n\r\n", ["One\n\n", "Two\r\n\r\n", "Three"]),
         ("\\n\\n", ["One\n\n", "Two"]),
         ("\\t", ["One\t\t", "Two"]),
         ("##", ["One ##\n\n", "Two####", "Three## ##\n", "Four"]),
-        ("##", ["## One"]),
         ("\n---", ["One\n---\n---\n", "Two"]),
         ("---", ["---\n\n---\nOne\n---\n\n", "Two---"]),
         ("  ", ["One  ", "Two   ", "Three four"]),
-        (".*", ["a.b.*", "c"]),
-        ("</think>", ["<think>a</think>", "b"]),
         ("; ", ["a; ", "b;c"]),
     ],
 )
 def test_other_separators(separator, steps):
-    assert cut("separator", "".join(steps), separator=separator) == steps
-
-
-def test_an_empty_separator_and_an_unknown_splitter_are_refused():
-    with pytest.raises(ConfigError, match="step_separator is empty"):
-        StepSplitter("separator", "")
-    with pytest.raises(ConfigError, match="known splitters: separator, numbered, lines"):
-        make_splitter("paragraphs")
+    assert cut("separator", "".join(steps), separator) == steps
 
 
 UNCUT = [
@@ -102,7 +82,7 @@ def test_blocks_are_never_cut(block, end):
     # The indentation of a fence goes with the separator's white space.
     indent = " " * (len(alone) - len(alone.lstrip()))
     steps = [f"a ##{end}{indent}", f"{alone.lstrip()}{end}##", "b"]
-    assert cut("separator", "".join(steps), separator="##") == steps
+    assert cut("separator", "".join(steps), "##") == steps
 
 
 def test_blocks_that_do_not_close_or_did_not_open():
@@ -129,30 +109,145 @@ def test_lines():
     [
         ["Step 1: a\n\nmore\n\n", "Step 2: b\n", "step 3 - c"],
         ["1. a\n", "2. b\n\n", "10. c"],
-        ["1) a\n", "2) b"],
         ["**Step 1**\na\n\n", "**Step 2: b**\n", "**Step 3 (last)** c"],
         ["### Step 1\na\n\n", "### Step 2 Finish\nb"],
         ["## 1. Title\r\n1. x\r\n2. y\r\n", "## 2. Title\r\nb"],
-        ["**1.** a\n", "**2.** b\n"],
-        ["**1. Title**\n1. x\n2. y\n", "**2. Title**\nb"],
-        ["Here is how.\n\n1. a\n", "2. b"],
         ["\n\nStep 1. a\n", "Step 2. b\n\n", "So it is 4."],
         ["1. a\n   1. x\n   2. y\n", "2. b\n\t1. z\n"],
         ["Step 1: a\n1. x\n2. y\n", "Step 2: b\n1. z\n"],
-        ["Step 1: a\n1. x\n2. y\n"],
         ["  1. a\n     1. x\n", "  2. b"],
         ["1. a\n", "1. b\n", "1. c"],
         ["1. There are\n3.5 apples\n12.\n2020. a year\n", "2. b\n3:30 is late\n3, too"],
         ["1. a\nStep 2 gives 5 and\nStep 2.5 nothing\n", "2. b"],
         ["1. a\n```\n2. no\n```\n", "2. b\n$$\n3. x\n$$\n"],
         ["1. a\n```\nStep 1: x\nStep 2: y\n```\n", "2. b"],
-        ["Only 1. one"],
-        ["3. alone\n\nand more"],
     ],
 )
 def test_numbered(steps):
     assert cut("numbered", "".join(steps)) == steps
 
 
-def test_cuts_out_of_order_and_out_of_range():
-    assert Text("ab c").cut([3, 1, 1, 0, 4, 9, -2]) == [(0, 1), (1, 3), (3, 4)]
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        # A label or a heading ends the last item even where other items have paragraphs.
+        ("numbered", ["Step 1: Do x.\n\nBecause of y.\n\n", "Step 2: Do z.\n\n", "In conclusion, done."]),
+        ("numbered", ["### Step 1\nA\n", "### Step 2\nB\n", "### Final Answer\nC"]),
+        ("numbered", ["1. a\n", "2. b\n\n", "So c.\n\n", "Part two:\n\n1. d\n", "2. e"]),
+        ("numbered", ["(1) x = 3\n(2) y = 4\n\nBy (1) and (2), x + y = 7."]),
+        ("numbered", ["(1) x is 3.\n", "(2) By (1), x + 4 is 7."]),
+        ("connectives", ["First, we have a.\n", "Then b.\n", "Finally c.\n\n", "The answer is 5."]),
+        ("headings", ["# T\n\n## A\n\na\n\n", "## B\n\nb\n\n", "**Answer:** 5"]),
+        ("sentence", ["The sum is\nsmall. x = 3\n", "Hence 4\n", "- a\n", "- b\n\n", "And so on"]),
+        ("sentence", ["At the point P. ", "Then J. K. Rowling, e.g. on p. 5, says so. ", "U.S. Army."]),
+    ],
+)
+def test_decisions(name, steps):
+    assert cut(name, "".join(steps)) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "style"),
+    [
+        ("1. a\n\n2. b", "numbered"),
+        ("First, a.\n\nNext, b.\n\nFinally, c.", "connectives"),
+        ("## A\n\na\n\n## B\n\nb", "headings"),
+        ("**A**\n\na\n\n**B**\n\nb", "headings"),
+        ("Ab.\n\nBc.", "separator"),
+        ("Ab.\nBc.", "lines"),
+        ("Ab. Bc. Cd.", "separator"),
+        ("Ab.\nBc.\n\n#### 5", "lines"),
+        ("Ab.\n\nBc.\n#### 5", "lines"),
+        ("Ab.\n\nBc.\n\n#### 5", "separator"),
+        ("Solve it:\n\n2x = 4\nx = 2", "lines"),
+        ("<think>\nA.\n\nB.\n</think>\n\nCd.\nDe.", "lines"),
+        (f"{'word ' * 12}and\nmore", "separator"),
+    ],
+)
+def test_auto_says_what_it_takes(text, style):
+    assert style_and_spans(text) == (style, make_splitter(style).spans(text))
+
+
+def test_auto_with_a_separator():
+    assert make_splitter("auto", "<S>").spans("1. a<S>2. b\n3. c") == [(0, 7), (7, 16)]
+    assert make_splitter("auto", "\\n\\n") == make_splitter("auto")
+
+
+def chosen(answers, separator="\n\n"):
+    return choose_splitter([(answer, None) for answer in answers], separator)
+
+
+def test_a_data_set_gets_the_style_of_most_answers():
+    numbered, lines, blank = "1. a\n\n2. b\n\nSo c.", "a\nb\n#### 5", "a\n\nb"
+    assert chosen([numbered] * 3 + [blank]) == "separator"  # whose blank lines serve every answer
+    assert chosen([numbered.replace("\n\n", "\n")] * 3 + [blank]) == "numbered"
+    assert chosen([numbered] * 3) == chosen(["x"] * 3 + [numbered]) == "separator"  # a tie
+    assert chosen([lines] * 3 + [blank]) == "lines"
+    assert chosen([blank] * 3 + [lines]) == "separator"
+    assert chosen(["First, a.\n\nThen, b."] * 2) == "separator"
+    assert chosen(["a<S>b"] * 2, "<S>") == chosen(["a", "b"]) == chosen([]) == "separator"
+    styles = ["1. a\n   - b\n2. c", "x\n\ny", "a short line\nanother one"]
+    assert chosen(styles * 3 + ["x"]) == "auto"  # several styles are left to each answer
+    assert chosen(styles[:1] * 7 + styles[1:]) == "numbered"
+
+
+def test_known_numbers_of_steps_decide():
+    numbered = "1. a\n\nb\n\n2. c"
+    assert choose_splitter([(numbered, 2)] * 3) == "numbered"
+    assert choose_splitter([(numbered, 3)] * 3) == "separator"
+    assert choose_splitter([(numbered, 2), ("1. a\n\n2. b", 2), ("a\n\nb", 2)]) == "separator"  # as often as numbered
+    assert choose_splitter([(numbered, 99)] * 3) == "separator"  # a number of something else: a tie
+
+
+@pytest.mark.parametrize(
+    ("pattern", "steps"),
+    [
+        (r"^Step \d+", ["Step 1 a\n", "Step 2 b"]),
+        (r"(?=^\d:)", ["1: a\n", "2: b\n", "3: c"]),
+        (r"(?P<end>;)\s", ["a;", " b;", " c"]),
+        (r"\n(?P<start>So|Now) ", ["a\n", "So b\n", "Now c"]),
+        (r"(?P<end>\.)$|(?P<start>Q)", ["a.", "\nb ", "Q c"]),
+    ],
+)
+def test_regex(pattern, steps):
+    assert cut("regex", "".join(steps), pattern) == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "message"),
+    [
+        ("paragraphs", "x", "known splitters: separator, numbered, lines"),
+        ("separator", "", "step_separator is empty"),
+        ("regex", "", "needs a pattern"),
+        ("regex", "\\n\\n", "needs a pattern"),
+        ("regex", "(a", "broken"),
+        ("regex", "x*", "matches an empty text"),
+        ("regex", "^", "matches an empty text"),
+    ],
+)
+def test_splitters_that_are_refused(name, separator, message):
+    with pytest.raises(ConfigError, match=message):
+        make_splitter(name, separator)
+
+
+def test_a_pattern_that_never_ends_is_stopped(monkeypatch):
+    monkeypatch.setattr(splitters, "PATTERN_SECONDS", 0.2)
+    with pytest.raises(ConfigError, match=r"takes more than 0.2 seconds for an answer of 61 characters"):
+        make_splitter("regex", r"(?:a|a|b)+(?:a|aa)+$c").spans("a" * 60 + "d")
+
+
+def test_steps_of_a_column():
+    text = "Intro. Add 3 and  4.\n\nHalve it. Halve it.\nDone."
+    spans = spans_of_steps(text, ["Add 3 and 4.", " Halve it.", "Halve it.\n", "", "Done."])
+    assert [text[start:end] for start, end in spans] == [
+        "Intro. Add 3 and  4.\n\n",
+        "Halve it. ",
+        "Halve it.\n",
+        "Done.",
+    ]
+    inside = "<think>a\n\nb</think>"
+    assert spans_of_steps(inside, ["<think>a", "b</think>"]) == [(0, 10), (10, 19)]
+    assert spans_of_steps("a", []) == [(0, 1)] and spans_of_steps(" ", []) == []
+    with pytest.raises(DataError, match="step 2 of 2 does not stand in the answer behind step 1: 'a'"):
+        spans_of_steps("a b", ["b", "a"])
+    assert join_steps(["a", " ", "b\n", "c"]) == "a\n\nb\n\n\nc" and join_steps([]) == ""

@@ -19,7 +19,7 @@ from support import tokenizers as made
 from support.encoding import settings_of, views_of
 from support.templates import FORMATS
 
-COUNT = 2000
+COUNT = 500
 NASTY = (
     "12 + 5 = 17.\n\nSo 17.\n\n\n\nDone!",
     "\n\nIt begins with a blank line.\n\n \n\nAnd ends with one.\n\n",
@@ -62,7 +62,7 @@ def build(name, texts):
 
 @pytest.fixture(scope="module")
 def answers(request):
-    """2,000 GSM8K answers, or built-in ones where the file is absent; every other one with blank lines."""
+    """GSM8K answers, or built-in ones where the file is absent; every other one with blank lines."""
     try:
         lines = (request.getfixturevalue("shared_dir") / "data" / "gsm8k_train.jsonl").read_text("utf-8").splitlines()
         texts = [json.loads(line)["answer"] for line in lines[:COUNT]]
@@ -139,29 +139,6 @@ def test_every_step_decodes_to_its_text(name, answers):
         if name in WRITES_BOS:
             own = [ids for (text, _), (ids, _) in zip(chats, encoded, strict=True) if "<s> [INST]" not in text]
             assert all(ids[0] == tokenizer.bos_token_id and (ids[1:] != ids[0]).all() for ids in own)
-
-
-@pytest.mark.parametrize("name", ["llama3", "llama4", "tekken"])
-def test_bytes_are_those_of_the_tokenizers_own_package(name, answers):
-    """Where a token ends, by the bytes that the tokenizer's makers give for it."""
-    if name == "tekken":
-        module = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
-        source = module.Tekkenizer.from_file(made.source_file("mistral_common", "data/tekken_*.json"))
-        special, spell = source.num_special_tokens, source.id_to_byte_piece
-    else:
-        model = pytest.importorskip(f"llama_models.{name}.tokenizer").Tokenizer.get_instance().model
-        special, spell = None, model.decode_single_token_bytes
-    tokenizer, _, nasty = build(name, [])
-    texts = [*answers[:100], *nasty]
-    for batch in (texts, texts[-8:]):  # many texts and few are traced in different ways
-        for text, (ids, last) in zip(batch, encode_texts(tokenizer, batch), strict=True):
-            pieces = [
-                tokenizer.convert_ids_to_tokens(i).encode() if special and i < special else spell(i)
-                for i in ids.tolist()
-            ]
-            owner = [at for at, letter in enumerate(text) for _ in letter.encode()]
-            assert b"".join(pieces) == text.encode()
-            assert last.tolist() == [owner[end - 1] for end in np.cumsum([len(piece) for piece in pieces])]
 
 
 DIALOGUE = ("It is 17.\n\nSo\u00a017.\n\nEnd.", "One step \U0001f600.", "<think>\na\n\nb\n</think>\n\nTwo.\n\nThree.")

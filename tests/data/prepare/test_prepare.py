@@ -1,26 +1,41 @@
-"""What `prepare` writes, counts and says; where rows go; that processes change nothing."""
+"""What `prepare` writes, counts and says, from good and damaged sources; every file is complete or not there."""
 
+import contextlib
 import json
 import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
 import tracemalloc
 
 import datasets
 import pytest
 
-from stepjepa.data.prepare import PrepareOptions, prepare
+from stepjepa.data.prepare import Converter, PrepareOptions, prepare, rows
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.data.prepare.rows import question_key
+from stepjepa.data.prepare.rows import LINE_BYTES, question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
 
 
-def gsm8k(index, question=None):
-    answer = f"He has {index} of them.\nWith one more {index}+1=<<{index}+1={index + 1}>>{index + 1}.\n#### {index + 1}"
-    return {"question": question or f"What is {index} and 1?", "answer": answer}
+def gsm8k(index, question=None, steps=None):
+    steps = steps or f"He has {index} of them.\nWith one more {index}+1=<<{index}+1={index + 1}>>{index + 1}.\n"
+    return {"question": question or f"What is {index} and 1?", "answer": f"{steps}#### {index + 1}"}
+
+
+LINE = json.dumps(gsm8k(4)).encode() + b"\n"
+HALF = b'{"question": "\\ud83d", "answer": "a\\nb\\n#### 1"}\n'
 
 
 def write(path, rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    if isinstance(rows, bytes):
+        path.write_bytes(rows)
+    else:
+        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
 
@@ -28,9 +43,22 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def run(folder, rows, name="out.jsonl", **changes):
-    source = write(folder / "raw.jsonl", rows) if isinstance(rows, list) else rows
+def run(folder, rows, name="out.jsonl", suffix="jsonl", **changes):
+    source = write(folder / f"raw.{suffix}", rows) if isinstance(rows, (list, bytes)) else rows
     return prepare(PrepareOptions(output_file=str(folder / name), **{"overwrite": True, **changes}), source)
+
+
+def contents(folder):
+    """File -> bytes of what is visible; of the report the counts, without the paths."""
+    found = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name.startswith("out")}
+    if "out.report.json" in found:
+        report = json.loads(found["out.report.json"])
+        found["out.report.json"] = {key: report[key] for key in report if key not in ("job", "files", "source")}
+    return found
+
+
+def hidden(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name[0] == ".")
 
 
 def test_a_row(tmp_path):
@@ -61,31 +89,25 @@ def test_every_row_is_counted_once(tmp_path):
     assert [example["place"] for example in report.examples["missing_column"]] == [f"{file} line 6", f"{file} line 8"]
     lines = report.lines()
     assert all(line.isprintable() for line in lines)
-    assert lines[:3] == [
-        f"Prepared: {file}",
-        "  Format: gsm8k (recognised: 3 of the first 5 rows have answers that end in '#### ...')",
-        "  Rows: 6 read, 2 kept, 4 dropped",
-    ]
     assert lines[4] == f"    dropped 1: too few steps (--min_steps) (first: {file} line 4: 1 step found; q)"
-    assert lines[-3] == "  Steps a row: 2 in 2" and lines[-2].startswith("  System prompt: Please solve")
-    assert lines[-1:] == [f"  {tmp_path}/sub/out.jsonl: 2 rows"]
-    assert str(report).split("\n") == [*lines, f"Next: {report.next_command}"]
     record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
     assert record["rows_dropped"] == report.rows_dropped and record["examples"] == report.examples
     assert record["job"]["options"]["min_steps"] == 2
-
-
-def test_many_examples_are_not_all_listed(tmp_path):
     report = run(tmp_path, [gsm8k(1), *[{"question": f"q{n}", "answer": "#### 1"} for n in range(99)]])
     assert report.rows_dropped == {"too_few_steps": 99} and len(report.examples["too_few_steps"]) == 20
 
 
-def test_limits_on_steps(tmp_path):
+def test_limits_on_rows(tmp_path):
     rows = [{"question": f"q{n}", "answer": "a step\n" * n + "#### 1"} for n in range(1, 6)]
     assert run(tmp_path, rows, min_steps=1).rows_kept == 5
     report = run(tmp_path, rows, min_steps=3, max_steps=4)
     assert [row["total_steps"] for row in read(tmp_path / "out.jsonl")] == [3, 4]
     assert report.rows_dropped == {"too_few_steps": 2, "too_many_steps": 1}
+    rows = [gsm8k(1), "broken", gsm8k(2), gsm8k(3)]
+    report = run(tmp_path, rows, max_examples=2)
+    assert (report.rows_read, report.rows_kept, report.stopped_early) == (3, 2, True)
+    assert "  Stopped at max_examples; the rows after it were not read" in report.lines()
+    assert not run(tmp_path, rows, max_examples=9).stopped_early
 
 
 def test_only_correct_responses(tmp_path):
@@ -109,13 +131,7 @@ def test_only_correct_responses(tmp_path):
 
 
 def test_dedup_keeps_the_first_that_can_be_kept(tmp_path):
-    rows = [
-        {**gsm8k(0), "answer": "#### 1"},
-        gsm8k(0, "What IS\u3000 0 and 1?"),
-        gsm8k(1, "what is 0 and 1? "),
-        gsm8k(2),
-    ]
-    rows[0]["question"] = "What is 0 and 1?"
+    rows = [gsm8k(0, steps=" "), gsm8k(0, "What IS\u3000 0 and 1?"), gsm8k(1, "what is 0 and 1? "), gsm8k(2)]
     report = run(tmp_path, rows, dedup=True)
     assert report.rows_dropped == {"too_few_steps": 1, "duplicate": 1}
     assert [row["ground_truth"] for row in read(tmp_path / "out.jsonl")] == ["1", "3"]
@@ -128,53 +144,32 @@ def test_validation_rows(tmp_path):
     train, valid = read(tmp_path / "out.jsonl"), read(tmp_path / "out.valid.jsonl")
     assert 70 < len(valid) < 130 and len(train) + len(valid) == 400
     assert report.files == {str(tmp_path / "out.jsonl"): len(train), str(tmp_path / "out.valid.jsonl"): len(valid)}
-    # A question stays on its side whatever else there is, and in all its spellings.
+    # A question stays on its side whatever else there is, and in all its spellings; a smaller share is a part of it.
     (tmp_path / "other").mkdir()
     again = [{**row, "question": row["question"].upper()} for row in rows[::-3]] + [gsm8k(n) for n in range(400, 500)]
     run(tmp_path / "other", again, valid_ratio=0.25)
-    sides = {row["question"].lower() for row in valid}
+    asked = {row["question"].lower() for row in rows[::-3]}
     other = {row["question"].lower() for row in read(tmp_path / "other" / "out.valid.jsonl")}
-    assert other & {row["question"].lower() for row in rows[::-3]} == sides & {
-        row["question"].lower() for row in rows[::-3]
-    }
-    # A smaller share is a part of the larger one.
+    assert other & asked == {row["question"].lower() for row in valid} & asked
     run(tmp_path / "other", rows, valid_ratio=0.1)
     smaller = {row["question"] for row in read(tmp_path / "other" / "out.valid.jsonl")}
     assert smaller and smaller < {row["question"] for row in valid}
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"dedup": True, "valid_ratio": 0.3}, {"max_examples": 120}, {"strict_data": True}]
-)
-def test_processes_change_nothing(tmp_path, monkeypatch, changes):
+def test_processes_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 7)
-    rows = [gsm8k(n, f"What is {n % 90} and 1?") for n in range(200)]
-    if not changes.get("strict_data"):
-        rows[5::11] = [{"question": "q", "answer": "no"}] * len(rows[5::11])
-    results = []
+    rows = [json.dumps(gsm8k(n, f"What is {n % 90} and 1?")).encode() + b"\n" for n in range(200)]
+    rows[5::10] = [b'{"question": "q", "answer": "no"}\n', b"\xe9\n", HALF, LINE[:-9] + b"\n"] * 5
+    found = []
     for processes in (1, 3):
-        folder = tmp_path / str(processes)
-        folder.mkdir()
-        source = write(tmp_path / "raw.jsonl", rows)
-        before = source.stat()
-        os.utime(source, ns=(before.st_atime_ns, 10**18))
-        report = run(folder, source, num_proc=processes, **changes)
-        files = {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
-        results.append((files, {**report.to_dict(), "files": None}))
-    assert results[0] == results[1]
-
-
-def test_a_worker_that_dies_is_an_error():
+        (folder := tmp_path / str(processes)).mkdir()
+        run(folder, b"".join(rows), num_proc=processes, dedup=True, valid_ratio=0.3, max_examples=83)
+        found.append(contents(folder))
+    first = json.loads(json.dumps(found[0]["out.report.json"]).replace("/1/", "/3/"))
+    assert {**found[0], "out.report.json": first} == found[1]
+    assert set(first["rows_dropped"]) == {"no_final_answer", "not_utf8", "broken_text", "broken_json", "duplicate"}
     with pytest.raises(DataError, match="a worker process was killed"):
         list(mapped(os._exit, iter([3] * 9), 2, "num_proc"))
-
-
-def test_max_examples(tmp_path):
-    rows = [gsm8k(1), "broken", gsm8k(2), gsm8k(3)]
-    report = run(tmp_path, rows, max_examples=2)
-    assert (report.rows_read, report.rows_kept, report.stopped_early) == (3, 2, True)
-    assert "  Stopped at max_examples; the rows after it were not read" in report.lines()
-    assert not run(tmp_path, rows, max_examples=9).stopped_early
 
 
 def test_strict_data(tmp_path):
@@ -196,21 +191,14 @@ def test_other_sources(tmp_path):
     expected = (tmp_path / "out.jsonl").read_bytes()
     data = datasets.Dataset.from_list(rows)
     data.to_parquet(tmp_path / "raw.parquet")
-    (tmp_path / "raw.csv").write_text(
-        "question,answer\n" + "".join(f'{row["question"]},"{row["answer"]}"\n' for row in rows)
-    )
+    cells = "".join(f'{row["question"]},"{row["answer"]}"\n' for row in rows)
+    (tmp_path / "raw.csv").write_text(f"question,answer\n{cells}")
     write(tmp_path / "raw", rows)
-    both = datasets.DatasetDict(test=data, train=data.select([0]))
-    sources = [
-        rows,
-        iter(rows),
-        data,
-        data.to_iterable_dataset(),
-        *(tmp_path / f"raw{end}" for end in (".parquet", ".csv", "")),
-    ]
-    for source in sources:
+    files = [tmp_path / f"raw{end}" for end in (".parquet", ".csv", "")]
+    for source in [rows, iter(rows), data, data.to_iterable_dataset(), *files]:
         prepare(PrepareOptions(output_file=str(tmp_path / "out.jsonl"), overwrite=True), source)
         assert (tmp_path / "out.jsonl").read_bytes() == expected
+    both = datasets.DatasetDict(test=data, train=data.select([0]))
     assert prepare(PrepareOptions(output_file=str(tmp_path / "a.jsonl"), dataset_split="test"), both).rows_kept == 5
     report = prepare(PrepareOptions(output_file=str(tmp_path / "b.jsonl")), [*rows, {"question": 3}])
     assert report.examples["not_text"][0]["place"] == "list row 5"
@@ -219,30 +207,24 @@ def test_other_sources(tmp_path):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path):
     def peak(count):
-        source = write(tmp_path / "raw.jsonl", [gsm8k(n) for n in range(count)])
+        source = write(tmp_path / "many.jsonl", [gsm8k(n) for n in range(count)])
         tracemalloc.start()
-        prepare(PrepareOptions(output_file=str(tmp_path / "out.jsonl"), overwrite=True), source)
+        run(tmp_path, source)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
     peak(100)
-    assert peak(12_000) < peak(3_000) + 2**19
+    assert peak(6_000) < peak(1_500) + 2**19
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"output_file": None}, "--output_file must be given"),
         ({"output_file": "out.parquet"}, "rows are written as JSONL, so end it in .jsonl"),
-        ({"output_file": "out"}, "rows are written as JSONL"),
         ({"min_steps": 0}, "min_steps is 0; it must be at least 1"),
         ({"max_steps": 1}, "max_steps is 1; it must be at least 2"),
-        ({"max_examples": 0}, "max_examples is 0"),
-        ({"num_proc": 0}, "num_proc is 0"),
-        ({"min_step_length": -1}, "min_step_length is -1"),
         ({"valid_ratio": 1.0}, "valid_ratio is 1.0; it must be at least 0 and below 1"),
-        ({"valid_ratio": -0.1}, "valid_ratio is -0.1"),
         ({"step_splitter": "line"}, "known splitters"),
         ({"step_splitter": "separator", "step_separator": ""}, "step_separator is empty"),
         ({"step_splitter": "lines", "format": "implicit_cot"}, "name their steps themselves; leave it out"),
@@ -258,13 +240,210 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
     long = "A sentence that is long enough."
     rows = [{"question": f"q{i}", "answer": f"First.\n\n{long}\n\nThen.\n\n{long}"} for i in range(2)]
     said = run(tmp_path, [*rows, {"question": "q", "answer": f"a\n\n{long}"}]).lines()
-    assert (
-        "  Too short for a step: 4 pieces in 2 rows, joined to a neighbour (--min_step_length 21; 1 keeps each as a step)"
-        in said
-    )
+    short = "  Too short for a step: 4 pieces in 2 rows, joined to a neighbour (--min_step_length 21; 1 keeps each as"
+    assert f"{short} a step)" in said
     assert any("1 step found (2 with those below --min_step_length 21)" in line for line in said)
     assert any("asks for \\boxed{}, and no answer has one" in line for line in said)
     boxed = {"question": "b", "answer": f"{long}\n\n{long} \\boxed{{3}}"}
     assert any("only 1 of 3 answers have one" in line for line in run(tmp_path, [*rows, boxed]).lines())
     quiet = run(tmp_path, rows, min_step_length=1, system_prompt=None).lines()
     assert not any("Too short" in line or "prompt" in line for line in quiet)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "words"),
+    [
+        (LINE[:-20], "truncated_line", "the file ends in the middle of this line (at character"),
+        (b'{"question": "caf\xc3', "truncated_line", "(inside a character)"),
+        (b'{"question": "caf\xe9", "answer": "a"}\n', "not_utf8", "not UTF-8 text (invalid continuation byte)"),
+        (b"\0" * 5000 + b"\n", "broken_json", "broken JSON (Expecting value at character 1)"),
+        (b"null\n", "not_an_object", "the row is null"),
+        (b"[1, 2]\n", "not_an_object", "the row is a list"),
+        (b'{"a": ' * 100_000 + b"\n", "broken_json", "nested too deeply"),
+        (HALF, "broken_text", "\\ud83d without its other half"),
+        (b'{"prompt": "q", "completion": "a"}\n', "missing_column", "is missing (columns found: prompt, completion)"),
+        (b'{"' + b"k" * 3000 + b'": 1}\n', "missing_column", f"(columns found: {'k' * 80}...)"),
+        (b'{"question": "q", "answer": "' + b"\\\\[ " * 400_000 + b'"}\n', "text_too_long", "more than 1,000,000"),
+    ],
+)
+def test_a_bad_row(tmp_path, line, reason, words):
+    report = run(tmp_path, b"\xef\xbb\xbf" + LINE + b"\n" + line)
+    assert report.rows_dropped == {reason: 1} and report.rows_kept == 1
+    (example,) = report.examples[reason]
+    assert example["place"] == f"{tmp_path}/raw.jsonl line 3" and words in example["what"]
+    assert len(example["text"]) < 2000 and all(line.isprintable() for line in report.lines())
+    before = contents(tmp_path)
+    with pytest.raises(DataError, match=r"raw\.jsonl line 3: [^\n]*$"):
+        run(tmp_path, LINE + b"\n" + line, strict_data=True)
+    assert contents(tmp_path) == before
+
+
+def test_a_line_of_fifty_megabytes(tmp_path):
+    with open(tmp_path / "raw.jsonl", "wb") as file:
+        file.writelines([LINE, b'{"question": "', b"x" * 50 * 2**20, b'", "answer": "a"}\n', LINE])
+    tracemalloc.start()
+    report = run(tmp_path, tmp_path / "raw.jsonl")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert report.rows_kept == 2 and report.rows_dropped == {"line_too_long": 1} and peak < 4 * LINE_BYTES
+    (example,) = report.examples["line_too_long"]
+    assert example["place"].endswith("raw.jsonl line 2") and example["text"].startswith('{"question": "xxx')
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "raw.jsonl: the file or data set is empty; it needs at least one row"),
+        (b"\n \n\xef\xbb\xbf\n", "the file or data set is empty"),
+        (b'[\n{"question": "q"}]', "raw.jsonl: this looks like one JSON array; write one object per line (JSONL)"),
+        (LINE.decode().encode("utf-16"), "raw.jsonl line 1: not UTF-8 text (invalid start byte)"),
+        (
+            b"\x80\x04\x95\x10",
+            "raw.jsonl line 1: not UTF-8 text (invalid start byte); save the file as UTF-8 (the only",
+        ),
+        (
+            b'{"question": "q", "answer": "#### 1"}\n',
+            "none of 1 rows can be kept; dropped 1: too few steps (--min_steps)",
+        ),
+    ],
+)
+def test_files_without_a_row(tmp_path, content, words):
+    with pytest.raises(DataError, match=re.escape(words)):
+        run(tmp_path, content)
+    assert contents(tmp_path) == {}
+
+
+def test_other_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "raw.bin").write_bytes(b"some text\n")
+    datasets.Dataset.from_list([gsm8k(1)] * 5).to_parquet(tmp_path / "raw.parquet")
+    os.truncate(tmp_path / "raw.parquet", 400)
+    for name, words in {
+        "no.jsonl": "no such file",
+        "a" * 300: "cannot be read (File name too long)",
+        "raw.bin": "lines of text without '||'",
+        "raw.parquet": "raw.parquet: cannot be read",
+    }.items():
+        with pytest.raises(DataError, match=re.escape(words)):
+            run(tmp_path, tmp_path / name)
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+@pytest.mark.parametrize("change", ["append", "cut"])
+def test_a_file_that_changes(tmp_path, monkeypatch, suffix, change):
+    content = LINE * 2000 if suffix == "jsonl" else b"question,answer\n" + b'q,"a\nb\n#### 1"\n' * 2000
+    original, source = rows.question_key, tmp_path / f"raw.{suffix}"
+
+    def key(question):
+        if change == "cut":
+            os.truncate(source, len(content) - 7)
+        elif source.stat().st_size == len(content):
+            with open(source, "ab") as file:
+                file.write(LINE)
+        return original(question)
+
+    monkeypatch.setattr(rows, "question_key", key)
+    with pytest.raises(DataError, match=r"^.*: the file [^\n]*while it was read"):
+        run(tmp_path, content, suffix=suffix)
+    assert contents(tmp_path) == {}
+
+
+# What is written
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """GSM8K-like rows; some questions come twice, some rows cannot be used."""
+    rows = [gsm8k(n, f"How many are {n % 650} and 1?") for n in range(700)]
+    rows[::97] = [{**row, "answer": row["answer"].split("\n")[0]} for row in rows[::97]]
+    return write(tmp_path_factory.mktemp("raw") / "raw.jsonl", rows)
+
+
+def options(folder, source, **changes):
+    changes = {"dedup": True, "valid_ratio": 0.2, **changes}
+    return PrepareOptions(str(source), output_file=str(folder / "out.jsonl"), **changes)
+
+
+@pytest.fixture(scope="module")
+def expected(source, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("complete")
+    report = prepare(options(folder, source))
+    assert report.rows_read == 700 and report.rows_dropped == {"no_final_answer": 8, "duplicate": 48}
+    assert hidden(folder) == []
+    return contents(folder)
+
+
+@pytest.mark.long
+def test_killed_processes(source, expected, tmp_path):
+    words = "--output_file out.jsonl --dedup --valid_ratio 0.2 --overwrite --num_proc 2".split()
+    command = [sys.executable, "-m", "stepjepa", "prepare", str(source), *words]
+    rng, killed = random.Random(2), 0
+    for attempt in range(40):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
+        while process.poll() is None and hidden(tmp_path) == []:
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.2 * attempt)  # late enough in the end
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+        _, error = process.communicate(timeout=60)  # ends only when the workers have gone too: they hold the pipes
+        seen = contents(tmp_path)
+        assert all(seen[name] == expected[name] for name in seen)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, error
+    assert contents(tmp_path) == expected and hidden(tmp_path) == [] and killed
+
+
+@pytest.mark.parametrize("after", [0, 100_000])
+def test_a_full_disk(source, tmp_path, after):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+        with pytest.raises(DataError) as caught:
+            prepare(options(tmp_path, source))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path)) and "cannot be written (File too large)" in message and "\n" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_ends_early_leaves_the_files_as_they_were(source, expected, tmp_path, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Converter, "_prepared", interrupt)
+        prepare(options(tmp_path, source))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out.valid.jsonl").write_text("mine")
+    with pytest.raises(ConfigError, match=r"out\.valid\.jsonl exists already; --overwrite replaces it"):
+        prepare(options(tmp_path, source))
+    assert hidden(tmp_path) == [] and (tmp_path / "out.valid.jsonl").read_text() == "mine"
+    prepare(options(tmp_path, source, overwrite=True))
+    assert contents(tmp_path) == expected
+    with pytest.raises(DataError, match="none of 700 rows"):
+        prepare(options(tmp_path, source, overwrite=True, min_steps=9))
+    assert contents(tmp_path) == expected and hidden(tmp_path) == []
+
+
+def test_names_that_cannot_be_written(source, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        prepare(options(tmp_path / "file", source))
+    (tmp_path / "out.valid.jsonl").mkdir()
+    with pytest.raises(ConfigError, match="is a folder"):
+        prepare(options(tmp_path, source))
+    raw = write(tmp_path / "raw.jsonl", [gsm8k(1)])
+    (tmp_path / "link.jsonl").symlink_to(raw)
+    for name in ("raw.jsonl", "link.jsonl"):
+        with pytest.raises(ConfigError, match="is the file that is read"):
+            prepare(PrepareOptions(str(raw), output_file=str(tmp_path / name), overwrite=True))
+    assert read(raw) == [gsm8k(1)]
+    (tmp_path / "far").mkdir()
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "far" / "real.jsonl")
+    prepare(PrepareOptions(str(source), output_file=str(tmp_path / "out.jsonl")))  # a link stays one
+    assert (tmp_path / "out.jsonl").is_symlink() and (tmp_path / "far" / "real.jsonl").stat().st_size

@@ -1,71 +1,195 @@
-"""From a response to steps: what is dropped, joined and kept; and that training finds the same steps again."""
+"""From a raw row to steps: formats, what is dropped, joined and kept; the expected texts are typed out."""
 
 import pytest
 
 from stepjepa.data.prepare import PrepareOptions
-from stepjepa.data.prepare.formats import RawExample, RawFormat
+from stepjepa.data.prepare.formats import MAX_TEXT, RawExample, RawFormat, read_example, recognise
 from stepjepa.data.prepare.rows import Converter, fit_lengths, response_parts
 from stepjepa.data.steps import make_splitter
-from stepjepa.errors import RowError
+from stepjepa.errors import ConfigError, DataError, RowError
 
+GSM8K = {"question": "How many?", "answer": "He had 48/2 = <<48/2=24>>24.\nIn all 48+24 = $<<48+24=72>>72.\n#### 72"}
+SOCRATIC = {
+    "question": "How many?",
+    "answer": "How many in May? ** He had 48/2 = <<48/2=24>>24.\nIn all 48+24 = <<48+24=72>>72.\n#### 72",
+}
+BARS = "How many?||<<48/2=24>> <<48+24=72>> #### 72"
+TEACHER = {
+    "question": "How many?",
+    "answer": "He had 24.\n#### 72",
+    "ground_truth": 72,
+    "deepseek_response": "<think>\nLet me see.\n</think>\n\nFirst, he had twenty-four of them.\n\n"
+    "Then there are \\boxed{72} in all.",
+}
+TAUGHT = ["First, he had twenty-four of them.", "Then there are \\boxed{72} in all."]
+WORDS = "How many?||He had half of 4.5, so 4.5/2 = <<4.5/2=2.25>>2.25 of them. In all 6.75! #### 6.75"
+NAMED = {
+    "problem": "How many?",
+    "text": "One and one make two.\nSo the answer is surely 2.",
+    "gold": 2.5,
+    "source": "x",
+}
+LISTED = {"problem": "How many?", "list": ["Take one.", "  ", "Add one.\r\n\r\nGet 2."]}
 LONG = "A sentence that is long enough."
 
 
-def found(response, format="teacher", final=None, **changes):
-    """Steps, and how many pieces were too short."""
-    converter = Converter(RawFormat(format), PrepareOptions(**changes), False)
-    return converter.steps_of(RawExample("q", "a", None, response, final))
+@pytest.mark.parametrize(
+    ("row", "changes", "truth", "steps"),
+    [
+        (GSM8K, {}, "72", ["He had 48/2 = 24.", "In all 48+24 = $72.\n\\boxed{72}"]),
+        (
+            GSM8K,
+            {"calculator_marks": "keep", "final_answer": "keep"},
+            "72",
+            ["He had 48/2 = <<48/2=24>>24.", "In all 48+24 = $<<48+24=72>>72.\n#### 72"],
+        ),
+        ({**GSM8K, "answer": "a\r\nb\r\n#### 72\r\n", "ground_truth": "7"}, {}, "7", ["a", "b\n\\boxed{72}"]),
+        (SOCRATIC, {}, "72", ["How many in May?\nHe had 48/2 = 24.", "In all 48+24 = 72.\n\\boxed{72}"]),
+        (BARS, {}, "72", ["48/2=24", "48+24=72\n\\boxed{72}"]),
+        (BARS, {"calculator_marks": "keep"}, "72", ["<<48/2=24>>", "<<48+24=72>>\n\\boxed{72}"]),
+        (WORDS, {}, "6.75", ["He had half of 4.5, so 4.5/2 = 2.25 of them.", "In all 6.75!\n\\boxed{6.75}"]),
+        (TEACHER, {}, "72", TAUGHT),
+        (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
+        ({"question": "How many?", "qwen_response": TEACHER["deepseek_response"]}, {}, None, TAUGHT),
+        *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
+        (
+            NAMED,
+            {"question_column": "problem", "response_column": "text", "ground_truth_column": "gold"},
+            "2.5",
+            ["One and one make two.", "So the answer is surely 2."],
+        ),
+        (
+            LISTED,
+            {"question_column": "problem", "response_column": "list", "step_splitter": "list"},
+            None,
+            ["Take one.", "Add one.\nGet 2."],
+        ),
+    ],
+)
+def test_formats(row, changes, truth, steps):
+    options = PrepareOptions(**changes)
+    form = recognise([row], options, "a file")
+    example = read_example(row, form, options)
+    assert (example.question, example.ground_truth) == ("How many?", truth)
+    assert Converter(form, options, False).steps_of(example)[0] == steps
 
 
-def steps_of(response, format="teacher", final=None, **changes):
-    steps, _ = found(response, format, final, **changes)
-    joined = "\n\n".join(steps)
-    assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps
-    return steps
+ANSWERED = ("question", "answer", "answer", "ground_truth")
 
 
 @pytest.mark.parametrize(
-    ("response", "steps"),
+    ("rows", "changes", "format", "columns"),
     [
-        (
-            "**Step 1:** Halve the number of clips.\n\n**Step 2:** Add both of them:\n\n\\[ 48+24 = 72 \\]",
-            ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of them:\n\\[ 48+24 = 72 \\]"],
-        ),
-        (
-            "Step 1: Halve the number of clips.\nStep 2: Add both of the numbers.",
-            ["Step 1: Halve the number of clips.", "Step 2: Add both of the numbers."],
-        ),
-        (
-            "1. **Clips in April:**\n   There were 48 clips.\n\n2. **Clips in May:**\n   Half as many.\n\n",
-            ["1. **Clips in April:**\n   There were 48 clips.", "2. **Clips in May:**\n   Half as many."],
-        ),
-        (
-            "First, I note that she sold 48 clips.\n\n\n \nIn May, she sold half as many.\r\n",
-            ["First, I note that she sold 48 clips.", "In May, she sold half as many."],
-        ),
-        (
-            f"{LONG}\n\n```python\na = 1\n\nb = 2\n```\n\n{LONG}",
-            [LONG, "```python\na = 1\n\nb = 2\n```", LONG],
-        ),
-        (f"{LONG}\n\n```\n{LONG}\n\n{LONG}", [LONG, f"```\n{LONG}\n\n{LONG}"]),  # a fence that never closes
-        (LONG, [LONG]),
+        ([GSM8K], {}, "gsm8k", ANSWERED),
+        ([SOCRATIC], {}, "gsm8k_socratic", ANSWERED),
+        ([TEACHER], {}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
+        ([BARS, "x"], {}, "implicit_cot", ("", "", "", "ground_truth")),
+        ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion", "ground_truth")),
+        ([GSM8K, 3, {"id": 1}, GSM8K, SOCRATIC], {}, "gsm8k", ANSWERED),
+        ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", None),
+        ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", None),
+        ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", None),
+        ([TEACHER], {"format": "gsm8k"}, "gsm8k", ANSWERED),
+        ([TEACHER], {"format": "columns"}, "columns", ANSWERED),
+        ([GSM8K], {"format": "teacher"}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
     ],
 )
-def test_responses(response, steps):
-    assert steps_of(response) == steps
+def test_recognised(rows, changes, format, columns):
+    form = recognise(rows, PrepareOptions(**changes), "a file")
+    assert form.name == format and columns in (None, form[1:5])
+    assert form.why == "as given" if "format" in changes else form.why.startswith("recognised: ")
 
 
-def test_a_chosen_splitter():
-    text = f"{LONG}\n{LONG} | {LONG}\n\n{LONG}"
-    assert steps_of(text, step_splitter="lines") == [LONG, f"{LONG} | {LONG}", LONG]
-    assert steps_of(text, step_splitter="separator", step_separator="|") == [f"{LONG}\n{LONG} |", f"{LONG}\n{LONG}"]
+@pytest.mark.parametrize(
+    ("rows", "changes", "words"),
+    [
+        (
+            [{"id": 1, "text": "a"}],
+            {},
+            "format not recognised (columns found: id, text); name the columns with --questio",
+        ),
+        ([{"messages": []}], {}, "the rows are chats already ('messages')"),
+        (["a", "b"], {}, "the rows are lines of text without '||'"),
+        ([[1], [2]], {}, "the rows are JSON of type list"),
+        ([GSM8K], {"response_column": "deepsek"}, "'deepsek' (found: question, answer)"),
+        (["a"], {"format": "gsm8k"}, "the rows are lines of text"),
+        ([SOCRATIC], {"step_splitter": "lines"}, "rows of format gsm8k_socratic name their steps themselves; leave it"),
+    ],
+)
+def test_not_recognised(rows, changes, words):
+    with pytest.raises((DataError, ConfigError)) as caught:
+        recognise(rows, PrepareOptions(**changes), "a file")
+    assert words in str(caught.value)
 
 
-def test_the_final_answer_ends_the_last_step():
-    assert steps_of(f"{LONG}\n\n{LONG}", final="1,200") == [LONG, f"{LONG}\n\\boxed{{1,200}}"]
-    assert steps_of(f"{LONG}\n\n{LONG}", final="7", final_answer="keep") == [LONG, f"{LONG}\n#### 7"]
-    assert steps_of("", "gsm8k", final="7") == ["\\boxed{7}"]
-    assert steps_of("5*3=15\n15+1=16", "gsm8k", final="16") == ["5*3=15", "15+1=16\n\\boxed{16}"]
+@pytest.mark.parametrize(
+    ("format", "row", "reason", "words"),
+    [
+        ("gsm8k", 3, "not_an_object", "the row is a int"),
+        ("gsm8k", {"question": "q"}, "missing_column", "column 'answer' is missing (columns found: question)"),
+        ("gsm8k", {"question": None, "answer": "#### 1"}, "missing_column", "column 'question' is null"),
+        (
+            "gsm8k",
+            {"question": "q", "answer": ["#### 1"]},
+            "not_text",
+            "column 'answer' has type list; it must be text",
+        ),
+        ("gsm8k", {"question": " \n", "answer": "#### 1"}, "empty_text", "column 'question' is empty"),
+        ("gsm8k", {"question": "q", "answer": "x\n####"}, "no_final_answer", "it ends in 'x ####'"),
+        ("gsm8k", {"question": "q", "answer": "#### 3\ny"}, "no_final_answer", "it ends in '#### 3 y'"),
+        ("gsm8k", {"question": "q", "answer": "a" * (MAX_TEXT + 1)}, "text_too_long", "has 1,000,001 characters"),
+        ("teacher", {"question": "q", "deepseek_response": "r", "answer": True}, "not_text", "'answer' has type bool"),
+        ("teacher", {"question": "q", "deepseek_response": "r", "ground_truth": 10**5000}, "not_text", "thousands of"),
+        ("implicit_cot", "no bars", "no_bars", "no '||'"),
+        ("implicit_cot", "q||a b", "no_final_answer", "it ends in 'a b'"),
+        ("implicit_cot", "q||a ####  ", "no_final_answer", "does not end in"),
+        ("implicit_cot", " ||a #### 1", "empty_question", "nothing stands in front"),
+        ("implicit_cot", {"text": "q||a #### 1"}, "not_text", "the row is a dict"),
+    ],
+)
+def test_rows_that_are_refused(format, row, reason, words):
+    response = "deepseek_response" if format == "teacher" else "answer"
+    with pytest.raises(RowError) as caught:
+        read_example(row, RawFormat(format, "question", "answer", response), PrepareOptions())
+    assert caught.value.reason == reason and words in str(caught.value)
+
+
+def found(response, format="teacher", final=None, **changes):
+    """Steps, which are those that training finds again, and how many pieces were too short."""
+    converter = Converter(RawFormat(format), PrepareOptions(**changes), False)
+    steps, short = converter.steps_of(RawExample("q", "a", None, response, final))
+    joined = "\n\n".join(steps)
+    assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps
+    return steps, short
+
+
+CODE = "```python\na = 1\n\nb = 2\n```"
+TITLES = ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of them:\n\\[ 48+24 = 72 \\]"]
+
+
+@pytest.mark.parametrize(
+    ("response", "changes", "steps"),
+    [
+        (f"{TITLES[0]}\n\n**Step 2:** Add both of them:\n\n\\[ 48+24 = 72 \\]", {}, TITLES),
+        (f"Step 1: {LONG}\nStep 2: {LONG}", {}, [f"Step 1: {LONG}", f"Step 2: {LONG}"]),
+        (f"First, {LONG}\n\n\n \nIn May, {LONG}\r\n", {}, [f"First, {LONG}", f"In May, {LONG}"]),
+        (f"{LONG}\n\n{CODE}\n\n{LONG}", {}, [LONG, CODE, LONG]),
+        (f"{LONG}\n\n```\n{LONG}\n\n{LONG}", {}, [LONG, f"```\n{LONG}\n\n{LONG}"]),  # a fence that never closes
+        (f"{LONG}\n{LONG} | {LONG}\n\n{LONG}", {"step_splitter": "lines"}, [LONG, f"{LONG} | {LONG}", LONG]),
+        (f"{LONG} | {LONG}", {"step_splitter": "separator", "step_separator": "|"}, [f"{LONG} |", LONG]),
+        (f"{LONG}\n\n{LONG}", {"final": "1,200"}, [LONG, f"{LONG}\n\\boxed{{1,200}}"]),
+        (f"{LONG}\n\n{LONG}", {"final": "7", "final_answer": "keep"}, [LONG, f"{LONG}\n#### 7"]),
+        ("", {"format": "gsm8k", "final": "7"}, ["\\boxed{7}"]),
+        ("5*3=15\n15+1=16", {"format": "gsm8k", "final": "16"}, ["5*3=15", "15+1=16\n\\boxed{16}"]),
+        ("x" * 20 + "\n\n" + "y" * 21, {"drop_short": True}, ["y" * 21]),  # the published length
+        ("x" * 20 + "\n\n" + "y" * 21, {"format": "columns", "min_step_length": 20}, ["x" * 20, "y" * 21]),
+        (f"<think>{LONG}\n\n{LONG}</think>1. One thing after another.\n2. Another thing after it.", {"keep_thinking": True},
+         [LONG, LONG, "1. One thing after another.", "2. Another thing after it."]),
+        ("\u6570" * 6 + "\u3002\n\n" + "\u52a0" * 6, {}, ["\u6570" * 6 + "\u3002", "\u52a0" * 6]),
+    ],
+)  # fmt: skip
+def test_responses(response, changes, steps):
+    assert found(response, **changes)[0] == steps
 
 
 @pytest.mark.parametrize(
@@ -76,11 +200,11 @@ def test_the_final_answer_ends_the_last_step():
         ([LONG, "**Total:**", LONG], [LONG, f"**Total:**\n{LONG}"], [LONG, LONG]),
         ([LONG, "## Step 2", "x = 1", LONG], [LONG, f"## Step 2\nx = 1\n{LONG}"], [LONG, LONG]),
         ([LONG, "---", LONG], [LONG, f"---\n{LONG}"], [LONG, LONG]),
-        ([LONG, "\\boxed{72}"], [f"{LONG}\n\\boxed{{72}}"], [f"{LONG}\n\\boxed{{72}}"]),
         ([LONG, "So:", "\\boxed{72}"], [f"{LONG}\nSo:\n\\boxed{{72}}"], [f"{LONG}\n\\boxed{{72}}"]),
         (["a", "b"], ["a\nb"], []),
         (["#### 7"], ["#### 7"], ["#### 7"]),
         ([], [], []),
+        (["\u0448" * 20, "\u0448" * 21], ["\u0448" * 20 + "\n" + "\u0448" * 21], ["\u0448" * 21]),
     ],
 )
 def test_pieces_that_are_too_short(pieces, joined, dropped):
@@ -90,24 +214,8 @@ def test_pieces_that_are_too_short(pieces, joined, dropped):
 
 
 def test_pieces_that_are_too_short_are_counted():
-    steps, short = found(f"Short.\n\n{LONG}\n\nToo.\n\n{LONG}")
-    assert short == 2 and len(steps) == 2
-    assert found("a\n\nb", drop_short=True) == ([], 2)
-    assert found("1+1=2\n2+1=3", "gsm8k", "3")[1] == 0
-
-
-def test_wide_characters_count_for_four_letters():
-    """Two short Chinese sentences are two steps; of Cyrillic, every letter is one."""
-    text = "\u5c0648\u9664\u4ee52\u5f9724\u3002\n\n\u518d\u52a0\u4e0a\u539f\u6765\u7684\u6570\u3002"
-    assert len(steps_of(text)) == 2
-    assert fit_lengths(["\u0448" * 20, "\u0448" * 21], 21, drop=True) == ["\u0448" * 21]
-    assert fit_lengths(["\u6570" * 5, "\u6570" * 6], 21, drop=True) == ["\u6570" * 6]
-
-
-def test_the_published_length():
-    text = "x" * 20 + "\n\n" + "y" * 21 + "\n\n" + "z" * 21
-    assert steps_of(text, drop_short=True) == ["y" * 21, "z" * 21]  # 20 characters or fewer are dropped
-    assert steps_of(text, "columns", min_step_length=20) == text.split("\n\n")
+    assert found(f"Short.\n\n{LONG}\n\nToo.\n\n{LONG}")[1] == 2
+    assert found("a\n\nb", drop_short=True) == ([], 2) and found("1+1=2\n2+1=3", "gsm8k", "3")[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -121,25 +229,14 @@ def test_the_published_length():
         ("<think>a</think>b</think>c", ["bc"], ["a", "bc"]),
         ("<think>a</think>\n```\n<think>\n```", ["```\n<think>\n```"], ["a", "```\n<think>\n```"]),
         ("b<think>never closed", ["b"], ["b", "never closed"]),
+        ("<think>a", None, ["a"]),
+        ("a</think>", None, ["a"]),
     ],
 )
 def test_thinking(text, dropped, kept):
-    assert response_parts(text, False) == dropped
+    if dropped is None:
+        with pytest.raises(RowError, match="--keep_thinking keeps it"):
+            response_parts(text, False)
+    else:
+        assert response_parts(text, False) == dropped
     assert response_parts(text, True) == kept
-
-
-@pytest.mark.parametrize("text", ["<think>", "<think>a</think> \n", "<think>a", "a</think>"])
-def test_nothing_but_thinking(text):
-    with pytest.raises(RowError) as caught:
-        response_parts(text, False)
-    assert caught.value.reason == "only_thinking"
-
-
-def test_thoughts_have_steps_of_their_own_kind():
-    response = f"<think>{LONG}\n\n{LONG}</think>1. One thing after another.\n2. Another thing after it."
-    assert steps_of(response, keep_thinking=True) == [
-        LONG,
-        LONG,
-        "1. One thing after another.",
-        "2. Another thing after it.",
-    ]
