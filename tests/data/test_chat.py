@@ -48,10 +48,6 @@ def shown(rendered):
     return [(span.role, rendered.text[span.start : span.end]) for span in rendered.spans]
 
 
-def test_every_format_is_covered():
-    assert set(AROUND) == set(FORMATS)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_messages_in_every_template(name):
     made = renderer(name)
@@ -158,16 +154,6 @@ def test_a_template_that_leaves_the_system_out_gets_it_folded():
         renderer(DROPS_SYSTEM).render([{"role": "system", "content": "S"}, {"role": "assistant", "content": "A"}])
 
 
-def test_an_empty_system_message_that_changes_the_template():
-    template = (
-        "{% for m in messages %}{% if m['content'] or m['role'] != 'system' %}"
-        "<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}{% endfor %}"
-    )
-    out = renderer(template).render(chat("Q", "A", system=""))
-    assert out.text == "<user>Q</><assistant>A</>" and not out.folded_system
-    assert shown(out) == [("user", "Q"), ("assistant", "A")]
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -196,11 +182,6 @@ def test_without_a_generation_prompt_an_answer_is_not_taken_to_begin_behind_the_
     assert shown(renderer(template).render(chat("Question", "Answer")))[1] == ("assistant", "Answer")
     with pytest.raises(RowError, match=r"message 2 \(assistant\) cannot be located"):
         renderer(template).render(chat("Question", "A"))
-
-
-def test_a_template_that_strips_in_its_own_way_is_followed():
-    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'].strip('-') }}</>{% endfor %}"
-    assert shown(renderer(template).render(chat("-Q-", "--A--"))) == [("user", "Q"), ("assistant", "A")]
 
 
 def test_the_day_of_the_run_is_not_in_the_text():

@@ -14,7 +14,6 @@ from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.errors import ConfigError, DataError
 from support.encoding import settings_of, views_of
 from support.models import Views, paired
-from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 SPLITTER = make_splitter("separator")
@@ -72,16 +71,6 @@ def test_step_to_step(bpe_tokenizer):
     back, _ = encode(bpe_tokenizer, [chat(answer)], "step_jepa", last_token=-2)
     (view,), (at_end,) = views_of(back[0]), views_of(first[0])
     assert (view.source, view.target) == (at_end.source - 1, at_end.target - 1) and view[2:4] == at_end[2:4]
-
-
-def test_the_template_changes_nothing_about_the_steps():
-    for name in FORMATS:
-        tokenizer = byte_bpe_tokenizer(template=name)
-        question = "Look:\n\na.\n\nb.\n\nc."
-        store, report = encode(tokenizer, [chat("a.\n\nb.\n\nc.", question)], "step_jepa")
-        ((source, _, target, _),) = views(tokenizer, store[0])
-        assert source.endswith("a.\n\n") and target == "b.\n\n", name
-        assert source.count("a.\n\n") == 2 and source.count("b.\n\n") == 1, name
 
 
 def test_steps_that_share_a_token_make_no_pair(bpe_tokenizer):
@@ -248,38 +237,18 @@ def test_what_is_said_about_a_row_is_one_line():
     assert report.first_skipped["no_known_columns"].startswith("list row 2: columns found: a b; expected")
 
 
-def test_chunks_change_nothing(bpe_tokenizer, monkeypatch):
-    chats = [chat(f"{i}.\n\nb.") for i in range(25)]
-    whole, report = encode(bpe_tokenizer, chats, "step_jepa")
-    monkeypatch.setattr("stepjepa.data.encode.CHUNK_ROWS", 4)
-    parts, other = encode(bpe_tokenizer, chats, "step_jepa")
-    assert len(whole) == len(parts) == 25 and report == other
-    for left, right in zip(whole, parts, strict=True):
-        assert (
-            np.array_equal(left.input_ids, right.input_ids)
-            and left.labels == right.labels
-            and left.pairs == right.pairs
-        )
-    assert encode(bpe_tokenizer, chats[::-1])[1].fingerprint != report.fingerprint
-
-
 def test_processes_change_nothing(bpe_tokenizer, monkeypatch):
     monkeypatch.setattr("stepjepa.data.encode.CHUNK_ROWS", 4)
     rows = [*(chat(f"{i}.\n\nb.") for i in range(10)), {"no": 1}, *map(chat, "xyz")]
     rows = [{"messages": row} if isinstance(row, list) else row for row in rows]
     options = settings_of()
     one, two = (
-        encode_dataset(rows, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options, processes=processes)
+        encode_dataset(iter(rows), bpe_tokenizer, ChatRenderer(bpe_tokenizer), options, processes=processes)
         for processes in (1, 2)
     )
     assert one[1] == two[1] and one[1].rows_kept == 13 and one[1].rows_skipped == {"no_known_columns": 1}
     for name, array in one[0].arrays().items():
         assert np.array_equal(array, two[0].arrays()[name]) and array.dtype == two[0].arrays()[name].dtype, name
-
-
-def test_a_source_that_can_be_read_once_keeps_its_first_row(bpe_tokenizer):
-    rows = [chat(f"{i}.\n\nb.") for i in range(5)]
-    assert len(encode(bpe_tokenizer, iter(rows), "step_jepa")[0]) == 5
 
 
 def test_store_round_trip():
@@ -296,11 +265,9 @@ def test_store_round_trip():
             assert [s[1:] for s in found.segments] == [s[1:] for s in want.segments]
             assert [s.ids.tolist() for s in found.segments] == [s.ids.tolist() for s in want.segments]
         assert store[-1].input_ids.tolist() == [9, 10]
-        for index in (3, -4):
-            with pytest.raises(IndexError):
-                store[index]
-    empty = ExampleStore([])
-    assert len(empty) == 0 and empty.num_pairs == 0 and list(empty) == []
+        with pytest.raises(IndexError):
+            store[3]
+    assert len(ExampleStore([])) == ExampleStore([]).num_pairs == 0
 
 
 def test_a_slow_tokenizer_is_refused(bpe_tokenizer):
@@ -317,22 +284,6 @@ def test_a_slow_tokenizer_is_refused(bpe_tokenizer):
 def listed(tokenizer, rows, **options):
     settings = settings_of(rules=StepRules(SPLITTER, "steps", True), step_pairs="all", **options)
     return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings)
-
-
-def test_steps_of_a_column(bpe_tokenizer):
-    steps = ["Two apples\n\nare there.", "One more.", "So three."]
-    answer = "Two apples\n\nare there. One more.\nSo three."
-    rows = [
-        {"question": "How many?", "answer": answer, "steps": steps},
-        {"messages": [*chat("a\n\nb"), {"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]},
-        {"question": "How many?", "steps": steps},
-    ]
-    rows[1]["steps"] = steps
-    store, report = listed(bpe_tokenizer, rows)
-    assert report.rows_kept == 3 and [len(example.pairs) for example in store] == [2, 2, 2]
-    for example in store:
-        texts = [bpe_tokenizer.decode(example.trunk[view.start : view.stop]) for view in views_of(example)]
-        assert [text.strip() for text in texts] == ["One more.", "So three."]
 
 
 def test_a_steps_column_that_does_not_fit(bpe_tokenizer):

@@ -55,19 +55,17 @@ WRONG = [
 
 def with_wrong_values(rows, rng):
     """Some values of other types, some columns missing, some rows that are no objects."""
-    changed = []
     for row in rows:
         draw = rng.random()
         if not isinstance(row, dict) or draw < 0.5:
-            changed.append(row)
+            yield row
         elif draw < 0.8:
-            changed.append({**row, rng.choice(list(row)): rng.choice(WRONG)})
+            yield {**row, rng.choice(list(row)): rng.choice(WRONG)}
         elif draw < 0.9:
             gone = rng.choice(list(row))
-            changed.append({key: value for key, value in row.items() if key != gone})
+            yield {key: value for key, value in row.items() if key != gone}
         else:
-            changed.append(rng.choice([*WRONG, [row], {"messages": []}]))
-    return changed
+            yield rng.choice([*WRONG, [row], {"messages": []}])
 
 
 def as_bytes(rows, kind, rng):
@@ -93,25 +91,18 @@ def damaged(data, rng):
     """Up to four accidents, one after the other."""
     for _ in range(rng.randrange(5)):
         place, end = sorted(rng.randrange(len(data) + 1) for _ in range(2))
-        accident = rng.randrange(8)
-        if accident == 0:
-            data = data[:end]
-        elif accident == 1:
-            data = data[:place] + data[min(end, place + 40) :]
-        elif accident == 2:
-            data = data[:place] + rng.choice(BYTES) + data[place:]
-        elif accident == 3:
-            data = data[:place] + bytes([rng.randrange(256)]) + data[place + 1 :]
-        elif accident == 4:
-            data = data[:place] + data[place:end] + data[place:]
-        elif accident == 5:
-            data = rng.choice([data.replace(b"\n", b"\r\n"), data.rstrip(b"\n"), b"\xef\xbb\xbf" + data, b"\n" + data])
-        elif accident == 6:
-            lines = data.split(b"\n")
-            rng.shuffle(lines)
-            data = b"\n".join(lines)
-        else:
-            data = data[:place] + bytes(min(end - place, 64)) + data[end:]
+        lines = data.split(b"\n")
+        accidents = [
+            data[:end],
+            data[:place] + data[min(end, place + 40) :],
+            data[:place] + rng.choice(BYTES) + data[place:],
+            data[:place] + bytes([rng.randrange(256)]) + data[place + 1 :],
+            data[:place] + data[place:end] + data[place:],
+            rng.choice([data.replace(b"\n", b"\r\n"), data.rstrip(b"\n"), b"\xef\xbb\xbf" + data, b"\n" + data]),
+            b"\n".join(rng.sample(lines, len(lines))),
+            data[:place] + bytes(min(end - place, 64)) + data[end:],
+        ]
+        data = rng.choice(accidents)
     return data
 
 
@@ -159,7 +150,7 @@ def run_one(seed, folder, capsys):
     kind = "txt" if form == "implicit_cot" else rng.choice(["jsonl", "jsonl", "jsonl", "json", "csv"])
     rows = made_rows(form)
     if rng.random() < 0.5:
-        rows = with_wrong_values(rows, rng)
+        rows = list(with_wrong_values(rows, rng))
     file = folder / f"{seed}.{kind}"
     file.write_bytes(damaged(as_bytes(rows, kind, rng), rng))
     out = folder / str(seed) / "out.jsonl"

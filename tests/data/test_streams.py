@@ -9,7 +9,7 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer, RowError, plain_template
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.sources import PairColumns, is_stream, row_to_messages
+from stepjepa.data.sources import PairColumns, row_to_messages
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.tokens import stream_ids
 from stepjepa.data.types import Example
@@ -20,12 +20,6 @@ from support.encoding import View, settings_of, views_of
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 SPLITTER = make_splitter("separator")
-
-
-def test_what_is_a_stream():
-    assert is_stream({"text": "a"}) and is_stream({"input_ids": [1, 2], "id": 7})
-    assert not is_stream({"text": "a", "code": "b"}) and not is_stream({"messages": [], "text": "a"})
-    assert not is_stream({"text": None}) and not is_stream(["a"]) and not is_stream({"label": 1})
 
 
 @pytest.mark.parametrize("fixture", ["llama3_tokenizer", "mistral_tokenizer", "tekken_tokenizer", "bpe_tokenizer"])
@@ -109,19 +103,6 @@ def test_text_has_no_pairs_of_chats(bpe_tokenizer):
     for objective in ("llm_jepa", "step_jepa", "semantic_tube"):
         with pytest.raises(DataError, match=f"columns found: text; {objective} needs chats"):
             encode(bpe_tokenizer, [{"text": "a b c d e f"}], objective=objective)
-
-
-def test_a_stray_text_row_among_chats_is_counted(bpe_tokenizer):
-    chat = {"question": "What is 12 + 5?", "answer": "It is 17."}
-    _, report = encode(bpe_tokenizer, [chat, {"text": "a b c"}], ChatRenderer(bpe_tokenizer))
-    assert report.rows_skipped == {"no_known_columns": 1}
-
-
-def test_a_chat_splits_as_a_sequence(bpe_tokenizer):
-    rows = [{"question": "What is 12 + 5?", "answer": "It is 17."}]
-    store, _ = encode(bpe_tokenizer, rows, ChatRenderer(bpe_tokenizer), max_length=12)
-    assert len(store[0].input_ids) == 12 and views_of(store[0])[0].end == 5
-    assert np.array_equal(store[0].segments[0].ids, store[0].trunk[6:])
 
 
 def test_named_columns():

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import encode_dataset
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.synthetic import generate_rows
 from stepjepa.data.tokens import encode_texts, token_span
 from support import tokenizer_kinds as kinds
 from support import tokenizers as made
-from support.encoding import settings_of, views_of
-from support.templates import FORMATS
 
 COUNT = 500
 NASTY = (
@@ -139,38 +136,3 @@ def test_every_step_decodes_to_its_text(name, answers):
         if name in WRITES_BOS:
             own = [ids for (text, _), (ids, _) in zip(chats, encoded, strict=True) if "<s> [INST]" not in text]
             assert all(ids[0] == tokenizer.bos_token_id and (ids[1:] != ids[0]).all() for ids in own)
-
-
-DIALOGUE = ("It is 17.\n\nSo\u00a017.\n\nEnd.", "One step \U0001f600.", "<think>\na\n\nb\n</think>\n\nTwo.\n\nThree.")
-
-
-@pytest.mark.parametrize("name", ["llama3", "v1", "v3", "tekken", *FORMATS])
-def test_pairs_and_labels_in_every_turn(name):
-    """Of several answers each has its own steps, pairs and labels, and a pair never reaches over a turn."""
-    tokenizer = made.byte_bpe_tokenizer(template=name) if name in FORMATS else build(name, [])[0]
-    turns = [message for number, answer in enumerate(DIALOGUE) for message in asked(f"Q{number}?\n\nAnd?", answer)]
-    settings = settings_of(step_pairs="all")
-    store, report = encode_dataset([{"messages": turns}], tokenizer, ChatRenderer(tokenizer), settings)
-    (example,) = store
-
-    def said(start, stop):
-        return tokenizer.decode(example.input_ids[start:stop].tolist(), clean_up_tokenization_spaces=False).lstrip(" ")
-
-    thought = "<think>\na\n\nb\n</think>\n\n"
-    assert [said(view.start, view.stop) for view in views_of(example)] == [
-        "So\u00a017.\n\n", "End.", "Two.\n\n", "Three.",
-    ]  # fmt: skip
-    for view, source in zip(views_of(example), ["It is 17.\n\n", "So\u00a017.\n\n", thought, "Two.\n\n"], strict=True):
-        assert view.start == view.end + 1 and said(0, view.start).endswith(source)
-    labels = [said(*span) for span in example.label_spans]
-    assert len(labels) == 3
-    for label, answer in zip(labels, DIALOGUE, strict=True):
-        assert label.startswith(answer) and label[len(answer) :] in (
-            "",
-            tokenizer.eos_token,
-            FORMATS.get(name, label)[1],
-        )
-
-
-def asked(question, answer):
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

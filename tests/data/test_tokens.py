@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, pre_tokenizers, processors
+from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.tokens import TurnEnds, encode_cut, encode_texts, last_characters, token_span
-from support.tokenizer_kinds import trained
 from support.tokenizers import byte_bpe_tokenizer, fresh, mistral_sentencepiece_tokenizer
 
 
@@ -48,39 +47,11 @@ def test_a_merged_separator_belongs_to_the_step_that_it_ends(llama3_tokenizer):
     assert token_span(last, 0, 6) == (0, 3)  # without its separator the step loses the merged full stop
 
 
-def test_several_tokens_share_a_character(bpe_tokenizer, llama3_tokenizer):
-    found = tokens(bpe_tokenizer, "a\U0001f600b")
-    assert [at for _, at in found] == [0, 1, 1, 1, 1, 2]
-    _, last = encode_texts(bpe_tokenizer, ["a\U0001f600b"])[0]
-    assert token_span(last, 1, 2) == (1, 5)
-    assert token_span(last, 0, 1) == (0, 1)
-    ids, last = encode_texts(llama3_tokenizer, ["\U0001f600\n\n\U0001f468\u200d\U0001f469"])[0]
-    start, stop = token_span(last, 0, 3)
-    assert llama3_tokenizer.decode(ids[start:stop]) == "\U0001f600\n\n"
-
-
 def test_a_sentencepiece_mark_counts_with_the_first_character():
     for version in ("v1", "v3"):
         tokenizer = mistral_sentencepiece_tokenizer(version)
         assert tokens(tokenizer, "\n\na") == [("\u2581", 0), ("<0x0A>", 0), ("<0x0A>", 1), ("a", 2)]
     assert tokens(mistral_sentencepiece_tokenizer("v1"), "a</s>b") == [("\u2581a", 0), ("</s>", 4), ("\u2581b", 5)]
-
-
-def test_no_special_token_is_added(llama3_tokenizer, mistral_tokenizer, tekken_tokenizer):
-    for tokenizer in (llama3_tokenizer, mistral_tokenizer, tekken_tokenizer):
-        assert tokenizer.bos_token_id not in encode_texts(tokenizer, ["hello"])[0][0]
-        ids = encode_texts(tokenizer, [f"{tokenizer.bos_token}hello"])[0][0].tolist()
-        assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
-
-
-def test_padding_and_truncation_settings_do_not_matter():
-    tokenizer = fresh(byte_bpe_tokenizer())
-    tokenizer.padding_side = tokenizer.truncation_side = "left"
-    tokenizer.model_max_length = 2
-    texts = ["a", "It is 17.\n\nSo"]
-    found, want = encode_texts(tokenizer, texts), encode_texts(byte_bpe_tokenizer(), texts)
-    for left, right in zip(found, want, strict=True):
-        assert left[0].tolist() == right[0].tolist() and left[1].tolist() == right[1].tolist()
 
 
 def test_offsets_that_are_trimmed_of_spaces():
@@ -144,13 +115,3 @@ def test_a_class_that_does_more_than_its_backend_is_asked_itself():
     for texts in (["it is"], ["it is"] * 20):
         ids, last = encode_texts(tokenizer, texts)[-1]
         assert tokenizer.decode(ids) == "IT IS" and last.tolist()[-1] == 4
-
-
-def test_trimmed_offsets_do_not_move_a_space_into_the_step_before():
-    """GPT-NeoX's offsets leave out a token's last space, which may be the next step's first character."""
-    tokenizer = trained("gpt2", ["a.\n  b.\n  c"] * 9)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found = tokens(tokenizer, "a.\n  b")
-    assert found == [("a", 0), (".", 1), ("\u010a\u0120", 3), ("\u0120b", 5)]
-    offsets = tokenizer("a.\n  b", return_offsets_mapping=True)["offset_mapping"]
-    assert offsets == [(0, 1), (1, 2), (2, 3), (5, 6)]

@@ -41,8 +41,8 @@ def check_split_name(split: str, option: str = "dataset_split") -> None:
     with contextlib.suppress(ValueError):
         float(split)
         raise ConfigError(
-            f"--{option} {split}: is a number, and the name of a data set's split is expected; stepjepa prepare FILE writes "
-            "a share of the rows to a file of their own"
+            f"--{option} {split}: is a number, and the name of a data set's split is expected; to hold rows back, run "
+            "stepjepa prepare FILE --valid_ratio SHARE, and evaluate on the second file that it writes"
         )
 
 
