@@ -1,6 +1,5 @@
 """Rows from files, data sets and lists; what cannot be read is an error that names the place and the remedy."""
 
-import io
 import json
 import os
 import tracemalloc
@@ -14,8 +13,6 @@ from stepjepa.data.chat import RowError
 from stepjepa.data.report import DataReport, listed_files
 from stepjepa.data.sources import Part, RowSource, csv_rows, row_to_messages
 from stepjepa.errors import DataError
-from stepjepa.utils import files
-from stepjepa.utils.files import line_text, read_lines
 from support.checks import check_format
 
 MESSAGES = [{"role": "user", "content": "12+5?"}, {"role": "assistant", "content": "17"}]
@@ -323,30 +320,6 @@ def test_lines_of_other_shards_are_not_parsed(tmp_path):
     assert [row["text"] for _, row in RowSource(file).rows(Part(0, 1, 2))] == ["a", "c"]
     with pytest.raises(DataError, match="line 2: .*broken JSON"):
         list(RowSource(file).rows(Part(0, 0, 2)))
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"", []),
-        (b"ab\n\ncd", [b"ab\n", b"\n", b"cd"]),
-        (b"abcd\nab\n", [b"abcd\n", b"ab\n"]),  # the line end does not count
-        (b"abcde\nab\n", [b"abcde", b"ab\n"]),
-        (b"abcdefghijklm\nab", [b"abcde", b"ab"]),
-        (b"abcdefghijklm", [b"abcde"]),
-        (b"abcd", [b"abcd"]),
-    ],
-)
-def test_lines_up_to_a_limit(data, expected, monkeypatch):
-    monkeypatch.setattr(files, "_SKIPPED_AT_ONCE", 3)
-    assert list(read_lines(io.BytesIO(data), 4)) == expected
-    for raw in expected:
-        if len(raw) == 5 and raw[-1:] != b"\n":
-            with pytest.raises(RowError, match="the line has more than 4 bytes") as caught:
-                line_text(raw, 4)
-            assert caught.value.reason == "line_too_long"
-        else:
-            assert line_text(raw, 4) == raw.decode().strip()
 
 
 def test_an_endless_line_is_refused_before_it_is_read(tmp_path):

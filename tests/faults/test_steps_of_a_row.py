@@ -235,7 +235,7 @@ def test_own_steps_that_do_not_stand_in_the_answer_are_counted_with_a_reason(tmp
         "own_steps_not_found": 1,
         "own_no_steps": 1,
     }
-    assert "line 2: step 2 of 2 does not stand in the answer behind step 1: 'Double it.'" in str(found)
+    assert "line 2: step 2 of 2 does not stand in the answer after step 1: 'Double it.'" in str(found)
     said, report = train(capsys, file, tmp_path / "run", "--step_jepa", "--step_pairs", "all")
     assert report["pairs"] == 1 + 4 * 2
     assert "steps: the rows' own in 1, found by --step_splitter separator in 4" in said

@@ -12,7 +12,7 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.options import DataOptions, StepsOptions
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
-from stepjepa.utils.text import escaped
+from stepjepa.utils.text import counted, escaped
 
 _NAME = Names(DataOptions, StepsOptions)
 REASONS = {
@@ -91,10 +91,6 @@ class StepCounts:
                 f"{place}: {steps.found} found, {TOTAL_COLUMN} is {steps.total}"
             )
 
-    def add(self, other: StepCounts) -> None:
-        """Count in those of further rows of the same data set."""
-        _count_in(self, other)
-
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
         return _plain(self)
@@ -118,18 +114,12 @@ class StepCounts:
             return []
         lines = [f"steps: {self.words}"]
         for reason, rows in self.unread.most_common():
-            lines.append(
-                f"own steps not taken in {_rows(rows)}: {REASONS.get(reason, reason)} (first: {self.first_unread[reason]})"
-            )
+            why = f"{REASONS.get(reason, reason)} (first: {self.first_unread[reason]})"
+            lines.append(f"own steps not taken in {counted(rows, 'row')}: {why}")
         if self.other_totals:
-            lines.append(
-                f"not as many steps as {TOTAL_COLUMN} says in {_rows(self.other_totals)} (first: {self.first_other_total})"
-            )
+            other = f"{counted(self.other_totals, 'row')} (first: {self.first_other_total})"
+            lines.append(f"not as many steps as {TOTAL_COLUMN} says in {other}")
         return lines
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row{'s' * (count != 1)}"
 
 
 @dataclass
@@ -249,7 +239,7 @@ def _count_in(counts: Any, more: Any) -> None:
     for name, value in vars(more).items():
         own = getattr(counts, name)
         if isinstance(own, StepCounts):
-            own.add(value)
+            _count_in(own, value)
         elif isinstance(own, Counter):
             own.update(value)
         elif isinstance(own, dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import tee
 from typing import Any, NamedTuple
 
@@ -146,14 +147,11 @@ class RowStream:
             passes, member = passes + 1, 0
 
 
-class _ChunkEncoder:
-    """Encodes chunks whose rows come from several data sets; what is sent to worker processes."""
-
-    def __init__(self, encoders: Sequence[Callable[[Sequence[PlacedRow]], Encoded]]):
-        self.encoders = encoders
-
-    def __call__(self, parts: dict[int, list[PlacedRow]]) -> dict[int, Encoded]:
-        return {source: self.encoders[source](rows) for source, rows in parts.items()}
+def _encode(
+    encoders: Sequence[Callable[[Sequence[PlacedRow]], Encoded]], parts: dict[int, list[PlacedRow]]
+) -> dict[int, Encoded]:
+    """A chunk whose rows come from several data sets."""
+    return {source: encoders[source](rows) for source, rows in parts.items()}
 
 
 class ExampleStream:
@@ -204,7 +202,7 @@ class ExampleStream:
             return parts
 
         chunks, ahead = tee(self.rows.chunks(rows, cursors))
-        encoder, tasks = _ChunkEncoder(self.encoders), (by_source(chunk) for _, chunk in ahead)
+        encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for _, chunk in ahead)
         several = self.processes > 1
         encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc) if several else map(encoder, tasks)
         for (before, chunk), parts in zip(chunks, encoded, strict=False):

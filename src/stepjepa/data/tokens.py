@@ -149,8 +149,8 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     empty = edges[:, 1] <= edges[:, 0]
     if empty.any():
         before = np.concatenate([[0], edges[:-1, 1]])
-        behind = np.minimum(edges[:, 0], max(text_length - 1, 0))
-        last = np.where(empty & (before >= edges[:, 0]), behind, last)
+        after = np.minimum(edges[:, 0], max(text_length - 1, 0))
+        last = np.where(empty & (before >= edges[:, 0]), after, last)
     return np.maximum.accumulate(last)
 
 

@@ -61,6 +61,11 @@ def printable_json(record: Any) -> str:
     return "".join(map(shown, json_bytes(record, indent=2).decode()))
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 row``, ``2,000 rows``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def scaled(value: float | None) -> str:
     """A large number with a prefix: 1.23e15 is "1.23 P"."""
     if value is None:

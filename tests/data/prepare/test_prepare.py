@@ -173,16 +173,9 @@ def test_processes_change_nothing(tmp_path, monkeypatch):
 
 
 def test_strict_data(tmp_path):
+    """What was asked for is no fault; `test_a_bad_row` has the faults."""
     filtered = [gsm8k(1), gsm8k(1), {"question": "q", "answer": "#### 1"}]
-    assert run(tmp_path, filtered, strict_data=True, dedup=True).rows_kept == 1  # what was asked for is no fault
-    (tmp_path / "out.jsonl").unlink()
-    with pytest.raises(DataError) as caught:
-        run(tmp_path, [*filtered, "{broken", {"question": 3}], strict_data=True)
-    assert str(caught.value) == (
-        f"{tmp_path}/raw.jsonl line 4: broken JSON (Expecting property name enclosed in double quotes at character 2); one "
-        "JSON object per line is expected (--strict_data stops at the first such row)"
-    )
-    assert not (tmp_path / "out.jsonl").exists()
+    assert run(tmp_path, filtered, strict_data=True, dedup=True).rows_kept == 1
 
 
 def test_other_sources(tmp_path):
@@ -215,7 +208,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         return found
 
     peak(100)
-    assert peak(6_000) < peak(1_500) + 2**19
+    assert peak(3_000) < peak(1_000) + 2**18
 
 
 @pytest.mark.parametrize(

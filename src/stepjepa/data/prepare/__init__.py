@@ -25,7 +25,7 @@ from stepjepa.data.sources import FILE_SUFFIXES, JSON_SUFFIXES, RowSource, csv_r
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
-from stepjepa.utils.text import escaped
+from stepjepa.utils.text import counted, escaped
 
 _NAME = Names(PrepareOptions)
 REASONS = {
@@ -146,7 +146,7 @@ class PrepareResult:
         if self.rows_kept and self.short_pieces:
             what = "left out or joined to a neighbour" if self.drop_short else "joined to a neighbour"
             lines.append(
-                f"  Too short for a step: {self.short_pieces:,} pieces in {_rows(self.rows_with_short)}, {what} "
+                f"  Too short for a step: {self.short_pieces:,} pieces in {counted(self.rows_with_short, 'row')}, {what} "
                 f"(--{_NAME.min_step_length} {self.min_step_length}; 1 keeps each as a step)"
             )
         if self.rows_kept and self.system_prompt:
@@ -157,7 +157,7 @@ class PrepareResult:
                     f"    warning: it asks for \\boxed{{}}, and {few or 'no answer has'} one; see "
                     f"--{_NAME.final_answer} and --{_NAME.system_prompt}"
                 )
-        return lines + [f"  {escaped(name)}: {_rows(rows)}" for name, rows in self.files.items()]
+        return lines + [f"  {escaped(name)}: {counted(rows, 'row')}" for name, rows in self.files.items()]
 
     def dropped(self) -> list[str]:
         """Number of rows, reason and first example of each kind of row that was dropped."""
@@ -168,10 +168,6 @@ class PrepareResult:
             where = f"{escaped(first['place'])}: {escaped(first['what'])}{shown}"
             found.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
         return found
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row{'s' * (count != 1)}"
 
 
 def prepare(options: PrepareOptions, source: Any = None) -> PrepareResult:
@@ -332,11 +328,11 @@ class _RawRows:
                 found += [] if row is None else [row]
                 if len(found) == _RECOGNISED_BY:
                     break
-            if not found and wrong:
-                which = f"none of the first {looked_at:,} lines can" if looked_at > 1 else "the only line cannot"
-                raise DataError(f"{wrong} ({which} be read)")
-            if not found:
-                raise DataError(f"{self.name}: the file or data set is empty; it needs at least one row")
+        if not found and wrong:
+            which = f"none of the first {looked_at:,} lines can" if looked_at > 1 else "the only line cannot"
+            raise DataError(f"{wrong} ({which} be read)")
+        if not found:
+            raise DataError(f"{self.name}: the file or data set is empty; it needs at least one row")
         return found
 
     def blocks(self) -> Iterator[list[RawRow]]:

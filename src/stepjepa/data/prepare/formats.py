@@ -28,7 +28,7 @@ _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
 _LOOKS = {
     "gsm8k": "answers that end in '#### ...'",
     "gsm8k_socratic": "answers of lines 'sub-question ** step' that end in '#### ...'",
-    "teacher": "a response beside the question",
+    "teacher": "a response next to the question",
     "implicit_cot": "lines 'question||steps #### answer'",
     "columns": "these columns",
 }

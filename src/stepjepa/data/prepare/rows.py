@@ -20,6 +20,7 @@ from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, PrepareOp
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, Text, make_splitter
 from stepjepa.errors import RowError
 from stepjepa.utils.files import line_text, line_value
+from stepjepa.utils.text import counted, lone_surrogate
 
 _NAME = Names(PrepareOptions)
 LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
@@ -96,7 +97,7 @@ class Converter:
         steps, short = self.steps_of(example)
         if len(steps) < options.min_steps:
             more = f" ({len(steps) + short} with those below --{_NAME.min_step_length} {self.least})" if short else ""
-            raise RowError("too_few_steps", f"{len(steps)} step{'s' * (len(steps) != 1)} found{more}")
+            raise RowError("too_few_steps", f"{counted(len(steps), 'step')} found{more}")
         if options.max_steps is not None and len(steps) > options.max_steps:
             raise RowError("too_many_steps", f"{len(steps)} steps found")
         content = _JOIN.join(steps)
@@ -118,7 +119,7 @@ class Converter:
         try:
             data, key = f"{line}\n".encode(), question_key(example.question)
         except UnicodeEncodeError as error:
-            half = f"\\u{ord(error.object[error.start]):04x}"
+            half = lone_surrogate(error.object)
             raise RowError(
                 "broken_text", f"a text holds {half} without its other half, which is no character"
             ) from None
@@ -256,6 +257,4 @@ def _cut(text: str, splitter: StepSplitter) -> list[str]:
 
 
 def _short(text: str | None) -> str:
-    if text is None:
-        return "nothing"
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+    return "nothing" if text is None else repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -24,13 +24,13 @@ _VALUES = _LETTERS | _ROMAN_VALUES | {word: value for value, word in enumerate(W
 _NUMERAL = rf"\d{{1,3}}|[{_CJK}]{{1,3}}|(?<=[ \t(#])(?:[IVX]{{1,5}}|[A-Z]|(?i:{either('number')}))"
 _STEP_LETTERS = first_letters(WORDS["step"] + WORDS["ordinal"])
 _STEP = rf"(?=[^\W\d_])(?i:{either('step')})"
-# Behind `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
-_SIGN_BEHIND = (
+# After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
+_SIGN_AFTER = (
     r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__|</b>|[}\])])*[ \t]*"
     r"(?:[:.，、)\]*}\u2013\u2014-](?!\d)|\n|\Z))"
 )
-# Behind `3.`: white space, markup, a word without a space in between, a script that writes no spaces.
-_BEHIND = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
+# After `3.`: white space, markup, a word without a space in between, a script that writes no spaces.
+_AFTER = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
 
 _EMOJI = "[\u2190-\u23ff\u2500-\u2775\u2780-\u2bff\ufe0f\u200d\U0001f000-\U0001faff]"
 
@@ -46,12 +46,12 @@ _MARKER = re.compile(
     (?:
       (?P<step>
         [(\[]?{_STEP}[ \t]*(?:[\#№-][ \t]*)?\(?(?:{_NUMERAL})(?:[ \t]*(?:/|of|von|de|sur|из)[ \t]*\d+)?
-          (?![^\W_])(?!\.\d)(?(heading)|(?(bold)|{_SIGN_BEHIND}))
+          (?![^\W_])(?!\.\d)(?(heading)|(?(bold)|{_SIGN_AFTER}))
       | 第[ \t]*(?:\d{{1,3}}|[{_CJK}]{{1,3}})[ \t]*(?:步|ステップ|단계|段階)
       | [(\[]?(?:\d{{1,3}}(?:[.)ºª°]|-?[^\W\d_]{{1,3}})?[ \t]*|(?i:{either("ordinal")})[ \t]+){_STEP}(?![^\W_])
-          {_SIGN_BEHIND}
+          {_SIGN_AFTER}
       )
-    | (?P<number>\d{{1,3}})(?:(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_BEHIND}|(?P<comma>、)(?!\d))|(?P<keycap>\ufe0f?\u20e3))
+    | (?P<number>\d{{1,3}})(?:(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_AFTER}|(?P<comma>、)(?!\d))|(?P<keycap>\ufe0f?\u20e3))
     | [(\[](?P<inside>\d{{1,3}}|[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z]|[{_CJK}]{{1,3}})(?P<closed>[)\]])(?=[\s*_`$\\\w]|\Z)
     | (?P<circled>[\u2460-\u2473])
     | (?P<letters>[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z])(?:\*\*|__)?(?P<dot>[.)])(?=[\s*_])
@@ -234,7 +234,7 @@ def _lists(family: list[Marker]) -> list[list[Marker]]:
 
 _COMMA = "[,:，、：]"
 _UNSPACED = {use: "|".join(WORDS[use]).replace("*", _COMMA) for use in ("unspaced", "unspaced next")}
-# Behind a connective: a comma or a colon, or the sentence goes on with a small letter ("First we add").
+# After a connective: a comma or a colon, or the sentence goes on with a small letter ("First we add").
 _CONNECTIVE = re.compile(
     r"\n[ \t]*(?:\*{1,3}|__)?(?=[^\W\d_])(?:"
     rf"(?:(?P<first>(?i:{either('first')}))|(?i:{either('next')}|{either('last')}))(?![\w'’-])"
@@ -245,7 +245,7 @@ _HEADING = re.compile(
     r"\n(?:(?P<hashes>#{1,6})(?:[ \t]+(?=\S)(?![-+$]?\d+[ \t]*(?:\n|\Z))|(?=[^\W\d_]))"
     r"|(?P<bold>(?:\*\*|__)(?=\S)[^*\n]{1,100}(?:\*\*|__):?[ \t]*(?=\n|\Z)))"
 )
-_BLANK_BEHIND = re.compile(r"[ \t]*\n[ \t]*(?:\n|\Z)")
+_BLANK_AFTER = re.compile(r"[ \t]*\n[ \t]*(?:\n|\Z)")
 # What labels an answer: a word and a colon, GSM8K's #### 5, words of an ending.
 _HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
 _WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
@@ -326,7 +326,7 @@ def headed(text: Text) -> Marked:
         start = match.start()
         if start not in text and (match["hashes"] or start == 0 or _after_blank(text.flat, start)):
             levels.setdefault(len(match["hashes"] or "1234567"), []).append(start)
-            alone += match["bold"] is not None and bool(_BLANK_BEHIND.match(text.flat, match.end() - 1))
+            alone += match["bold"] is not None and bool(_BLANK_AFTER.match(text.flat, match.end() - 1))
     level = min((level for level in levels if len(levels[level]) > 1), default=0)
     starts = levels.get(level, [])
     cuts = starts[1:]
@@ -378,10 +378,10 @@ class _Lists:
 
     def _ending(self, items: list[Marker], end: int) -> list[Paragraph]:
         """The paragraphs after the last item that do not belong to it."""
-        parts = self._behind_title(items[-1], end)
+        parts = self._after_title(items[-1], end)
         if not parts:
             return []
-        counts = [len(self._behind_title(left, right.start)) for left, right in pairwise(items)]
+        counts = [len(self._after_title(left, right.start)) for left, right in pairwise(items)]
         least = min(counts, default=0)
         usual = max(counts, default=0) == least and (least == 0 or (len(counts) > 1 and not items[0].level))
         for number, part in enumerate(parts):
@@ -394,7 +394,7 @@ class _Lists:
     def _answers(self, part: Paragraph) -> bool:
         return bool(_ANSWER.match(self.flat, part.start) or _ANSWER_INSIDE.search(self.flat, part.start, part.end))
 
-    def _behind_title(self, marker: Marker, end: int) -> list[Paragraph]:
+    def _after_title(self, marker: Marker, end: int) -> list[Paragraph]:
         """`counted` without the paragraph that a title, or words with a colon, introduce right before it."""
         parts = self.counted(marker, end)
         if parts and parts[0].kind == "prose" and parts[:1] == self._within(marker.start + 1, end)[:1]:

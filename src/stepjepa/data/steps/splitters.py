@@ -386,7 +386,7 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
         if start < 0:
             loose = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if loose is None:
-                where = f"behind step {number - 1}" if number > 1 else "at all"
+                where = f"after step {number - 1}" if number > 1 else "at all"
                 short = words if len(words) <= 60 else f"{words[:60]}..."
                 raise RowError(
                     "steps_not_found",
@@ -423,7 +423,7 @@ def rules_for(
         separator: see `make_splitter`.
         column: the column that may hold a row's steps, for ``auto`` and `LISTED`.
         columns: the two columns that make a chat, None for the known names.
-        splitter: the one that another data set of the run was settled on, in place of a choice of its own.
+        splitter: the one that was chosen for another data set of the run.
 
     Raises:
         ConfigError: an unknown splitter, or one that cannot be used.
