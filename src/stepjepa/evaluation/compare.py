@@ -17,7 +17,8 @@ from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, percent, share
 from stepjepa.evaluation.metrics import INVALID, UNDECIDED
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, read_predictions
+from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
+from stepjepa.utils.text import one_line
 
 _NAME = Names(EvaluateOptions)
 # Kinds of errors; a wrong answer is of the first kind that fits.
@@ -133,9 +134,9 @@ class Analysis:
             if examples:
                 yield f"\n{KINDS[kind]}:"
             for one in examples:
-                yield f"  index {one.index}: {_shortened(one.question, _QUESTION)}"
+                yield f"  index {one.index}: {one_line(one.question, _QUESTION)}"
                 note = f" ({one.note})" if one.note and one.note not in KINDS.values() else ""
-                yield f"    expected {_quoted(one.gt_answer or one.ground_truth)}, found {_quoted(one.gen_answer)}{note}"
+                yield f"    expected {quoted(one.gt_answer or one.ground_truth)}, found {quoted(one.gen_answer)}{note}"
                 rest = _rest(one, "    ")
                 if rest:
                     yield rest
@@ -188,10 +189,10 @@ class Comparison:
             if examples:
                 yield f"\nonly {name[-1].upper()} is right:"
             for pair in examples:
-                yield f"  index {pair[0].index}: {_shortened(pair[0].question, _QUESTION)}"
-                yield f"    expected {_quoted(pair[0].gt_answer or pair[0].ground_truth)}"
+                yield f"  index {pair[0].index}: {one_line(pair[0].question, _QUESTION)}"
+                yield f"    expected {quoted(pair[0].gt_answer or pair[0].ground_truth)}"
                 for letter, one in zip("AB", pair, strict=True):
-                    yield f"    {letter} {_quoted(one.gen_answer)}{_rest(one, ': ')}"
+                    yield f"    {letter} {quoted(one.gen_answer)}{_rest(one, ': ')}"
         yield ""
         for letter, analysis in (("A", self.a), ("B", self.b)):
             kinds = ", ".join(f"{KINDS[kind]} {count}" for kind, count in analysis.kinds.items()) or "none"
@@ -323,15 +324,6 @@ def _rest(one: Prediction, before: str) -> str:
     if one.generated_response.strip() == (one.gen_answer or "").strip():
         return ""
     return before + (line if len(line) <= _HEAD + _END + 5 else f"{line[:_HEAD]} ... {line[-_END:]}")
-
-
-def _quoted(text: str | None) -> str:
-    return "none" if text is None else repr(_shortened(text, _HEAD))
-
-
-def _shortened(text: str, length: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[:length]}..."
 
 
 def error_kind(one: Prediction) -> str:

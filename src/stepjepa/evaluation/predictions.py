@@ -17,13 +17,14 @@ from stepjepa.generation import Reply
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.store import json_line
 from stepjepa.utils.files import json_bytes, read_json
+from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
     from stepjepa.evaluation.nll import AnswerLoss
     from stepjepa.evaluation.questions import Question, QuestionSet
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
-_LARGEST = 1e100
+_LARGEST, _QUOTED = 1e100, 80
 _OPTIONAL = ("note", "answer_nll", "answer_tokens")
 
 
@@ -68,6 +69,11 @@ class Prediction:
 def stop_reason(reply: Reply) -> str:
     """How a response ended, as `Prediction.stop_reason` has it."""
     return REFUSED if reply.refused is not None else STOPPED if reply.stopped else CUT
+
+
+def quoted(text: str | None) -> str:
+    """A text in quotation marks, on one short line; none where there is none."""
+    return "none" if text is None else repr(one_line(text, _QUOTED))
 
 
 def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[bytes]:

@@ -16,11 +16,11 @@ from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
+from stepjepa.evaluation.predictions import quoted
 from stepjepa.generation import RowsRead, digest_of
 
 _NAME = Names(EvaluateOptions)
 GENERATED = "generated_response"
-_SHOWN = 60  # characters of a system prompt in messages
 
 
 class SystemPrompt(NamedTuple):
@@ -162,22 +162,15 @@ def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: Trai
     if use_test_prompts:
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
     if asked != AS_TRAINED:
-        return SystemPrompt(asked, False, f"{_quoted(asked)} (--{_NAME.system_prompt})")
+        return SystemPrompt(asked, False, f"{quoted(asked)} (--{_NAME.system_prompt})")
     if not record.found:
         return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
-        return SystemPrompt(common, False, f"{_quoted(common)}, as in training")
+        return SystemPrompt(common, False, f"{quoted(common)}, as in training")
     count = f"{len(record.system_prompts)}{' and more' if record.others else ''}"
     own = f"the file's own, as in training with {count} different ones"
-    return SystemPrompt(common, True, f"{own}; for rows without one {_quoted(common)}")
-
-
-def _quoted(text: str | None) -> str:
-    if text is None:
-        return "none"
-    line = " ".join(text.split())
-    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
+    return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
 
 
 def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
