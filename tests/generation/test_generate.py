@@ -381,4 +381,5 @@ def test_neither_help_nor_a_server_needs_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--attempts" in done.stdout and "--use_test_prompts" in done.stdout
+    assert "interrupted" not in done.stderr
     assert "cannot be reached" in done.stderr and "stepjepa generate FILE" in done.stderr

@@ -225,7 +225,7 @@ def make_metric(name: str, **options: Any) -> Metric:
 
 
 def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:
-    """The metrics of these names that read a generated text; errors as `make_metric`.
+    """The metrics of these names that read a generated text; a ConfigError as from `make_metric`.
 
     Args:
         options: of the metrics; each takes those that it has.
