@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepjepa.analysis.options import AnalysisResult
     from stepjepa.data.prepare import PrepareResult
     from stepjepa.evaluation.compare import Analysis, Comparison
-    from stepjepa.evaluation.scoring import EvaluationResult
+    from stepjepa.evaluation.predictions import EvaluationResult
     from stepjepa.generation.solve import GenerationResult
     from stepjepa.inspect.check.report import check
     from stepjepa.inspect.view import inspect
@@ -120,7 +120,7 @@ def _answer_scorer(run: Any, config: Any) -> Any:
         return None
     from stepjepa.data.sources import RowSource
     from stepjepa.errors import ConfigError
-    from stepjepa.evaluation.while_training import AnswerScorer
+    from stepjepa.evaluation.run import AnswerScorer
     from stepjepa.training.encoding import pair_columns
 
     if not run.eval_file:

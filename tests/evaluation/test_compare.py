@@ -7,8 +7,7 @@ import json
 import pytest
 
 from stepjepa.errors import DataError
-from stepjepa.evaluation.compare import analyze_predictions, compare
-from stepjepa.evaluation.error_kinds import error_kind, repeats
+from stepjepa.evaluation.compare import analyze_predictions, compare, error_kind, repeats
 from stepjepa.evaluation.predictions import Prediction, read_predictions, record_lines
 
 
@@ -18,34 +17,34 @@ def wrong(text, gold, found, stop="stop", **more):
     return Prediction(index, "Q?", gold, text, gold, found, stop_reason=stop, **values)
 
 
-@pytest.mark.parametrize(
-    ("kind", "one"),
-    [
-        ("refused", wrong("", "18", None, "refused")),
-        ("empty", wrong(" \n", "18", None)),
-        ("repetition", wrong("We add. " + "and then 18 " * 9, "18", "18", "length")),
-        ("cut_off", wrong("First we add 3 and", "18", "3", "length")),
-        ("no_answer", wrong("I do not know.", "18", None)),
-        ("same_number", wrong("18.0", "18", "18.0")),
-        ("sign", wrong("It is -18", "18", "-18")),
-        ("factor_10", wrong("It is 1,800", "18", "1,800")),
-        ("factor_10", wrong("It is 0.018", "18", "0.018")),
-        ("rounding", wrong("It is 17.6, so 18 is near: 17.6", "18", "17.6")),
-        ("rounding", wrong("It is 0.33", "1/3", "0.33")),
-        ("elsewhere", wrong("Of 18 eggs 3 are left", "18", "3")),
-        ("elsewhere", wrong("Red, I mean: blue", "red", "blue")),
-        ("wrong_number", wrong("Of 16 eggs 3 are left, minus 180", "18", "3")),
-        ("wrong_number", wrong("It is 17", "18", "17")),
-        ("undecided", wrong("x", "x^2", "x^{9^9}", note="not decided within 5 s")),
-        ("undecided", wrong("a", "b", "a", note="unknown: the queries took too long")),
-        ("invalid", wrong("(a", "a", "(a", note="the answer is no regular expression: a ( is not closed")),
-        ("more_around", wrong("The regex is [a-z].", "[a-z]", "The regex is [a-z].")),
-        ("wrong_text", wrong("[a-y]", "[a-z]", "[a-y]")),
-        ("wrong_text", wrong("It is red", "18", "red")),
-    ],
-)
-def test_kinds(kind, one):
-    assert error_kind(one) == kind
+KINDS = [
+    ("refused", wrong("", "18", None, "refused")),
+    ("empty", wrong(" \n", "18", None)),
+    ("repetition", wrong("We add. " + "and then 18 " * 9, "18", "18", "length")),
+    ("cut_off", wrong("First we add 3 and", "18", "3", "length")),
+    ("no_answer", wrong("I do not know.", "18", None)),
+    ("same_number", wrong("18.0", "18", "18.0")),
+    ("sign", wrong("It is -18", "18", "-18")),
+    ("factor_10", wrong("It is 1,800", "18", "1,800")),
+    ("factor_10", wrong("It is 0.018", "18", "0.018")),
+    ("rounding", wrong("It is 17.6, so 18 is near: 17.6", "18", "17.6")),
+    ("rounding", wrong("It is 0.33", "1/3", "0.33")),
+    ("elsewhere", wrong("Of 18 eggs 3 are left", "18", "3")),
+    ("elsewhere", wrong("Red, I mean: blue", "red", "blue")),
+    ("wrong_number", wrong("Of 16 eggs 3 are left, minus 180", "18", "3")),
+    ("wrong_number", wrong("It is 17", "18", "17")),
+    ("undecided", wrong("x", "x^2", "x^{9^9}", note="not decided within 5 s")),
+    ("undecided", wrong("a", "b", "a", note="unknown: the queries took too long")),
+    ("invalid", wrong("(a", "a", "(a", note="the answer is no regular expression: a ( is not closed")),
+    ("more_around", wrong("The regex is [a-z].", "[a-z]", "The regex is [a-z].")),
+    ("wrong_text", wrong("[a-y]", "[a-z]", "[a-y]")),
+    ("wrong_text", wrong("It is red", "18", "red")),
+]
+
+
+def test_kinds():
+    for kind, one in KINDS:
+        assert error_kind(one) == kind, one
 
 
 def test_repetitions():
@@ -162,23 +161,20 @@ def test_predictions_of_other_programs(tmp_path):
     assert "characters per response" in str(analysis)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "holds no predictions"),
-        ("[]", "holds no predictions"),
-        ('{"question": "a"}\n', "line 1: is no prediction: it has no text 'generated_response'"),
-        ('{"question": "a", "generated_response": "b", "tokens": "3"}\n', "tokens is '3'"),
-        ('[{"question": "a", "generated_response": "b", "correct": 1}]', "entry 0: is no prediction: correct is 1"),
-        ('[{"question": "a", "generated_response": "b", "scores": null}]', "entry 0: is no prediction: scores is None"),
-        ('[{"question": "a", "generated_response": "b", "scores": {"exact": "1"}}]', "scores is {'exact': '1'}"),
-        ("[1]", "entry 0: is no prediction"),
-        ("[{", "broken JSON"),
-        ('{"question": "a", "generated_response": "b"}\n', "is called right or wrong"),
-    ],
-)
-def test_broken_files(tmp_path, text, words):
-    path = tmp_path / "broken.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match=words):
-        analyze_predictions(path)
+def test_broken_files(tmp_path):
+    path, good = tmp_path / "broken.json", '"question": "a", "generated_response": "b"'
+    for text, words in {
+        "": "holds no predictions",
+        "[]": "holds no predictions",
+        '{"question": "a"}\n': "line 1: is no prediction: it has no text 'generated_response'",
+        f'{{{good}, "tokens": "3"}}\n': "tokens is '3'",
+        f'[{{{good}, "correct": 1}}]': "entry 0: is no prediction: correct is 1",
+        f'[{{{good}, "scores": null}}]': "entry 0: is no prediction: scores is None",
+        f'[{{{good}, "scores": {{"exact": "1"}}}}]': "scores is {'exact': '1'}",
+        "[1]": "entry 0: is no prediction",
+        "[{": "broken JSON",
+        f"{{{good}}}\n": "is called right or wrong",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(DataError, match=words):
+            analyze_predictions(path)

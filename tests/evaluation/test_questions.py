@@ -1,4 +1,4 @@
-"""From test rows to questions, and which system message they get."""
+"""From rows to questions and to solutions, and which system message they get."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.errors import DataError
+from stepjepa.evaluation.metrics import make_metric
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.questions import (
     SystemPrompt,
     choose_system_prompt,
     drop_unaskable,
     read_questions,
+    read_solutions,
+    right_answers,
     system_prompt_line,
 )
 from support.tokenizers import byte_bpe_tokenizer, fresh
@@ -82,37 +85,24 @@ def test_every_row_is_counted():
         read(rows[2:4]).check()
     with pytest.raises(DataError, match="is empty"):
         read([]).check()
+    prints = {read([rows[0]], system).fingerprint() for system in (OWN, SystemPrompt("S", False, ""))}
+    prints |= {read(more).fingerprint() for more in ([rows[0]] * 2, [{**rows[0], "ground_truth": "b"}])}
+    assert len(prints) == 4 and read([dict(rows[0])]).fingerprint() in prints
 
 
-def test_the_fingerprint_changes_with_the_data():
-    row = chat(("user", "a"), ("assistant", "b"))
-    prints = {read([row], system).fingerprint() for system in (OWN, SystemPrompt("S", False, ""))}
-    prints |= {read(rows).fingerprint() for rows in ([row] * 2, [{**row, "ground_truth": "b"}])}
-    assert len(prints) == 4 and read([dict(row)]).fingerprint() in prints
-
-
-@pytest.mark.parametrize(
-    ("system", "expected"),
-    [
+def test_system_messages():
+    rows = [chat(("system", "own"), ("user", "a"), ("assistant", "b")), chat(("user", "a"), ("assistant", "b"))]
+    for system, expected in (
         (OWN, ["own", None]),
         (SystemPrompt("S", True, ""), ["own", "S"]),
         (SystemPrompt("S", False, ""), ["S", "S"]),
         (SystemPrompt("", False, ""), ["", ""]),
         (SystemPrompt(None, False, ""), [None, None]),
-    ],
-)
-def test_system_messages(system, expected):
-    rows = [chat(("system", "own"), ("user", "a"), ("assistant", "b")), chat(("user", "a"), ("assistant", "b"))]
-    found = read(rows, system).questions
-    for one, text in zip(found, expected, strict=True):
-        first = [] if text is None else [{"role": "system", "content": text}]
-        assert one.prompt == [*first, {"role": "user", "content": "a"}]
-        assert one.chat == [*one.prompt, {"role": "assistant", "content": "b"}]
-
-
-def record(prompts):
-    others = prompts.pop("others", 0)
-    return TrainingRecord(bool(prompts), Counter(prompts), others)
+    ):
+        for one, text in zip(read(rows, system).questions, expected, strict=True):
+            first = [] if text is None else [{"role": "system", "content": text}]
+            assert one.prompt == [*first, {"role": "user", "content": "a"}]
+            assert one.chat == [*one.prompt, {"role": "assistant", "content": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +119,9 @@ def record(prompts):
     ],
 )
 def test_the_choice_of_a_system_message(asked, use, known, expected):
-    text, keep, words = choose_system_prompt(asked, use, record(dict(known)), "run")
+    prompts = {name: count for name, count in known.items() if name != "others"}
+    record = TrainingRecord(bool(prompts), Counter(prompts), known.get("others", 0))
+    text, keep, words = choose_system_prompt(asked, use, record, "run")
     assert (text, keep) == expected[:2] and expected[2] in words
 
 
@@ -137,12 +129,11 @@ def test_what_is_said_of_the_files_own():
     rows = [chat(("system", name), ("user", "a"), ("assistant", "b")) for name in ("A", "B", "B")]
     rows.append(chat(("user", "a"), ("assistant", "b")))
     chosen = SystemPrompt("A", False, "'A', as in training")
-    line = system_prompt_line(chosen, read(rows, chosen))
-    assert line.endswith("as in training; the file's own differs in 2 of 4 rows")
-    line = system_prompt_line(chosen, read(rows[:1], chosen))
-    assert line.endswith("as in training")
-    line = system_prompt_line(OWN._replace(origin="the file's own"), read(rows))
-    assert line.endswith("the file's own: 3 of 4 rows have one")
+    said = "as in training; the file's own differs in 2 of 4 rows"
+    assert system_prompt_line(chosen, read(rows, chosen)).endswith(said)
+    assert system_prompt_line(chosen, read(rows[:1], chosen)).endswith("as in training")
+    kept = OWN._replace(origin="the file's own")
+    assert system_prompt_line(kept, read(rows)).endswith("the file's own: 3 of 4 rows have one")
 
 
 def test_rows_that_the_template_refuses_are_counted():
@@ -178,3 +169,69 @@ def test_training_records_its_system_messages():
         total.add(one)
     assert total.system_prompts["S0"] == 8 and total.without_system_prompt == 2
     assert sum(total.system_prompts.values()) + total.other_system_prompts == 42
+
+
+def solutions_in(rows, system=OWN, **more):
+    return read_solutions(RowSource(rows), system, **more)
+
+
+def solved(question, answer, **more):
+    return {
+        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+        **more,
+    }
+
+
+def test_solutions_in_chats():
+    found = solutions_in(
+        [solved("1 + 1?", "It is 2.", ground_truth="2"), solved("1 + 1?", "It is 3."), {"x": 1}, solved("2?", "2")]
+    )
+    first, second, other = found.solutions
+    assert (first.text, first.question, first.index, other.index) == ("It is 2.", "1 + 1?", 0, 3)
+    assert first.question_key == second.question_key != other.question_key
+    assert (found.rows_read, dict(found.skipped), found.generated) == (4, {"no_known_columns": 1}, False)
+
+
+def test_a_solution_is_not_held_against_itself():
+    exact = make_metric("exact")
+    (one,) = solutions_in([solved("1 + 1?", "2", ground_truth="3")]).solutions
+    assert right_answers(exact, [one]) == [(False, "2")]
+    (one,) = solutions_in([{"question": "1 + 1?", "answer": "2", "ground_truth": "2"}]).solutions
+    assert right_answers(exact, [one]) == [(True, "2")]
+    for row in (solved("1 + 1?", "2"), {"question": "1 + 1?", "answer": "2"}, {"prompt": "1 + 1?", "completion": "2"}):
+        with pytest.raises(DataError, match="row 0: no reference answer"):
+            right_answers(exact, solutions_in([row]).solutions)
+    named = solutions_in([{"q": "1 + 1?", "a": "2", "ground_truth": "3"}], columns=PairColumns("q", "a")).solutions
+    assert named[0].text == "2" and right_answers(exact, named) == [(False, "2")]
+
+
+def test_solutions_that_are_predictions():
+    rows = [
+        {"index": 0, "question": "1 + 1?", "ground_truth": "2", "generated_response": "It is 2."},
+        {"index": 0, "question": "1 + 1?", "ground_truth": "2", "generated_response": ""},
+        {"index": 1, "question": "1 + 1?", "ground_truth": "2", "generated_response": "It is 4."},
+        {"index": 2, "generated_response": "no question"},
+    ]
+    found = solutions_in(rows, SystemPrompt("Add.", False, ""))
+    a, b, c = found.solutions
+    assert a.question_key == b.question_key != c.question_key and found.generated
+    assert [turn["role"] for turn in a.chat] == ["system", "user", "assistant"] and b.text == ""
+    assert right_answers(make_metric("gsm8k"), found.solutions) == [(True, "2"), (False, None), (False, "4")]
+    assert found.skipped.total() == 1
+
+
+def test_a_prediction_beside_its_chat():
+    """What `sample_solutions` writes: the question's own row stays the reference, its chat the prompt."""
+    row = solved("1 + 1?", "2", generated_response="3", index=5)
+    row["messages"].insert(0, {"role": "system", "content": "Add."})
+    (one,) = solutions_in([row]).solutions
+    assert one.chat == [*row["messages"][:2], {"role": "assistant", "content": "3"}]
+    assert right_answers(make_metric("exact"), [one]) == [(False, "3")]
+
+
+def test_no_solutions():
+    with pytest.raises(DataError, match="is empty"):
+        solutions_in([])
+    with pytest.raises(DataError, match="none of 2 rows holds a solution; first: list row 0"):
+        solutions_in([{"x": 1}, {"y": 2}])
+    assert len(solutions_in([solved("1?", "1")] * 3, limit=2).solutions) == 2

@@ -111,12 +111,11 @@ def test_large_finite_weights_are_no_fault():
 
 def test_a_loss_that_is_no_number_is_said_and_written_as_null(tmp_path):
     from stepjepa.evaluation.nll import AnswerLoss
-    from stepjepa.evaluation.predictions import read_predictions, record_lines
+    from stepjepa.evaluation.predictions import EvaluationResult, read_predictions, record_lines
     from stepjepa.evaluation.run import Answers
-    from stepjepa.evaluation.scoring import EvaluationResult
 
     answers = Answers()
-    answers.add_losses([AnswerLoss(0, float("nan"), 2)])
+    answers.add({"losses": [AnswerLoss(0, float("nan"), 2)]})
     found = {"kind": "loss", "value": float("nan"), "n": 1}
     metrics = {"answer_nll": found, "again": {**found, "value": None}}
     lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()

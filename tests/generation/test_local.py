@@ -1,21 +1,23 @@
-"""Generators that run here: prompts, stops, batches and their seeds, with tiny random models."""
+"""Generators that run here, with tiny random models: every prompt gets in a batch what it gets alone; stops and seeds."""
 
 from __future__ import annotations
 
-import json
+import copy
 import sys
-import types
 import zlib
-from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.prompts import Prompter
+from stepjepa.errors import ConfigError
 from stepjepa.generation import Request, local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch
+from support.answers import lines as rows
+from support.answers import vllm_stand_in, write
 from support.models import tiny_model
 from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, fresh, special_id
@@ -41,15 +43,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def data(tmp_path):
-    rows = [
+    asked = [
         {"question": f"What is {n}{' and some more' * (n % 4)} + 1?", "answer": f"#### {n + 1}"} for n in range(COUNT)
     ]
-    file = tmp_path / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write(tmp_path / "data.jsonl", asked)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def lenient(monkeypatch):
     """A random model is never right, so every third text is taken for right."""
     monkeypatch.setattr(solve, "final_answer", lambda text: text)
@@ -57,7 +57,7 @@ def lenient(monkeypatch):
 
 
 @pytest.fixture
-def generate(folder, data, tmp_path):
+def generate(folder, data, tmp_path, lenient):
     def run(name, *flags):
         fixed = (
             f"--batch_size 4 --max_new_tokens 6 --accept_truncated --temperature 1.0 --top_p 1.0 --model_name {folder}"
@@ -65,10 +65,6 @@ def generate(folder, data, tmp_path):
         return main(["generate", str(data), *fixed.split(), "--output_file", str(tmp_path / name), *flags])
 
     return run
-
-
-def rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def test_a_run_and_its_repetition(generate, tmp_path, capsys):
@@ -124,12 +120,10 @@ def request(row, text="How many?"):
     return Request(row, [{"role": "user", "content": text}], 0.0, row)
 
 
-def test_a_prompt_without_room_is_refused():
+def test_a_prompt_without_room_is_refused(tokenizer):
     """GPT-2 has 256 learned positions."""
-    tokenizer = byte_bpe_tokenizer()
-    prompter = Prompter(fresh(tokenizer))
     model = tiny_model("gpt2", vocab_size=len(tokenizer))
-    generator = LocalGenerator(model, prompter, max_new_tokens=6, batch_size=2)
+    generator = LocalGenerator(model, Prompter(tokenizer), max_new_tokens=6, batch_size=2)
     requests = [request(1), request(2, "x y " * 200), request(3), request(4)]
     groups = list(generator.answer(requests, set()))
     assert [[reply.row for reply in group] for group in groups] == [[2], [1, 3], [4]]
@@ -144,6 +138,102 @@ def test_out_of_memory_is_one_line(generate, monkeypatch, capsys):
     monkeypatch.setattr(local, "generate_batch", full)
     assert generate("out.jsonl") == 2
     assert "out of memory with 4 questions at once" in capsys.readouterr().err
+
+
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18], [3, 3, 3, 3, 3], [20, 21, 22]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return fresh(byte_bpe_tokenizer())
+
+
+@pytest.fixture
+def model(tokenizer):
+    return spread("llama", tokenizer)
+
+
+def spread(name, tokenizer):
+    """Large weights spread the logits, so that rounding cannot turn one argmax into another."""
+    model = tiny_model(name, vocab_size=len(tokenizer)).eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def greedy_by_hand(model, prompt, count=8):
+    """The plainest greedy decoding: no cache, no batch, no padding."""
+    ids = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_batches_equal_decoding_by_hand(name, tokenizer):
+    model, tokenizer = spread(name, tokenizer), copy.deepcopy(tokenizer)
+    expected = [greedy_by_hand(model, prompt) for prompt in PROMPTS]
+    assert len({tuple(ids) for ids in expected}) > 1, "all continuations are alike: nothing is compared"
+    for tokenizer.padding_side, batch_size in (("left", 2), ("right", 6)):
+        results = generate_batch(model, tokenizer, PROMPTS, 8, eos_token_ids=[], batch_size=batch_size)
+        assert [result.token_ids for result in results] == expected and not any(one.stopped for one in results)
+    assert generate_batch(model, tokenizer, [], 4) == []
+    # A model's own configuration of generation is not applied, that inside an adapter neither.
+    own = copy.deepcopy(model.generation_config)
+    own.update(do_sample=True, temperature=3.0, repetition_penalty=1.8, suppress_tokens=[expected[0][0]])
+    model.generation_config = own
+    target = {"llama": "q_proj", "gpt2": "c_attn"}[name]
+    for one in (model, get_peft_model(model, LoraConfig(r=2, target_modules=[target], task_type="CAUSAL_LM"))):
+        results = generate_batch(one, tokenizer, PROMPTS, 8, eos_token_ids=[])
+        assert [result.token_ids for result in results] == expected
+        assert model.generation_config is own and own.repetition_penalty == 1.8
+
+
+def test_stop_flag_and_cut(model, tokenizer):
+    free = [greedy_by_hand(model, prompt) for prompt in PROMPTS]
+    stop = free[0][3]
+    results = generate_batch(model, tokenizer, PROMPTS, 8, eos_token_ids=[stop], batch_size=3)
+    assert results[0].stopped
+    for result, ids in zip(results, free, strict=True):
+        expected = ids[: ids.index(stop)] if stop in ids else ids
+        assert result.stopped is (stop in ids) and result.token_ids == expected
+        assert result.text == tokenizer.decode(expected, skip_special_tokens=True)
+    shared = copy.deepcopy(tokenizer)
+    shared.pad_token = shared.convert_ids_to_tokens(stop)
+    expected = generate_batch(model, tokenizer, PROMPTS, 8, eos_token_ids=stop)
+    assert generate_batch(model, shared, PROMPTS, 8, eos_token_ids=stop) == expected
+
+
+def test_modes_and_seeds(model, tokenizer):
+    model.train().model.norm.eval()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    first = generate_batch(model, tokenizer, PROMPTS, 6)
+    assert generate_batch(model, tokenizer, PROMPTS, 6) == first, "dropout was on"
+    assert model.training and model.model.layers[0].training and not model.model.norm.training
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    state = torch.random.get_rng_state()
+    first, again, other = (
+        generate_batch(model, tokenizer, PROMPTS, 8, temperature=2.0, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prompts": [[5], []]}, ValueError, "a prompt is empty"),
+        ({"max_new_tokens": 0}, ConfigError, "max_new_tokens"),
+        ({"temperature": 1.0, "top_p": 0.0}, ConfigError, "top_p"),
+    ],
+)
+def test_bad_arguments(model, tokenizer, arguments, error, message):
+    with pytest.raises(error, match=message):
+        generate_batch(model, tokenizer, **({"prompts": [[5]], "max_new_tokens": 4} | arguments))
 
 
 @pytest.mark.parametrize(
@@ -166,30 +256,13 @@ def test_what_cannot_be_loaded(flags, words, generate, tmp_path, capsys, monkeyp
 
 
 def test_what_vllm_is_asked(generate, folder, tmp_path, monkeypatch):
-    """A stand-in with vLLM's interface, which says its seed."""
-    seen = []
-
-    class LLM:
-        def __init__(self, **kwargs):
-            seen.append(kwargs)
-            self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=2048))
-
-        def generate(self, prompts, params, use_tqdm):
-            seen.append((len(prompts), params[0].temperature, params[0].stop_token_ids))
-            outputs = [SimpleNamespace(text=f" {p.seed} ", finish_reason="stop", token_ids=[1, 2]) for p in params]
-            assert all(prompt["prompt_token_ids"] for prompt in prompts)
-            return [SimpleNamespace(outputs=[output]) for output in outputs]
-
-    module = types.ModuleType("vllm")
-    module.LLM, module.SamplingParams = LLM, SimpleNamespace
-    module.__spec__ = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    assert (
-        generate("out.jsonl", "--backend", "vllm", "--greedy_first", "--vllm_options", '{"max_model_len": 2048}') == 0
-    )
+    """The stand-in says its seed."""
+    seen = vllm_stand_in(monkeypatch, lambda params: {"text": f" {params.seed} "})
+    flags = ["--backend", "vllm", "--greedy_first", "--vllm_options", '{"max_model_len": 2048}']
+    assert generate("out.jsonl", *flags) == 0
     expected = {"model": str(folder), "dtype": "auto", "trust_remote_code": False, "seed": 42, "max_model_len": 2048}
     assert seen[0] == expected
-    assert [size for size, _, _ in seen[1:4]] == [4, 4, 2]
-    assert seen[1][1] == 0.0 and seen[-1][1] == 1.0 and len(seen[1][2]) == 1
+    assert [size for size, _ in seen[1:4]] == [4, 4, 2]
+    assert seen[1][1].temperature == 0.0 and seen[-1][1].temperature == 1.0 and len(seen[1][1].stop_token_ids) == 1
     solved = rows(tmp_path / "out.jsonl")
     assert solved and all(row["response"].isdigit() and row["new_tokens"] == 2 for row in solved)

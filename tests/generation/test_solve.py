@@ -1,4 +1,5 @@
-"""What a run of `stepjepa generate` leaves behind, and how it resumes. The generator is a function of row and seed."""
+"""Which rows become questions; what a run of `stepjepa generate` leaves behind, and how it resumes. The generator is a
+function of row and seed."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ import shutil
 import pytest
 
 from stepjepa.errors import ConfigError, DataError, StepJepaError
-from stepjepa.generation import Reply, solve, store
+from stepjepa.generation import Reply, mended, seed_of, solve, store
 from stepjepa.generation.options import GenerateOptions
-from stepjepa.generation.solve import read_problems
+from stepjepa.generation.solve import ground_truth, read_problems
+from support.answers import lines as rows
 
 COUNT = 12
 
@@ -32,8 +34,8 @@ class Pupil:
             self.groups = None if self.groups is None else self.groups - 1
             self.asked += [(request.row, request.seed) for request in group]
             yield [
-                Reply(request.row, f"\\boxed{{{request.row + (request.seed % 3 > 0)}}}\u2028\u00e9", True, 3, 4)
-                for request in group
+                Reply(one.row, f"\\boxed{{{one.row % COUNT + 1 + (one.seed % 3 > 0)}}}\u2028\u00e9", True, 3, 4)
+                for one in group
             ]
 
 
@@ -63,10 +65,6 @@ def run(monkeypatch):
     return generate
 
 
-def rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
 def test_every_question_once_and_in_order(options, run, tmp_path):
     result = run(options(attempts=3))
     solved, unsolved = rows(tmp_path / "out.jsonl"), rows(tmp_path / "out.unsolved.jsonl")
@@ -82,23 +80,22 @@ def test_every_question_once_and_in_order(options, run, tmp_path):
     assert again.already and again.summary == summary and str(again).startswith(f"{tmp_path / 'out.jsonl'} is complete")
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_cut_anywhere(groups, options, run, tmp_path):
+def test_cut_anywhere(options, run, tmp_path):
     """A partial file cut anywhere leads to the same end, and nothing stored is asked again."""
     run(options("whole.jsonl", keep_attempts=True))
     whole = {name: (tmp_path / f"whole{name}.jsonl").read_bytes() for name in ("", ".unsolved", ".attempts")}
     with pytest.raises(StepJepaError, match="broke off"):
-        run(options(keep_attempts=True), Pupil(groups))
+        run(options(keep_attempts=True), Pupil(4))
     log = (tmp_path / "out.partial").read_bytes()
     lines = log.splitlines(keepends=True)
-    assert len(lines) == groups + 1
+    assert len(lines) == 5
     ends = [sum(map(len, lines[: i + 1])) for i in range(len(lines))]
     for cut in sorted({0, *(end + shift for end in ends for shift in (-20, -1, 0))}):
         done = [
             one
             for line, end in zip(lines, ends, strict=True)
             if end <= cut
-            for one in json.loads(line).get("attempts", [])
+            for one in json.loads(line).get("replies", [])
         ]
         for path in tmp_path.glob("out*"):
             path.unlink()
@@ -110,22 +107,25 @@ def test_cut_anywhere(groups, options, run, tmp_path):
         assert len(pupil.asked) == len(set(pupil.asked)) == whole[".attempts"].count(b"\n") - len(done)
 
 
-@pytest.mark.parametrize("fails_at", range(3))
-def test_broken_off_while_finishing(fails_at, options, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("call", "fails_at"), [("fsync", 1), ("fsync", 3), ("replace", 1), ("replace", 2), ("replace", 3)]
+)
+def test_a_full_disk(call, fails_at, options, run, tmp_path, monkeypatch):
+    """Before anything is stored, between two groups, and at each of the files that are written at the end."""
     run(options("whole.jsonl"))
-    calls, replace = [], os.replace
+    calls, plain = [], getattr(os, call)
 
-    def breaking(source, target):
-        calls.append(target)
-        if len(calls) - 1 == fails_at:
-            raise OSError(5, "Input/output error")
-        replace(source, target)
+    def breaking(*arguments):
+        calls.append(arguments)
+        if len(calls) == fails_at:
+            raise OSError(28, "No space left on device")
+        plain(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", breaking)
-        with pytest.raises(DataError, match="Input/output error"):
+        patched.setattr(os, call, breaking)
+        with pytest.raises(DataError, match="No space left on device.* is kept"):
             run(options())
-    run(options(), Pupil(0))  # nothing is asked again
+    run(options(), Pupil(0) if call == "replace" else None)  # nothing is asked again
     for name in ("", ".unsolved"):
         assert (tmp_path / f"out{name}.jsonl").read_bytes() == (tmp_path / f"whole{name}.jsonl").read_bytes()
     assert not list(tmp_path.glob("*partial")) and not list(tmp_path.glob(".*"))
@@ -133,31 +133,28 @@ def test_broken_off_while_finishing(fails_at, options, run, tmp_path, monkeypatc
 
 def test_other_settings_are_refused(options, run, tmp_path):
     """The store's own tests say what is compared; here, that every way in asks it."""
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"question": "another", "answer": "1"}\n')
     for prepare in (lambda: pytest.raises(StepJepaError, run, options(), Pupil(2)), lambda: run(options())):
         prepare()
         before = {path: path.read_bytes() for path in tmp_path.iterdir()}
         for changes, words in (
             ({"temperature": 0.9}, "made with temperature 0.7, not 0.9; use the same options, .* --overwrite"),
             ({"max_examples": 3}, "max_examples none, not 3"),
+            ({"file": str(other)}, "other questions"),
             ({"resume": False}, "--no_resume forbids"),
         ):
             with pytest.raises(ConfigError, match=words):
                 run(options(**changes))
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    # What decides nothing may change.
+    assert run(options(concurrency=99, timeout=1.0, max_retries=0), Pupil(0)).already
     run(options(temperature=0.9, overwrite=True))
     assert len(rows(tmp_path / "out.jsonl")) > 0
 
 
-def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
-    run(options("whole.jsonl"))
-    with pytest.raises(StepJepaError, match="broke off"):
-        run(options(), Pupil(2))
-    run(options(concurrency=99, timeout=1.0, max_retries=0))
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_what_else_is_refused(options, run, tmp_path):
-    """The record of a run that has not ended, attempts at questions that are not in the file, other questions."""
+def test_files_of_others(options, run, tmp_path):
+    """The record of a run that has not ended, a line that holds no replies, the input itself."""
     with pytest.raises(StepJepaError, match="broke off"):
         run(options(), Pupil(2))
     meta, partial = tmp_path / "out.jsonl.meta.json", tmp_path / "out.partial"
@@ -170,11 +167,11 @@ def test_what_else_is_refused(options, run, tmp_path):
     with pytest.raises(DataError, match="line 2: broken"):
         run(options())
     partial.write_bytes(whole)
-    other = options(file=str(tmp_path / "other.jsonl"))
-    (tmp_path / "other.jsonl").write_text('{"question": "another", "answer": "1"}\n')
-    with pytest.raises(ConfigError, match="other questions"):
-        run(other)
     run(options())
+    shutil.copy(tmp_path / "data.jsonl", tmp_path / "x.unsolved.jsonl")
+    for name, file in (("data.jsonl", "data.jsonl"), ("x.jsonl", "x.unsolved.jsonl")):
+        with pytest.raises(ConfigError, match="would write over its input"):
+            run(options(name, overwrite=True, file=str(tmp_path / file)))
 
 
 def test_a_complete_output_of_version_0_1_is_known(options, run, tmp_path):
@@ -187,16 +184,113 @@ def test_a_complete_output_of_version_0_1_is_known(options, run, tmp_path):
     assert run(options(), Pupil(0)).already
 
 
-def test_the_input_is_not_overwritten(options, run, tmp_path):
-    shutil.copy(tmp_path / "data.jsonl", tmp_path / "x.unsolved.jsonl")
-    for name, file in (("data.jsonl", "data.jsonl"), ("x.jsonl", "x.unsolved.jsonl")):
-        with pytest.raises(ConfigError, match="would write over its input"):
-            run(options(name, overwrite=True, file=str(tmp_path / file)))
-
-
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
     run(options(attempts=1))
     left = rows(tmp_path / "out.unsolved.jsonl")
     found = read_problems(options("again.jsonl", file=str(tmp_path / "out.unsolved.jsonl"))).problems
     expected = [(row["question"], row["answer"], row["ground_truth"]) for row in left]
     assert left and [(one.question, one.answer, one.ground_truth) for one in found] == expected
+
+
+def test_ground_truth():
+    for answer, expected in (
+        ("She has 3.\n#### 1,234", "1,234"),
+        ("#### 1\nNo:\n####  7 \nThat is it.", "7"),
+        ("So \\boxed{5}.\n#### 6", "6"),
+        (r"Thus \boxed{\frac{1}{2}} of it.", r"\frac{1}{2}"),
+        (" 70000 ", "70000"),
+        (r"\frac{1}{2}", r"\frac{1}{2}"),
+        ("She has 3.\nThen 4.", None),
+        ("She has 3 apples and gives one of them to each of her four best friends, which leaves 2.", None),
+        ("It is 3.\n####", None),
+        ("", None),
+    ):
+        assert ground_truth(answer) == expected
+
+
+CHAT = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "q"), ("assistant", "3"))]
+TURNS = [{"role": role, "content": "c"} for role in ("user", "assistant") * 2]
+
+
+@pytest.fixture
+def read(tmp_path):
+    def run(*rows, **options):
+        file = tmp_path / "data.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return read_problems(GenerateOptions(file=str(file), **options))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "expected"),
+    [
+        ({"question": "q", "answer": "a\n#### 3"}, {}, ("q", "a\n#### 3", "3")),
+        ({"question": None, "answer": None, "text": "q", "code": "[a-z]+"}, {}, ("q", "[a-z]+", "[a-z]+")),
+        ({"question": "q", "answer": 3.5}, {}, ("q", "3.5", "3.5")),
+        ({"question": "q", "ground_truth": 3}, {}, ("q", "", "3")),
+        ({"question": "q", "answer": "#### 3", "ground_truth": "4"}, {}, ("q", "#### 3", "4")),
+        (
+            {"problem": "q", "solution": "#### 3"},
+            {"question_column": "problem", "answer_column": "solution"},
+            ("q", "#### 3", "3"),
+        ),
+        ({"problem": "q", "answer": "3"}, {"question_column": "problem"}, ("q", "3", "3")),
+        ({"question": "q", "solution": "long", "final": "3"}, {"ground_truth_column": "final"}, ("q", "", "3")),
+        ({"messages": CHAT}, {}, ("q", "3", "3")),
+    ],
+)
+def test_a_row_that_can_be_asked(row, options, expected, read):
+    (found,) = read(row, **options).problems
+    assert found.row == 1
+    assert (found.question, found.answer, found.ground_truth) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "reason", "words"),
+    [
+        (3, {}, "not_an_object", "the row is a int"),
+        ({"answer": "3"}, {}, "no_question", "columns found: answer"),
+        ({"question": " ", "answer": "3"}, {}, "no_question", "--question_column"),
+        ({"question": "q"}, {}, "no_ground_truth", "--ground_truth_column"),
+        ({"question": "q", "answer": "words " * 20}, {}, "no_ground_truth", "no ####"),
+        ({"question": "q", "answer": float("nan")}, {}, "no_ground_truth", "--ground_truth_column"),
+        ({"question": "q", "answer": "3"}, {"ground_truth_column": "final"}, "no_ground_truth", "column 'final'"),
+        ({"question": "q", "answer": "3"}, {"answer_column": "solution"}, "no_ground_truth", "no column 'solution'"),
+        ({"question": "q \ud83d", "answer": "3"}, {}, "broken_text", "lone surrogate"),
+        ({"messages": [{"role": "user", "content": "q"}]}, {}, "no_assistant_message", "assistant"),
+        ({"messages": TURNS}, {}, "several_turns", "one question"),
+    ],
+)
+def test_a_row_that_cannot(row, options, reason, words, read):
+    good = {"question": "q", "answer": "3", "problem": "q", "solution": "3", "final": "3"}
+    found = read(good, row, good, **options)
+    assert [question.row for question in found.problems] == [1, 3]
+    assert found.rows_read == 3 and dict(found.skipped) == {reason: 1}
+    assert "data.jsonl line 2: " in found.first_skipped[reason] and words in found.first_skipped[reason]
+    with pytest.raises(DataError, match="none of 1 rows can be asked; first: .* line 1: "):
+        read(row, **options)
+
+
+def test_the_first_so_many_and_csv(read, tmp_path):
+    found = read(*({"question": f"q{n}", "answer": "1" if n else None} for n in range(9)), max_examples=3)
+    assert [question.question for question in found.problems] == ["q1", "q2", "q3"]
+    assert found.rows_read == 4 and found.skipped.total() == 1
+    (tmp_path / "data.csv").write_text("id,question,answer\n1,How many?,070\n")
+    (found,) = read_problems(GenerateOptions(file=str(tmp_path / "data.csv"))).problems
+    assert (found.question, found.ground_truth) == ("How many?", "070")
+
+
+def test_what_changes_the_fingerprint(read):
+    row = {"question": "q", "answer": "1"}
+    same, renamed = read(row, row).record(), read({**row, "id": 5}, row).record()
+    others = [read(row), read(row, row, row), read(row, {**row, "answer": "2"}), read(row, 3, row)]
+    assert renamed == same and len({same.fingerprint, *(other.record().fingerprint for other in others)}) == 5
+
+
+def test_seeds_differ_and_halves_of_characters_are_replaced():
+    seeds = {seed_of(seed, row, attempt) for seed in range(3) for row in range(30) for attempt in range(1, 5)}
+    assert len(seeds) == 3 * 30 * 4 and all(0 <= seed < 2**31 for seed in seeds)
+    assert seed_of(1, 23) != seed_of(12, 3)
+    assert seed_of(42, 1, 1) == 1538944245  # a run that resumes after an update must ask with the same seeds
+    assert mended(" a\ud83d\ude00 \ud83d b\n") == " a\U0001f600 \ufffd b\n"

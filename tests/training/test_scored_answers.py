@@ -8,7 +8,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.while_training import AnswerScorer
+from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.modeling.load import load_model
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer

@@ -33,12 +33,19 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
-from stepjepa.evaluation.metrics.registry import Metric, make_metrics
+from stepjepa.evaluation.metrics import Metric, make_metrics
 from stepjepa.evaluation.models import fingerprint
-from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, drop_unaskable, read_questions
-from stepjepa.evaluation.run import Task
-from stepjepa.evaluation.scoring import drop_unscorable
-from stepjepa.evaluation.solutions import SolutionSet, read_solutions, right_answers, sample_solutions
+from stepjepa.evaluation.predictions import drop_unscorable
+from stepjepa.evaluation.questions import (
+    SolutionSet,
+    SystemPrompt,
+    choose_system_prompt,
+    drop_unaskable,
+    read_questions,
+    read_solutions,
+    right_answers,
+)
+from stepjepa.evaluation.run import Task, sample_solutions
 from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
@@ -149,7 +156,7 @@ def _sample(
     paths = Paths((samples, none), about, partial)
     output = Output(paths, identity, {}, options.overwrite_output_dir, [Path(str(options.questions))])
     limits = options.max_new_tokens, options.top_p, options.batch_size
-    generator = LocalGenerator(model.model, prompter, *limits, overwrite="--overwrite_output_dir")
+    generator = LocalGenerator(model.model, prompter, *limits)
     task = Task(questions, [], generator, temperature=options.temperature, seed=options.seed, bar=bar)
     return sample_solutions(task, output, int(options.best_of or 0))
 

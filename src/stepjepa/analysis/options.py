@@ -12,7 +12,7 @@ from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import union_members
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics.registry import METRICS
+from stepjepa.evaluation.metrics import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
 from stepjepa.objectives.base import built_in, own_options
 from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions

@@ -18,6 +18,7 @@ def run(argv: list[str]) -> int:
         "unsolved is asked again, --attempts times in all.",
         epilog="example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl",
     )
+    values = parser.values(argv)
     with ending("generate", lambda: "what is done is kept"):
-        print_text(str(generate(**parser.values(argv))))
+        print_text(str(generate(**values)))
     return 0

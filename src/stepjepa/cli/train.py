@@ -12,7 +12,7 @@ from stepjepa.training.options import JEPAOptions
 from stepjepa.training.run_options import COMMON, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import is_main_process, print_text, show_log
 
-_GROUPS = ("options", "run", "method", "loss", "views", "semantic tube", "data", "lora", "output", COMMON)
+_GROUPS = ("options", "run", "model", "method", "loss", "views", "semantic tube", "data", "lora", "output", COMMON)
 
 
 def run(argv: list[str]) -> int:

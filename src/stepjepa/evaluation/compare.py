@@ -1,18 +1,47 @@
-"""What went wrong in a file of predictions, and how two files differ (``stepjepa evaluate --analyze``)."""
+"""What went wrong in a file of predictions, of which kind each error is, and how two files differ (``stepjepa evaluate
+--analyze``)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from stepjepa.config.option import Names
+from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
-from stepjepa.evaluation.error_kinds import KINDS, error_kind
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, percent, share
-from stepjepa.evaluation.predictions import CUT, Prediction, read_predictions
+from stepjepa.evaluation.metrics import INVALID, UNDECIDED
+from stepjepa.evaluation.options import EvaluateOptions
+from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
+from stepjepa.utils.text import one_line
 
+_NAME = Names(EvaluateOptions)
+# Kinds of errors; a wrong answer is of the first kind that fits.
+KINDS = {
+    "refused": "no room for the prompt",
+    "empty": "nothing written",
+    "repetition": "repeats itself to the end",
+    "cut_off": f"cut off at {_NAME.max_new_tokens}",
+    "no_answer": "no answer found",
+    "same_number": "the right number, written otherwise",
+    "sign": "right number, wrong sign",
+    "factor_10": "off by a power of ten",
+    "rounding": "right number, rounded otherwise",
+    "elsewhere": "the right answer elsewhere in the text",
+    "undecided": "the metric could not decide",
+    "invalid": "no valid expression or query",
+    "more_around": "the reference with more around it",
+    "wrong_number": "another number",
+    "wrong_text": "another text",
+}
+_MANY = 10**6  # decimals of a fraction
+_TAIL = 4000  # characters at the end in which repetitions are looked for
+_LOOP, _TURNS = 60, 4  # characters and turns from which on a repetition counts
 _QUESTION, _HEAD, _END = 160, 80, 160  # characters of a question, and of a response's beginning and end
 _EXAMPLE = "index question ground_truth gt_answer gen_answer stop_reason note generated_response".split()
 
@@ -90,7 +119,7 @@ class Analysis:
             yield f"  means of the other metrics: {', '.join(others)}"
         if any(self.cut_off.values()):
             counts = f"{self.cut_off['right']} of the right answers, {self.cut_off['wrong']} of the wrong ones"
-            yield f"  cut off at max_new_tokens: {counts}"
+            yield f"  {KINDS['cut_off']}: {counts}"
         yield f"  {self.unit} per response:"
         for name, sizes in self.lengths.items():
             if sizes.n:
@@ -105,9 +134,9 @@ class Analysis:
             if examples:
                 yield f"\n{KINDS[kind]}:"
             for one in examples:
-                yield f"  index {one.index}: {_shortened(one.question, _QUESTION)}"
+                yield f"  index {one.index}: {one_line(one.question, _QUESTION)}"
                 note = f" ({one.note})" if one.note and one.note not in KINDS.values() else ""
-                yield f"    expected {_quoted(one.gt_answer or one.ground_truth)}, found {_quoted(one.gen_answer)}{note}"
+                yield f"    expected {quoted(one.gt_answer or one.ground_truth)}, found {quoted(one.gen_answer)}{note}"
                 rest = _rest(one, "    ")
                 if rest:
                     yield rest
@@ -160,10 +189,10 @@ class Comparison:
             if examples:
                 yield f"\nonly {name[-1].upper()} is right:"
             for pair in examples:
-                yield f"  index {pair[0].index}: {_shortened(pair[0].question, _QUESTION)}"
-                yield f"    expected {_quoted(pair[0].gt_answer or pair[0].ground_truth)}"
+                yield f"  index {pair[0].index}: {one_line(pair[0].question, _QUESTION)}"
+                yield f"    expected {quoted(pair[0].gt_answer or pair[0].ground_truth)}"
                 for letter, one in zip("AB", pair, strict=True):
-                    yield f"    {letter} {_quoted(one.gen_answer)}{_rest(one, ': ')}"
+                    yield f"    {letter} {quoted(one.gen_answer)}{_rest(one, ': ')}"
         yield ""
         for letter, analysis in (("A", self.a), ("B", self.b)):
             kinds = ", ".join(f"{KINDS[kind]} {count}" for kind, count in analysis.kinds.items()) or "none"
@@ -197,7 +226,11 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
     own = [_first_metric(rows) for rows in read]
     if metric is None and own[0] != own[1]:
         shared = [name for name in read[0][0].scores if name in read[1][0].scores]
-        advice = f"--metric {shared[0]} goes by one that both have" if shared else "evaluate both with the same metric"
+        advice = (
+            f"--{_NAME.metric} {shared[0]} goes by one that both have"
+            if shared
+            else "evaluate both with the same metric"
+        )
         raise DataError(f"{first} goes by {own[0] or 'an unknown metric'}, {second} by {own[1] or 'one'}; {advice}")
     a, b = (_by_index(path, _judged_by(path, rows, metric)) for path, rows in zip((first, second), read, strict=True))
     alone = sorted(set(a) ^ set(b))
@@ -293,10 +326,81 @@ def _rest(one: Prediction, before: str) -> str:
     return before + (line if len(line) <= _HEAD + _END + 5 else f"{line[:_HEAD]} ... {line[-_END:]}")
 
 
-def _quoted(text: str | None) -> str:
-    return "none" if text is None else repr(_shortened(text, _HEAD))
+def error_kind(one: Prediction) -> str:
+    """The kind of a wrong prediction, a key of `KINDS`."""
+    text, note = one.generated_response.strip(), one.note or ""
+    if one.stop_reason == REFUSED:
+        return "refused"
+    if not text:
+        return "empty"
+    if repeats(text):
+        return "repetition"
+    if one.stop_reason == CUT:
+        return "cut_off"
+    if one.gen_answer is None:
+        return "no_answer"
+    if note.startswith(UNDECIDED):
+        return "undecided"
+    if note.startswith(INVALID):
+        return "invalid"
+    gold, answer = (one.gt_answer or one.ground_truth).strip(), one.gen_answer.strip()
+    expected, found = number_of(gold), number_of(answer)
+    numbers = expected is not None and found is not None
+    near = _near(str(expected), str(found)) if numbers else None
+    if near is not None:
+        return near
+    if answer == text and gold and gold in text and gold != text:
+        return "more_around"
+    if answer != text and _holds(text, gold):
+        return "elsewhere"
+    return "wrong_number" if numbers else "wrong_text"
 
 
-def _shortened(text: str, length: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[:length]}..."
+def repeats(text: str) -> bool:
+    """Whether a text ends in a part of it that is repeated again and again.
+
+    The last `_LOOP` characters or more must be `_TURNS` turns or more of one part. Found by the borders of the reversed
+    text (Knuth, Morris and Pratt), in time linear in its length.
+    """
+    tail = text[-_TAIL:][::-1]
+    border = [0] * (len(tail) + 1)
+    length = 0
+    for position in range(1, len(tail)):
+        while length and tail[position] != tail[length]:
+            length = border[length]
+        length += tail[position] == tail[length]
+        border[position + 1] = length
+        size, period = position + 1, position + 1 - length
+        if size >= _LOOP and size >= _TURNS * period:
+            return True
+    return False
+
+
+def _near(gold: str, answer: str) -> str | None:
+    """How two different numbers are close to each other, if they are."""
+    try:
+        a, b = Fraction(gold), Fraction(answer)
+    except (ValueError, ZeroDivisionError):
+        return None
+    if a == b:
+        return "same_number"
+    if a == -b:
+        return "sign"
+    if a and b and (a > 0) == (b > 0):
+        ratio = max(a / b, b / a)
+        if ratio.denominator == 1 and re.fullmatch("10+", str(ratio.numerator)):
+            return "factor_10"
+    # One number with fewer decimals than the other.
+    decimals = [_MANY if "/" in text else len(text.partition(".")[2]) for text in (gold, answer)]
+    if decimals[0] == decimals[1] or min(decimals) == _MANY:
+        return None
+    return "rounding" if abs(a - b) <= Fraction(1, 2 * 10 ** min(decimals)) else None
+
+
+def _holds(text: str, answer: str) -> bool:
+    """Whether a text holds an answer: as a number that it writes, or else in its words."""
+    number = number_of(answer)
+    if number is not None:
+        return any(number_of(found[0]) == number for line in fold(text).splitlines() for found in NUMBER.finditer(line))
+    words = " ".join(plain_text(answer).casefold().split())
+    return len(words) > 1 and words in " ".join(plain_text(text).casefold().split())

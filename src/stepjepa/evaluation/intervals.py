@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from scipy import stats
-
 CONFIDENCE = 0.95
 
 
@@ -24,6 +22,8 @@ def share(successes: int, n: int) -> Interval:
     """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; nothing of n = 0."""
     if n == 0:
         return Interval(None, None, None)
+    from scipy import stats
+
     low, high = stats.binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
     return Interval(successes / n, float(low), float(high))
 
@@ -36,6 +36,8 @@ def mean(values: Sequence[float]) -> Interval:
     middle = fmean(values)
     if len(values) < 2 or not math.isfinite(middle):
         return Interval(middle, None, None)
+    from scipy import stats
+
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return Interval(middle, middle - half, middle + half)
 
@@ -84,6 +86,8 @@ def _arms(successes: int, n: int) -> tuple[float, float]:
 def mcnemar_p(only_a: int, only_b: int) -> float:
     """P-value, two-sided, of McNemar's exact test: whether the questions that one model alone answered right are as often
     a's as b's. 1 where there are none."""
+    from scipy import stats
+
     return float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 

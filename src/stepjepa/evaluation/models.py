@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.generation.local import load_weights, move_to_device, refuse_preset
+from stepjepa.generation.local import MODEL, load_weights, move_to_device, refuse_preset
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import check_local, load_adapter, load_tokenizer
@@ -20,6 +21,7 @@ from stepjepa.modeling.predictors import predictor_names, vocabulary_size
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_json
 
+_NAME = Names(EvaluateOptions)
 _ADAPTER = "adapter_config.json"
 _MODEL_FILES = re.compile(
     r".*\.(?:safetensors|model|jinja|py|index\.json)|(?:pytorch|adapter)_model.*\.bin|(?:merges|vocab)\.txt"
@@ -71,36 +73,32 @@ class Place:
 
 
 def find_model(name: str) -> Place:
-    """Look at what `name` is.
-
-    Raises:
-        ConfigError: nothing that could be a model.
-    """
+    """Look at what `name` is. Raises ConfigError: nothing that could be a model."""
     refuse_preset(name)
     folder = Path(os.path.expanduser(name))
     if folder.is_file():
-        raise ConfigError(f"--model_name {name}: is a file; give the model's folder")
+        raise ConfigError(f"{MODEL} {name}: is a file; give the model's folder")
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
-            raise ConfigError(f"--model_name {name}: no such folder")
+            raise ConfigError(f"{MODEL} {name}: no such folder")
         check_local(name)
         return Place(name, None, None)
     problem = export_problem(folder)
     if problem is not None:
         raise ConfigError(
-            f"--model_name {name}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
+            f"{MODEL} {name}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
             "one of its checkpoints"
         )
     if (folder / _ADAPTER).is_file():
         base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")
         if not base:
-            raise ConfigError(f"--model_name {name}: {_ADAPTER} names no base model; write the adapter merged")
+            raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
         near = folder / str(base)
         return Place(name, folder, str(near) if near.is_dir() and not Path(base).is_dir() else str(base))
     if not (folder / "config.json").is_file():
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
         hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
-        raise ConfigError(f"--model_name {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
+        raise ConfigError(f"{MODEL} {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
     return Place(name, folder, None)
 
 
@@ -140,11 +138,7 @@ def load_place_tokenizer(place: Place, trust_remote_code: bool) -> Any:
 
 
 def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[Any, str]:
-    """The model on its device, and a phrase that describes it.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """The model on its device, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
     name, kind = place.base or place.name, ""
     try:
         model = load_weights(name, tokenizer, options)
@@ -153,10 +147,11 @@ def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[
     if place.base is not None and options.no_lora:
         kind = f"the base {name} alone; "
     elif place.base is not None:
-        model = load_adapter(model, str(place.folder), f"--model_name {place.name}", name)
+        model = load_adapter(model, str(place.folder), f"{MODEL} {place.name}", name)
         kind = f"adapter on {name}; "
     model.eval()
-    return model, kind + move_to_device(model, place.name, "use a smaller --dtype or --backend vllm")
+    advice = f"use a smaller --{_NAME.dtype} or --{_NAME.backend} vllm"
+    return model, kind + move_to_device(model, place.name, advice)
 
 
 def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:

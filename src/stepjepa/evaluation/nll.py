@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from stepjepa.config.option import Names
 from stepjepa.data.encode import EncodeOptions, make_encoder
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
@@ -23,12 +24,13 @@ from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.generation.local import eval_mode
+from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.forward import causal_lm, last_states
-from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.predictors import vocabulary_size
 from stepjepa.utils.failures import saying_out_of_memory
 
+_NAME = Names(GeneratorOptions)
 NO_LIMIT = 2**30
 
 
@@ -93,8 +95,8 @@ class AnswerLikelihood:
         for begin in range(0, len(order), batch_size):
             batch = [index for index in order[begin : begin + batch_size] if index not in done]
             if batch:
-                message = f"out of memory with {len(batch)} chats at once; what is done is kept; lower --batch_size"
-                with saying_out_of_memory(message):
+                advice = f"what is done is kept; lower --{_NAME.batch_size}"
+                with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
                     losses = answer_losses(model, [self.examples[index] for index in batch], vocabulary)
                 yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
@@ -143,8 +145,3 @@ def summarise(losses: Sequence[AnswerLoss], report: DataReport) -> dict[str, Any
         "answers_truncated": report.answers_truncated,
         "skipped": dict(report.rows_skipped),
     }
-
-
-def positions_of(model: Any) -> int | None:
-    """Positions that the model has, None for rotary ones."""
-    return max_positions(causal_lm(model))

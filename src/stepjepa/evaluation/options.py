@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import option, options_of, unread_options
+from stepjepa.config.option import Names, option, options_of, unread_options
+from stepjepa.data.options import ColumnOptions
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics.registry import METRICS, MODEL_METRICS, NLL
+from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, NLL
 from stepjepa.generation.options import SAMPLING, GeneratorOptions
 
 AS_TRAINED = "as_trained"
 _MODEL, _DATA, _METRIC, _OUTPUT, _ANALYSIS = "model", "data", "metric", "output", "analysis"
-_NAMES = ", ".join([*METRICS, *MODEL_METRICS])
+_KNOWN = f"one or several of {', '.join([*METRICS, *MODEL_METRICS])}, or module:function"
 
 
 @dataclass
-class EvaluateOptions(GeneratorOptions):
+class EvaluateOptions(GeneratorOptions, ColumnOptions):
     """Which model answers which questions, by which measure, and where the answers go."""
 
     model_name: str | None = option(
@@ -33,11 +34,6 @@ class EvaluateOptions(GeneratorOptions):
     test_file: str | None = option(None, "The questions: JSONL, Parquet, CSV or a Hub data set.", _DATA, resume=True)
     dataset_split: str = option("test", "Split of a Hub data set.", _DATA, resume=True)
     max_examples: int | None = option(None, "Evaluate on the first so many rows only.", _DATA, at_least=1)
-    source_column: str | None = option(None, "Column with the question, for data sets of pairs.", _DATA, resume=True)
-    target_column: str | None = option(None, "Column with the reference answer.", _DATA, resume=True)
-    choice_column: str | None = option(
-        None, "Column with the index of the right text, where target_column holds a list.", _DATA, resume=True
-    )
     system_prompt: str | None = option(
         AS_TRAINED,
         "System message of every question; none leaves it out. as_trained is the one that the model was trained with, as "
@@ -47,13 +43,12 @@ class EvaluateOptions(GeneratorOptions):
     )
     use_test_prompts: bool = option(False, "Keep the file's own system messages.", _DATA, resume=True)
     chat_template_kwargs: dict[str, Any] | None = option(
-        None, "What the chat template takes in addition to the messages. Default: what training was given.", _DATA
+        None, "What the chat template takes besides the messages. Default: what training was given.", _DATA
     )
 
     metric: list[str] | None = option(
         None,
-        f"One or several of {_NAMES}, or module:function. The first one decides what is called correct; with --analyze, "
-        "the one to go by.",
+        f"{_KNOWN.capitalize()}. The first one decides what is called correct; with --analyze, the one to go by.",
         _METRIC,
         resume=True,
     )
@@ -93,39 +88,35 @@ class EvaluateOptions(GeneratorOptions):
     )
 
     def check(self) -> None:
-        """As `GeneratorOptions.check`.
-
-        Raises:
-            ConfigError: a value that cannot be used; the message names the option.
-        """
+        """As `Topic.check`; raises ConfigError."""
         super().check()
         if self.analyze is not None:
             if not 1 <= len(self.analyze) <= 2:
-                raise ConfigError(
-                    f"--analyze takes one file of predictions, or two to compare; got {len(self.analyze)}"
-                )
+                what = "one file of predictions, or two to compare"
+                raise ConfigError(f"--{_NAME.analyze} takes {what}; got {len(self.analyze)}")
             if self.metric is not None and len(self.metric) > 1:
-                raise ConfigError("--analyze goes by one --metric of those that the predictions hold")
+                raise ConfigError(f"--{_NAME.analyze} goes by one --{_NAME.metric} of those that the predictions hold")
             return
         if not self.model_name or not self.test_file:
-            missing = "test_file" if self.model_name else "model_name"
-            raise ConfigError(f"--{missing} is missing; write: stepjepa evaluate RUN test.jsonl --metric NAME")
+            missing = _NAME.test_file if self.model_name else _NAME.model_name
+            example = f"write: stepjepa evaluate RUN test.jsonl --{_NAME.metric} NAME"
+            raise ConfigError(f"--{missing} is missing; {example}")
         if not self.metric:
-            raise ConfigError(f"--metric is missing; choose one or several of {_NAMES}, or module:function")
-        if (self.source_column is None) != (self.target_column is None):
-            raise ConfigError("--source_column and --target_column go together; give both or none")
-        if self.choice_column is not None and self.target_column is None:
-            raise ConfigError("--choice_column needs --source_column and --target_column")
+            raise ConfigError(f"--{_NAME.metric} is missing; choose {_KNOWN}")
+        ColumnOptions.check(self)
         if self.use_test_prompts and self.system_prompt != AS_TRAINED:
-            raise ConfigError("--use_test_prompts keeps the file's system messages, and --system_prompt replaces them")
-        if self.output_dir is not None and self.output_file is not None:
-            raise ConfigError("--output_file names the predictions by itself; leave --output_dir out")
-        if self.output_file is not None and Path(self.output_file).suffix not in (".json", ".jsonl"):
-            raise ConfigError(f"--output_file {self.output_file}: the name must end in .jsonl or .json")
-        if self.output_file is not None and Path(self.output_file).is_dir():
-            raise ConfigError(f"--output_file {self.output_file}: is a folder; see --output_dir")
+            keeps = f"--{_NAME.use_test_prompts} keeps the file's system messages"
+            raise ConfigError(f"{keeps}, and --{_NAME.system_prompt} replaces them")
+        if self.output_file is not None:
+            file, folder = f"--{_NAME.output_file}", f"--{_NAME.output_dir}"
+            if self.output_dir is not None:
+                raise ConfigError(f"{file} names the predictions by itself; leave {folder} out")
+            if Path(self.output_file).suffix not in (".json", ".jsonl"):
+                raise ConfigError(f"{file} {self.output_file}: the name must end in .jsonl or .json")
+            if Path(self.output_file).is_dir():
+                raise ConfigError(f"{file} {self.output_file}: is a folder; see {folder}")
         if self.backend == "vllm" and NLL in self.metric:
-            raise ConfigError(f"--metric {NLL} needs --backend transformers: vLLM gives no states")
+            raise ConfigError(f"{NLL} needs --{_NAME.backend} transformers: vLLM gives no states")
 
     @property
     def generates(self) -> bool:
@@ -137,11 +128,15 @@ class EvaluateOptions(GeneratorOptions):
         known = options_of(EvaluateOptions)
         own = [name for name, one in known.items() if getattr(self, name) != one.default]
         if self.analyze is not None:
-            used = {"metric", "json", *(name for name, one in known.items() if one.group == _ANALYSIS)}
-            yield from (f"note     --{name} has no effect with --analyze" for name in own if name not in used)
-            return
-        silent = [name for name in own if known[name].group == SAMPLING and not self.generates]
-        yield from (f"note     --{name} has no effect: --metric {NLL} generates nothing" for name in silent)
-        yield from (f"note     {one}" for one in unread_options(self, set(own).difference(silent)))
-        if self.max_length is not None and NLL not in (self.metric or ()):
-            yield f"note     --max_length has no effect without --metric {NLL}"
+            used = {_NAME.metric, _NAME.json, *(name for name, one in known.items() if one.group == _ANALYSIS)}
+            silent = {name: f"with --{_NAME.analyze}" for name in own if name not in used}
+        else:
+            why = f"where nothing is generated, as for {NLL}"
+            silent = {name: why for name in own if known[name].group == SAMPLING and not self.generates}
+            if self.max_length is not None and NLL not in (self.metric or ()):
+                silent[_NAME.max_length] = f"without --{_NAME.metric} {NLL}"
+            silent |= {one.name: one.reason for one in unread_options(self, set(own).difference(silent))}
+        yield from (f"note     --{name} has no effect {reason}" for name, reason in silent.items())
+
+
+_NAME = Names(EvaluateOptions)

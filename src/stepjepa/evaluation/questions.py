@@ -1,19 +1,26 @@
-"""From the rows of a test file to questions: the chat up to where the model answers, and what the answer should be."""
+"""From the rows of a file to questions (the chat up to where the model answers, and what the answer should be) and to
+solutions: answers that somebody or some model has given, several to a question where they were sampled."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stepjepa.data.chat import RowError
+from stepjepa.config.option import Names
+from stepjepa.data.chat import check_messages
 from stepjepa.data.prompts import Prompter
-from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
-from stepjepa.errors import ConfigError
+from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, row_to_messages
+from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.models import TrainingRecord
-from stepjepa.evaluation.options import AS_TRAINED
+from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
+from stepjepa.evaluation.predictions import quoted
 from stepjepa.generation import RowsRead, digest_of
 
-_SHOWN = 60  # characters of a system prompt in messages
+_NAME = Names(EvaluateOptions)
+GENERATED = "generated_response"
 
 
 class SystemPrompt(NamedTuple):
@@ -81,11 +88,7 @@ class QuestionSet(RowsRead):
     own_system_prompts: int = 0
 
     def check(self) -> None:
-        """Make sure that something can be asked.
-
-        Raises:
-            DataError: nothing was read, or nothing is left.
-        """
+        """Make sure that something can be asked. Raises DataError: nothing was read, or nothing is left."""
         self.require(self.questions, "can be evaluated on")
 
     def fingerprint(self) -> str:
@@ -157,24 +160,17 @@ def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: Trai
     row's own; rows without one get the most common one.
     """
     if use_test_prompts:
-        return SystemPrompt(None, True, "the file's own (--use_test_prompts)")
+        return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
     if asked != AS_TRAINED:
-        return SystemPrompt(asked, False, f"{_quoted(asked)} (--system_prompt)")
+        return SystemPrompt(asked, False, f"{quoted(asked)} (--{_NAME.system_prompt})")
     if not record.found:
         return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
-        return SystemPrompt(common, False, f"{_quoted(common)}, as in training")
+        return SystemPrompt(common, False, f"{quoted(common)}, as in training")
     count = f"{len(record.system_prompts)}{' and more' if record.others else ''}"
     own = f"the file's own, as in training with {count} different ones"
-    return SystemPrompt(common, True, f"{own}; for rows without one {_quoted(common)}")
-
-
-def _quoted(text: str | None) -> str:
-    if text is None:
-        return "none"
-    line = " ".join(text.split())
-    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
+    return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
 
 
 def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
@@ -185,3 +181,100 @@ def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
     own = [(one.row["messages"][0], one.chat) for one in questions.questions]
     others = sum(message["role"] == "system" and message not in chat for message, chat in own)
     return line + (f"; the file's own differs in {others} of {rows} rows" if others else "")
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One solution of one question.
+
+    Attributes:
+        index: number of its row in the file, from 0.
+        place: its file and line, as messages name it.
+        chat: up to the solution, which is its last message.
+        row: what a metric compares it with: the row without the column that holds the solution.
+        question_key: the same for all solutions of a question.
+    """
+
+    index: int
+    place: str
+    chat: list[dict[str, str]]
+    row: dict[str, Any]
+    question_key: str
+
+    @property
+    def text(self) -> str:
+        """The solution."""
+        return self.chat[-1]["content"]
+
+    @property
+    def question(self) -> str:
+        """The last message of the user; empty where there is none."""
+        return next((turn["content"] for turn in reversed(self.chat) if turn["role"] == "user"), "")
+
+
+@dataclass
+class SolutionSet(RowsRead):
+    """The solutions of a file; every row is in `solutions` or counted.
+
+    Attributes:
+        generated: whether they are predictions, as a model wrote them.
+    """
+
+    solutions: list[Solution] = field(default_factory=list)
+    generated: bool = False
+
+
+def read_solutions(
+    source: RowSource, system: SystemPrompt, columns: PairColumns | None = None, limit: int | None = None
+) -> SolutionSet:
+    """Read the solutions of the first `limit` rows.
+
+    A row with a text in ``generated_response`` is a prediction: that is the solution, and what else the row holds is the
+    question. In any other row the last answer of the chat is the solution. Two rows belong to one question if the chats
+    before the solution are the same, and for predictions the column ``index`` as well.
+
+    Raises:
+        DataError: the file cannot be read, or holds no solution.
+    """
+    found = SolutionSet(source.name)
+
+    def solution(row: Any, index: int, number: int) -> Solution:
+        if isinstance(row, dict) and isinstance(row.get(GENERATED), str):
+            given, key = {name: value for name, value in row.items() if name != GENERATED}, row.get("index")
+            try:
+                messages = row_to_messages(given, None, columns)
+            except RowError:  # as the evaluation writes them: the question alone
+                if not isinstance(row.get("question"), str):
+                    raise
+                messages = [{"role": "user", "content": row["question"]}]
+            asked = messages[: last_question(messages) + 1]
+            chat, found.generated = check_messages([*asked, {"role": "assistant", "content": row[GENERATED]}]), True
+        else:
+            messages, key = row_to_messages(row, None, columns), None
+            chat = messages[: last_answer(messages) + 1]
+            # What may be the solution is not what it is compared with.
+            taken = ("messages",) if row.get("messages") is not None else ANSWER_COLUMNS
+            taken = taken if columns is None else (columns.target,)
+            given = {name: value for name, value in row.items() if name not in taken}
+        chat = system.apply(chat)
+        return Solution(index, source.place(number), chat, given, json.dumps([key, chat[:-1]], default=str))
+
+    found.solutions = list(found.usable(source, solution, limit))
+    found.require(found.solutions, "holds a solution")
+    return found
+
+
+def right_answers(metric: Metric, solutions: Sequence[Solution]) -> list[tuple[bool, str | None]]:
+    """For each solution whether it is right, and its final answer as the metric reads it.
+
+    Raises:
+        DataError: a row holds nothing to compare with.
+    """
+    found = []
+    for one in solutions:
+        try:
+            verdict = metric.score(one.text, one.row)
+        except DataError as error:
+            raise DataError(f"{one.place}: {error}") from None
+        found.append((verdict.score == 1.0, verdict.answer))
+    return found

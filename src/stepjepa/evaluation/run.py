@@ -1,4 +1,5 @@
-"""One evaluation: of a model in memory (`evaluate_model`), or from options to files (`evaluate`).
+"""One evaluation: of a model in memory (`evaluate_model`), of one that is being trained (`AnswerScorer`), or from options to
+files (`evaluate`).
 
 The files of an evaluation, in its folder (see `stepjepa.generation.store`):
 
@@ -11,78 +12,59 @@ The files of an evaluation, in its folder (see `stepjepa.generation.store`):
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import platform
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from stepjepa.config.option import Names
 from stepjepa.data.chat import template_of
+from stepjepa.data.options import ColumnOptions
 from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation import models, nll, questions, scoring
+from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import record_lines
-from stepjepa.evaluation.questions import QuestionSet, SystemPrompt
-from stepjepa.evaluation.scoring import EvaluationResult
-from stepjepa.generation import Generator, Reply, Request, local, seed_of
-from stepjepa.generation.options import deciding
-from stepjepa.generation.store import Output, Paths
+from stepjepa.evaluation.predictions import EvaluationResult, record_lines, stop_reason
+from stepjepa.evaluation.questions import GENERATED, QuestionSet, SystemPrompt
+from stepjepa.generation import Generator, Request, local, seed_of
+from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
+from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.load import max_positions
 from stepjepa.utils.files import weights_digest
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
+_NAME = Names(EvaluateOptions)
+
 
 @dataclass
-class Answers:
+class Answers(Replies):
     """What the model has answered so far.
 
     Attributes:
-        output: keeps every batch, None for a model in memory.
-        replies, losses: by the index of the question.
-        seconds: spent on generating.
+        losses: likelihoods of the reference answers, by the index of the question.
     """
 
-    output: Output | None = None
-    replies: dict[int, Reply] = field(default_factory=dict)
     losses: dict[int, nll.AnswerLoss] = field(default_factory=dict)
-    seconds: float = 0.0
 
-    def add_replies(self, replies: Sequence[Reply], seconds: float) -> None:
-        """Take and store a batch of answers."""
-        rows = [[r.row, r.text, r.stopped, r.prompt_tokens, r.new_tokens, r.refused] for r in replies]
-        self._add({"replies": rows, "seconds": round(seconds, 3)})
-
-    def add_losses(self, losses: Sequence[nll.AnswerLoss]) -> None:
-        """Take and store a batch of likelihoods."""
-        self._add({"losses": losses})
-
-    def _add(self, line: dict[str, Any]) -> None:
-        if self.output is not None:
-            self.output.append(line)
-        self.take(line)
-
-    def take(self, line: dict[str, Any]) -> None:
-        """Take a stored line.
-
-        Raises:
-            KeyError, TypeError, ValueError: it holds no batch.
-        """
-        if "losses" in line:
-            losses = (nll.AnswerLoss(row, math.nan if total is None else total, n) for row, total, n in line["losses"])
-            self.losses.update((loss.row, loss) for loss in losses)
-        else:
-            self.replies.update((values[0], Reply(*values)) for values in line["replies"])
-            self.seconds += float(line["seconds"])
+    def take(self, line: Record) -> None:
+        """As `Replies.take`."""
+        if "losses" not in line:
+            super().take(line)
+            return
+        losses = (nll.AnswerLoss(row, math.nan if total is None else total, n) for row, total, n in line["losses"])
+        self.losses.update((loss.row, loss) for loss in losses)
 
 
 @dataclass
@@ -106,15 +88,23 @@ class Task:
     seed: int = 42
     bar: Bar | None = None
 
-    def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Show that a part begins."""
-        if self.bar is not None:
-            self.bar.begin(what, total, done)
-
-    def step(self, count: int) -> None:
-        """Show how far it is."""
-        if self.bar is not None:
-            self.bar.step(count)
+    def with_model(
+        self,
+        model: Any,
+        prompter: Prompter,
+        names: Sequence[str],
+        max_new_tokens: int,
+        top_p: float,
+        max_length: int | None,
+    ) -> Task:
+        """The task for a model in memory, by the metrics of these names."""
+        task = replace(self, model=model)
+        if task.metrics:
+            task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, self.batch_size)
+        if NLL in names:
+            positions = max_positions(causal_lm(model))
+            task.likelihood = nll.AnswerLikelihood.of(self.questions, prompter, max_length, positions)
+        return task
 
 
 def evaluate_model(
@@ -170,11 +160,8 @@ def evaluate_model(
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
         _drop_useless(asked, chosen, prompter)
-        task = Task(asked, chosen, None, None, model, batch_size, vocabulary, temperature, seed)
-        if chosen:
-            task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
-        if NLL in metrics:
-            task.likelihood = nll.AnswerLikelihood.of(asked, prompter, max_length, nll.positions_of(model))
+        task = Task(asked, chosen, batch_size=batch_size, vocabulary=vocabulary, temperature=temperature, seed=seed)
+        task = task.with_model(model, prompter, metrics, max_new_tokens, top_p, max_length)
         answers = Answers()
         answer(task, answers)
         return score(task, answers)
@@ -195,8 +182,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         place = models.find_model(str(options.model_name))
         if options.backend == "vllm" and place.base is not None and not options.no_lora:
             raise ConfigError(
-                f"--backend vllm takes no adapter, and {place.name} is one; train with --merge_lora true, or use "
-                "--backend transformers"
+                f"vLLM takes no adapter here, and {place.name} is one; export it merged, or use --{_NAME.backend} "
+                "transformers"
             )
         record = models.read_record(place)
         options = _resolved(options, record)
@@ -225,7 +212,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 bar.say(f"         {line}")
             bar.say(questions.system_prompt_line(system, asked))
             if options.no_lora and place.base is None:
-                bar.say(f"note     --no_lora changes nothing: {place.name} is no adapter")
+                bar.say(f"note     --{_NAME.no_lora} changes nothing: {place.name} is no adapter")
             answer(task, answers)
             result = score(task, answers)
             versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
@@ -248,36 +235,28 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 def answer(task: Task, answers: Answers) -> None:
     """Let the model answer whatever is not answered yet."""
     if task.likelihood is not None:
-        task.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
+        if task.bar is not None:
+            task.bar.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
         for losses in task.likelihood.compute(task.model, task.batch_size, answers.losses, task.vocabulary):
-            answers.add_losses(losses)
-            task.step(len(losses))
-    if task.generator is None:
-        return
-    asked = task.questions.questions
-    task.begin("answers", len(asked), len(answers.replies))
-    if len(answers.replies) == len(asked):
-        return
-    requests = [Request(one.index, one.prompt, task.temperature, seed_of(task.seed, one.index)) for one in asked]
-    begin = time.perf_counter()
-    for replies in task.generator.answer(requests, frozenset(answers.replies)):
-        answers.add_replies(replies, time.perf_counter() - begin)
-        task.step(len(replies))
-        begin = time.perf_counter()
+            answers.add({"losses": losses})
+            if task.bar is not None:
+                task.bar.step(len(losses))
+    if task.generator is not None:
+        asked = task.questions.questions
+        requests = [Request(one.index, one.prompt, task.temperature, seed_of(task.seed, one.index)) for one in asked]
+        answers.ask(task.generator, requests, "answers", task.bar)
 
 
 def score(task: Task, answers: Answers) -> EvaluationResult:
-    """What the answers come to.
-
-    Raises:
-        DataError: a metric of the user's failed.
-    """
+    """What the answers come to. Raises DataError: a metric of the user's failed."""
     asked = task.questions
-    metrics, predictions, losses = {}, [], []
+    metrics, found, losses = {}, [], []
     if task.metrics:
-        task.begin("scores", len(asked.questions))
-        predictions = scoring.predictions_of(asked.questions, answers.replies, answers.losses, task.metrics, task.step)
-        metrics = scoring.summarise(task.metrics, predictions, asked.questions)
+        if task.bar is not None:
+            task.bar.begin("scores", len(asked.questions))
+        step = (lambda count: None) if task.bar is None else task.bar.step
+        found = predictions.predictions_of(asked.questions, answers.replies, answers.losses, task.metrics, step)
+        metrics = predictions.summarise(task.metrics, found, asked.questions)
     if task.likelihood is not None:
         values = [answers.losses[index] for index in sorted(answers.losses)]
         metrics[NLL] = nll.summarise(values, task.likelihood.report)
@@ -292,15 +271,15 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
         "skipped": dict(asked.skipped),
         "first_skipped": asked.first_skipped,
     }
-    made = scoring.generation_summary(predictions, answers.seconds)
-    return EvaluationResult(metrics, made, rows, predictions, losses)
+    made = predictions.generation_summary(found, answers.seconds)
+    return EvaluationResult(metrics, made, rows, found, losses)
 
 
 def _drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
     """Take out what cannot be asked or scored, and make sure that something is left."""
     if metrics:
         questions.drop_unaskable(asked, prompter)
-        scoring.drop_unscorable(metrics, asked)
+        predictions.drop_unscorable(metrics, asked)
     asked.check()
 
 
@@ -330,11 +309,11 @@ def _open_output(options: EvaluateOptions, place: models.Place, asked: QuestionS
             folder = place.folder / f"evaluation-{name}"
         folder = Path(options.output_dir) if options.output_dir else folder
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+            raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
         results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
         record, partial = folder / "metrics.json", folder / "predictions.partial"
     identity = {
-        **deciding(options),
+        **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
         "chat_template": hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16],
         "model": models.fingerprint(place, options.no_lora),
         "data": asked.fingerprint(),
@@ -342,11 +321,11 @@ def _open_output(options: EvaluateOptions, place: models.Place, asked: QuestionS
     return Output(
         Paths(results, record, partial),
         identity,
-        {"metric": options.metric, "metric_options": options.metric_options},
+        {name: getattr(options, name) for name in (_NAME.metric, _NAME.metric_options)},
         options.overwrite_output_dir,
         [Path(str(options.test_file))],
         # Version 0.1 recorded fewer options, as they were by default.
-        reader=lambda found: ({**deciding(EvaluateOptions()), **found["identity"]}, found["scoring"]),
+        reader=lambda found: ({**EvaluateOptions().deciding(ColumnOptions), **found["identity"]}, found["scoring"]),
     )
 
 
@@ -360,11 +339,93 @@ def _load(
     if options.backend == "vllm":
         return replace(task, generator=local.VllmGenerator(place.base or place.name, prompter, options)), "vLLM"
     model, description = models.load_place(place, tokenizer, options)
-    task = replace(task, model=model, vocabulary=models.softmax_size(model, tokenizer, place, record))
-    if task.metrics:
-        limits = options.max_new_tokens, options.top_p, size
-        task.generator = local.LocalGenerator(model, prompter, *limits, overwrite="--overwrite_output_dir")
-    if NLL in (options.metric or ()):
-        limit = options.max_length
-        task.likelihood = nll.AnswerLikelihood.of(task.questions, prompter, limit, nll.positions_of(model))
-    return task, f"{description}, batches of {size}"
+    task = replace(task, vocabulary=models.softmax_size(model, tokenizer, place, record))
+    limits = options.max_new_tokens, options.top_p, options.max_length
+    return task.with_model(model, prompter, options.metric or (), *limits), f"{description}, batches of {size}"
+
+
+def sample_solutions(task: Task, output: Output, samples: int) -> Path:
+    """Sample solutions of every question into a file that `read_solutions` reads: the rows of the questions, each `samples`
+    times, with ``index``, ``sample`` (from 1) and ``generated_response``. Interrupted, the same call resumes.
+
+    Args:
+        task: the questions, the generator, temperature and seed.
+
+    Raises:
+        ConfigError: a batch does not fit into memory.
+        DataError: the file cannot be written.
+    """
+    target = output.paths.results[0]
+    if output.complete is not None:
+        return target
+    # One request for each sample, with a number, and so a seed, of its own.
+    sampled = [(one, number) for one in task.questions.questions for number in range(samples)]
+    requests = [replace(one, index=one.index * samples + number) for one, number in sampled]
+    answers, records = Answers(output), []
+    with output.opened(answers.take):
+        answer(replace(task, questions=QuestionSet(task.questions.source, questions=requests)), answers)
+        for question, number in sampled:
+            reply = answers.replies[question.index * samples + number]
+            records.append({
+                **json.loads(json.dumps(question.row, default=str)),  # a table may hold dates and the like
+                "index": question.index,
+                "sample": number + 1,
+                GENERATED: reply.text,
+                "stop_reason": stop_reason(reply),
+                "tokens": reply.new_tokens,
+            })  # fmt: skip
+        output.finish({target: map(json_line, records)}, {"identity": output.identity, "scoring": output.scoring})
+    return target
+
+
+class AnswerScorer:
+    """Lets a model answer the first questions of a data set and sums up the scores, a share of them in each process.
+
+    Args:
+        rows: what `RowSource` takes.
+        metrics: names, see `stepjepa.evaluation.metrics`.
+        samples: questions that are answered, over all processes.
+        settings: what else `evaluate_model` takes.
+
+    Raises:
+        ConfigError: an unknown metric, or one that generates nothing.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        metrics: Sequence[str],
+        samples: int = 100,
+        *,
+        columns: PairColumns | None = None,
+        **settings: Any,
+    ):
+        if NLL in metrics:
+            raise ConfigError(
+                f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out"
+            )
+        if samples < 1:
+            raise ConfigError(f"samples is {samples}; it must be at least 1")
+        for metric in make_metrics(metrics):  # so that a typo is found before training
+            metric.close()
+        source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
+        self.rows = [row for _, row in islice(source, samples)]
+        self.metrics, self.settings = list(metrics), {"columns": columns, **settings}
+
+    def __call__(
+        self, model: Any, tokenizer: Any, process: int = 0, processes: int = 1
+    ) -> dict[str, tuple[float, int]]:
+        """Sum and number of the scores by metric, and of the answers that did not stop (``did_not_stop``).
+
+        Args:
+            process, processes: every process answers the questions whose number leaves its own remainder.
+        """
+        own = self.rows[process::processes]
+        if not own:
+            return dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
+        result = evaluate_model(model, tokenizer, own, self.metrics, **self.settings)
+        scores = {name: [one.scores[name] for one in result.predictions] for name in self.metrics}
+        cut = result.generation["did_not_stop"]
+        return {name: (sum(values), len(values)) for name, values in scores.items()} | {
+            "did_not_stop": (cut["count"], cut["n"])
+        }

@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
+from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Reply, Request, mended
 from stepjepa.generation.options import GenerateOptions
@@ -24,11 +25,13 @@ _LONGEST_WAIT = 600.0  # a server that asks for more is out of quota, not busy
 _LONGEST_MESSAGE = 300
 _PATH = "/chat/completions"
 _TRANSIENT, _BUSY, _REFUSALS = {408, 409, 425, 429}, 429, {400, 413, 422}
+_NAME = Names(GenerateOptions)
+_ADDRESS, _KEY, _MODEL = f"--{_NAME.base_url}", f"--{_NAME.api_key_env}", f"--{_NAME.model_name}"
 _ADVICE = {
-    401: "; check the key that --api_key_env names",
+    401: f"; check the key that {_KEY} names",
     402: "; the account has no credit",
-    403: "; the key may not use this model; check --api_key_env and --model_name",
-    404: "; check --model_name, and that --base_url ends where /chat/completions begins (often in /v1)",
+    403: f"; the key may not use this model; check {_KEY} and {_MODEL}",
+    404: f"; check {_MODEL}, and that {_ADDRESS} ends where {_PATH} begins (often in /v1)",
 }
 _RESUME = "what is done is kept, and the same command resumes from it"
 
@@ -45,7 +48,7 @@ class _Client(AsyncInferenceClient):
 async def _refuse_redirect(response: Any) -> None:
     if 300 <= response.status_code < 400:
         where = one_line(str(response.headers.get("Location")), _LONGEST_MESSAGE)
-        what = f"{response.request.url} answers {response.status_code}; it moved to {where}, so --base_url must change"
+        what = f"{response.request.url} answers {response.status_code}; it moved to {where}, so {_ADDRESS} must change"
         raise ConfigError(f"{what}; {_RESUME}")
 
 
@@ -153,9 +156,8 @@ class EndpointGenerator:
 
     async def _once(self, client: _Client, request: Request) -> Reply:
         options = self._options
-        limits = {"max_tokens": options.max_new_tokens, "top_p": options.top_p}
-        sampling = {"temperature": request.temperature, "seed": request.seed}
-        fields = {**limits, **sampling, **(options.extra_body or {})}
+        fields = {"max_tokens": options.max_new_tokens, _NAME.top_p: options.top_p}
+        fields |= {_NAME.temperature: request.temperature, _NAME.seed: request.seed, **(options.extra_body or {})}
         body = {name: value for name, value in fields.items() if value is not None}
         messages = [dict(one) for one in request.messages]
         try:
@@ -180,8 +182,9 @@ class EndpointGenerator:
             why = self._clean(str(error) or type(error).__name__)
             if self._reached:
                 raise _Trouble(f"lost the connection ({why})") from None
-            advice = "check --base_url, and that the server runs"
-            raise ConfigError(f"{self.url} cannot be reached ({why}); {advice}") from None
+            raise ConfigError(
+                f"{self.url} cannot be reached ({why}); check {_ADDRESS}, and that the server runs"
+            ) from None
         if choice.finish_reason == "content_filter":
             return Reply(request.row, "", stopped=False, refused="its content filter cut the response")
         self._reached, self._answers = True, self._answers + 1

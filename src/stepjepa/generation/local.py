@@ -23,13 +23,16 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from stepjepa.config.option import Names, options_of
 from stepjepa.data.prompts import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Reply, Request, mended, seed_of
-from stepjepa.generation.options import GeneratorOptions
+from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.utils.failures import saying_out_of_memory
 
+_NAME = Names(GeneratorOptions)
+MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
 VLLM_BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
 
@@ -80,20 +83,21 @@ def generate_batch(
         suppressed: tokens that are never generated.
 
     Raises:
-        ValueError: an empty prompt or a number out of range.
+        ValueError: an empty prompt.
+        ConfigError: a number out of range.
     """
     if not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt is empty; a causal model needs at least one token to continue")
-    if max_new_tokens < 1 or batch_size < 1:
-        raise ValueError(f"max_new_tokens ({max_new_tokens}) and batch_size ({batch_size}) must be at least 1")
-    if temperature < 0 or not 0 < top_p <= 1:
-        raise ValueError(f"temperature ({temperature}) must not be negative, top_p ({top_p}) above 0 and at most 1")
+    # By the bounds of the options of these names.
+    given = (max_new_tokens, _NAME.max_new_tokens), (batch_size, _NAME.batch_size), (temperature, _NAME.temperature)
+    for value, name in (*given, (top_p, _NAME.top_p)):
+        options_of(GeneratorOptions)[name].check(value)
     stop = tokenizer.eos_token_id if eos_token_ids is None else eos_token_ids
     stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
     pad_id = tokenizer.pad_token_id
     if pad_id is None:  # masked out in the prompt and cut off after the stop token, so any valid id will do
         pad_id = stop_ids[0] if stop_ids else 0
-    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+    sampled = temperature > 0
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         eos_token_id=stop_ids or None,
@@ -101,7 +105,10 @@ def generate_batch(
         num_beams=1,
         use_cache=True,
         suppress_tokens=list(suppressed) or None,
-        **(sampling if temperature > 0 else {"do_sample": False}),
+        do_sample=sampled,
+        temperature=temperature if sampled else 1.0,
+        top_p=top_p if sampled else 1.0,
+        top_k=0 if sampled else 50,
     )
     device = model.get_input_embeddings().weight.device
     random = nullcontext() if seed is None else torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -175,7 +182,6 @@ class LocalGenerator:
 
     The batches are formed of all requests, longest prompt first, and each is sampled with a seed of its own. So the same
     requests with the same batch size give the same replies, whether or not the run was interrupted.
-    `overwrite` is the flag that lets the command start again.
     """
 
     def __init__(
@@ -185,9 +191,8 @@ class LocalGenerator:
         max_new_tokens: int,
         top_p: float = 1.0,
         batch_size: int = BATCH_SIZE,
-        overwrite: str = "--overwrite",
     ):
-        self._model, self._prompter, self._overwrite = model, prompter, overwrite
+        self._model, self._prompter = model, prompter
         self._max_new_tokens, self._top_p, self._batch_size = max_new_tokens, top_p, batch_size
         config = getattr(model, "generation_config", None)
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
@@ -196,11 +201,7 @@ class LocalGenerator:
         self._longest_prompt = None if limit is None else limit - max_new_tokens
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """A batch of replies at a time.
-
-        Raises:
-            ConfigError: a batch does not fit into memory.
-        """
+        """A batch of replies at a time. Raises ConfigError: a batch does not fit into memory."""
         prompts, refused = _prompts(self._prompter, requests, self._longest_prompt, done)
         if refused:
             yield refused
@@ -212,8 +213,8 @@ class LocalGenerator:
 
     def _generate(self, batch: list[Request], prompts: list[list[int]]) -> list[Reply]:
         message = (
-            f"out of memory with {len(batch)} questions at once; what is done is kept; lower --batch_size (another one "
-            f"starts again, see {self._overwrite}) or --max_new_tokens"
+            f"out of memory with {len(batch)} questions at once; what is done is kept; lower --{_NAME.batch_size} (another "
+            f"one starts again, see {OVERWRITE}) or --{_NAME.max_new_tokens}"
         )
         with saying_out_of_memory(message):
             generations = generate_batch(
@@ -249,12 +250,10 @@ class VllmGenerator:
             engine = partial(LLM, model=name, dtype=options.dtype, trust_remote_code=code, seed=options.seed)
             self._engine = engine(**(options.vllm_options or {}))
         except ImportError:
-            raise ConfigError(
-                "--backend vllm: vLLM is not installed; install it with: pip install 'stepjepa[vllm]'"
-            ) from None
+            raise ConfigError("vLLM is not installed; install it with: pip install 'stepjepa[vllm]'") from None
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(f"--model_name {name}: vLLM cannot load it ({why})") from None
+            raise ConfigError(f"{MODEL} {name}: vLLM cannot load it ({why})") from None
         config = getattr(getattr(self._engine, "llm_engine", None), "model_config", None)
         limit = getattr(config, "max_model_len", None)
         self._longest_prompt = None if limit is None else limit - 1
@@ -288,18 +287,9 @@ class VllmGenerator:
 
 
 def load_weights(name: str, tokenizer: Any, options: GeneratorOptions) -> Any:
-    """A model as the options say, not on its device yet.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
-    return load_model(
-        name,
-        tokenizer,
-        dtype=options.dtype,
-        attn_implementation=options.attn_implementation,
-        trust_remote_code=options.trust_remote_code,
-    )
+    """A model as the options say, not on its device yet. Raises ConfigError: it cannot be loaded."""
+    attention, code = options.attn_implementation, options.trust_remote_code
+    return load_model(name, tokenizer, dtype=options.dtype, attn_implementation=attention, trust_remote_code=code)
 
 
 def move_to_device(model: Any, name: str, advice: str) -> str:
@@ -309,19 +299,13 @@ def move_to_device(model: Any, name: str, advice: str) -> str:
         ConfigError: it does not fit; `advice` says what to do.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with saying_out_of_memory(f"--model_name {name}: does not fit on this GPU; {advice}"):
+    with saying_out_of_memory(f"{MODEL} {name}: does not fit on this GPU; {advice}"):
         model.to(device)
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
     return f"{sum(p.numel() for p in model.parameters()):,} parameters, {kind} on {device}"
 
 
 def refuse_preset(name: str) -> None:
-    """Refuse a preset, whose weights are random.
-
-    Raises:
-        ConfigError: `name` is one.
-    """
+    """Refuse a preset, whose weights are random. Raises ConfigError: `name` is one."""
     if is_preset(name):
-        raise ConfigError(
-            f"--model_name {name}: a preset has random weights; name a trained model, a folder or a Hub id"
-        )
+        raise ConfigError(f"{MODEL} {name}: a preset has random weights; name a trained model, a folder or a Hub id")

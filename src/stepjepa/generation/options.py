@@ -5,36 +5,41 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.config.option import Names, check_fields, option, options_of
+from stepjepa.data.options import TemplateOptions
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
+from stepjepa.modeling.options import LoadingOptions
 
 QUESTION = "{question}"
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
-# Columns of an output row that are ours, so that --response_field cannot take their names.
-ROW_FIELDS = (
-    "question answer ground_truth attempt model correct final_answer row stopped new_tokens refused reasoning".split()
-)
 _DAY = 86400
 
 
-def deciding(options: GeneratorOptions) -> dict[str, Any]:
-    """The options on which the answers depend: work is resumed only with the same ones."""
-    return {one.name: getattr(options, one.name) for one in options_of(type(options)).values() if not one.resume}
+class Row(NamedTuple):
+    """A line of the output but for the response, whose column the user names; it follows the ground truth."""
+
+    question: str
+    answer: str
+    ground_truth: str
+    attempt: int
+    model: str
+    correct: bool
+    final_answer: str | None
+    row: int
+    stopped: bool
+    new_tokens: int
+    refused: str | None = None
+    reasoning: str | None = None
 
 
 @dataclass
-class GeneratorOptions:
-    """How a model generates, for every command that lets one answer."""
+class GeneratorOptions(TemplateOptions, LoadingOptions):
+    """Which model generates, and how, for every command that lets one answer."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Dtype of the weights; auto is what they were saved in.", _LOCAL
-    )
-    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _LOCAL)
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _LOCAL, resume=True)
     vllm_options: dict[str, Any] | None = option(
         None,
         "Further arguments of vllm.LLM, as in '{\"tensor_parallel_size\": 4}'.",
@@ -42,8 +47,6 @@ class GeneratorOptions:
         needs={"backend": ("vllm",)},
         resume=True,
     )
-    chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the model's.", _LOCAL)
-    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", _LOCAL)
     batch_size: int | None = option(
         None,
         "Questions per batch. Default: 16 with transformers; 256 handed over at once with vllm.",
@@ -60,14 +63,16 @@ class GeneratorOptions:
     seed: int = option(42, "Seed of the sampling, mixed with the row.", SAMPLING, needs={"temperature": True})
 
     def check(self) -> None:
-        """Check the values and what they are together.
-
-        Raises:
-            ConfigError: a value that cannot be used; the message names the option.
-        """
+        """As `Topic.check`; raises ConfigError."""
         check_fields(self)
-        if self.plain and self.chat_template:
-            raise ConfigError("--plain and --chat_template are two templates; keep one of them")
+        super().check()
+
+    def deciding(self, *but: type) -> dict[str, Any]:
+        """The options on which the answers depend, without those of the classes `but`: work is resumed only with the same
+        ones."""
+        left_out = {name for kind in but for name in options_of(kind)}
+        decide = (one.name for one in options_of(type(self)).values() if not one.resume)
+        return {name: getattr(self, name) for name in decide if name not in left_out}
 
 
 @dataclass
@@ -152,46 +157,44 @@ class GenerateOptions(GeneratorOptions):
     keep_attempts: bool = option(False, "Keep a file with every attempt, wrong ones included.", _OUTPUT, resume=True)
 
     def check(self) -> None:
-        """As `GeneratorOptions.check`.
-
-        Raises:
-            ConfigError: a value that cannot be used; the message names the option.
-        """
+        """As `Topic.check`; raises ConfigError."""
         if not self.file:
             raise ConfigError("no data file given; write: stepjepa generate FILE")
-        if not self.model_name:
-            raise ConfigError("--model_name must be given")
-        if not self.output_file:
-            raise ConfigError("--output_file must be given")
+        for name, value in ((_NAME.model_name, self.model_name), (_NAME.output_file, self.output_file)):
+            if not value:
+                raise ConfigError(f"--{name} must be given")
         super().check()
         if self.temperature == 0 and self.attempts > 1:
             raise ConfigError(
-                f"attempts is {self.attempts} and temperature 0: every attempt would say the same; set --attempts 1, or a "
-                "--temperature above 0 (--greedy_first keeps the first attempt greedy)"
+                f"with {_NAME.temperature} 0 every attempt would say the same; set --{_NAME.attempts} 1, or a temperature "
+                f"above 0 (--{_NAME.greedy_first} keeps the first attempt greedy)"
             )
         if QUESTION not in self.prompt_template:
-            raise ConfigError(f"prompt_template is {self.prompt_template!r}; it must hold {QUESTION}")
-        if not self.response_field or self.response_field in ROW_FIELDS:
-            raise ConfigError(
-                f"response_field is {self.response_field!r}; choose a name other than {', '.join(ROW_FIELDS)}"
-            )
+            raise ConfigError(f"{_NAME.prompt_template} is {self.prompt_template!r}; it must hold {QUESTION}")
+        if self.response_field in ("", *Row._fields):
+            others = ", ".join(Row._fields)
+            raise ConfigError(f"{_NAME.response_field} is {self.response_field!r}; choose a name other than {others}")
         if Path(str(self.output_file)).suffix != ".jsonl":
-            raise ConfigError(f"--output_file {self.output_file}: the name must end in .jsonl")
+            raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")
+        self._check_endpoint()
+
+    def _check_endpoint(self) -> None:
+        address, needed = f"--{_NAME.base_url}", f"--{_NAME.backend} openai"
         if self.backend != "openai":
             if self.base_url is not None:
-                raise ConfigError(f"--base_url is for --backend openai, and backend is {self.backend}")
+                raise ConfigError(f"{address} is for {needed}, and the backend is {self.backend}")
             return
         if not self.base_url:
-            raise ConfigError("--backend openai needs --base_url, as in http://localhost:8000/v1")
+            raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
         try:
             url = urlsplit(self.base_url)
             usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
         except ValueError:
             usable = False
         if not usable:
-            raise ConfigError(f"--base_url {self.base_url}: no address; expected one such as http://localhost:8000/v1")
+            raise ConfigError(f"{address} {self.base_url}: no address; expected one such as http://localhost:8000/v1")
         if url.username or url.password or url.query or url.fragment:
-            raise ConfigError("--base_url: give the address alone; a key goes into --api_key_env")
+            raise ConfigError(f"{address}: give the address alone; a key goes into --{_NAME.api_key_env}")
         self.api_key()
 
     def api_key(self) -> str | None:
@@ -206,9 +209,14 @@ class GenerateOptions(GeneratorOptions):
         if not key:
             # Somebody may have written the key itself, so it is not repeated.
             raise ConfigError(
-                "--api_key_env takes the NAME of an environment variable, and no environment variable of that name is set; "
-                "export it first"
+                f"--{_NAME.api_key_env} takes the NAME of an environment variable, and no environment variable of that name "
+                "is set; export it first"
             )
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError("--api_key_env: the variable holds characters that no key can have")
+            raise ConfigError(f"--{_NAME.api_key_env}: the variable holds characters that no key can have")
         return key
+
+
+_NAME = Names(GenerateOptions)
+# The flag that replaces an earlier output, as every command that keeps answers takes it.
+OVERWRITE = f"--{options_of(GenerateOptions)[_NAME.overwrite].aliases[0]}"

@@ -12,25 +12,28 @@ The files (see `stepjepa.generation.store`):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.sources import TEXT_COLUMNS, RowSource, row_to_messages
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines
-from stepjepa.generation.options import QUESTION, GenerateOptions, deciding
-from stepjepa.generation.store import Output, Paths, Record, json_line
+from stepjepa.generation.options import OVERWRITE, QUESTION, GenerateOptions, Row
+from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
 
+_NAME = Names(GenerateOptions)
 VERDICTS = {
     "wrong": "wrong answer",
-    "truncated": "cut off at max_new_tokens",
+    "truncated": f"cut off at {_NAME.max_new_tokens}",
     "no_answer": "no final answer",
     "refused": "request refused",
 }
@@ -60,9 +63,16 @@ class ProblemSet(RowsRead):
 
     problems: list[Problem] = field(default_factory=list)
 
-    def fingerprint(self) -> str:
-        """Changes with any question, ground truth, or their order."""
-        return digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
+    def record(self) -> _Input:
+        """What is written of the input. Its fingerprint changes with any question, ground truth, or their order."""
+        digest = digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
+        return _Input(self.source, len(self.problems), digest)
+
+
+class _Input(NamedTuple):
+    file: str
+    questions: int
+    fingerprint: str
 
 
 def read_problems(options: GenerateOptions) -> ProblemSet:
@@ -94,14 +104,20 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
         left, right = (name or usual for name, usual in zip(named, next(filled, TEXT_COLUMNS[0]), strict=True))
         question, answer = row.get(left), _text(row.get(right))
         if options.answer_column is not None and right not in row:
-            raise RowError("no_ground_truth", f"no column {right!r} (columns found: {columns}); see --answer_column")
+            raise RowError(
+                "no_ground_truth", f"no column {right!r} (columns found: {columns}); see --{_NAME.answer_column}"
+            )
     if not isinstance(question, str) or not question.strip():
-        raise RowError("no_question", f"no text in column {left!r} (columns found: {columns}); see --question_column")
+        raise RowError(
+            "no_question", f"no text in column {left!r} (columns found: {columns}); see --{_NAME.question_column}"
+        )
     column = options.ground_truth_column
     bare = _text(row.get(column or "ground_truth")).strip() or (None if column else ground_truth(answer))
     if not bare:
         where = f"column {column!r}" if column else "the answer (no ####, no \\boxed{}, too long for a bare answer)"
-        raise RowError("no_ground_truth", f"no final answer in {where}; name its column with --ground_truth_column")
+        raise RowError(
+            "no_ground_truth", f"no final answer in {where}; name its column with --{_NAME.ground_truth_column}"
+        )
     if lone_surrogate(question + answer + bare):
         raise RowError("broken_text", "a text holds half a character (a lone surrogate); remove it")
     return Problem(number, question, answer, bare)
@@ -197,33 +213,32 @@ def generate(options: GenerateOptions) -> GenerationResult:
     stem = path.name.removesuffix(".jsonl")
     unsolved, attempts = (path.with_name(f"{stem}.{kind}.jsonl") for kind in ("unsolved", "attempts"))
     meta, partial = path.with_name(f"{path.name}.meta.json"), path.with_name(f"{stem}.partial")
-    source = {"file": problems.source, "questions": len(problems.problems), "fingerprint": problems.fingerprint()}
+    source, settings = problems.record(), options.deciding()
     output = Output(
         Paths((path, unsolved, attempts), meta, partial),
-        {**deciding(options), "data": source["fingerprint"]},
+        {**settings, "data": source.fingerprint},
         {},
         options.overwrite,
         [Path(str(options.file))],
-        "--overwrite",
         _identity,
     )
     if not options.resume and (output.begun or output.complete is not None):
-        raise ConfigError(f"{path} exists, and --no_resume forbids to resume it; --overwrite replaces it")
+        raise ConfigError(f"{path} exists, and --no_{_NAME.resume} forbids to resume it; {OVERWRITE} replaces it")
     already = output.complete is not None
     if output.complete is not None:
         summary = output.complete["summary"]
     else:
         with Bar() as bar:
             generator, description = load_generator(options, bar.say)
-            solver = Solver(problems, options)
+            solver = Solver(problems, options, output)
             with output.opened(solver.take):
                 bar.say(f"model    {options.model_name} ({description})")
                 resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
-                bar.say(f"input    {problems.source}: {len(problems.problems)} questions{resumed}")
-                solver.ask(generator, output, bar)
+                bar.say(f"input    {source.file}: {source.questions} questions{resumed}")
+                solver.solve(generator, bar)
                 summary = solver.summary()
-                record = {"stepjepa": __version__, "state": "complete", "settings": deciding(options)}
-                output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
+                record = {"stepjepa": __version__, "state": "complete", "settings": settings}
+                output.finish(solver.files(output.paths), {**record, "input": source._asdict(), "summary": summary})
     return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already)
 
 
@@ -231,15 +246,11 @@ def _identity(record: Record) -> tuple[Record, Record]:
     """Of a complete output; version 0.1 recorded fewer options, as they were by default."""
     if record["state"] != "complete":
         raise KeyError("state")
-    return {**deciding(GenerateOptions()), **record["settings"], "data": record["input"]["fingerprint"]}, {}
+    return {**GenerateOptions().deciding(), **record["settings"], "data": record["input"]["fingerprint"]}, {}
 
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
-    """The generator of a backend, and a phrase that describes it.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """The generator of a backend, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
     name = str(options.model_name)
     if options.backend == "openai":
         from stepjepa.generation.endpoint import EndpointGenerator
@@ -255,82 +266,93 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     disable_progress_bar()
     local.refuse_preset(name)
     tokenizer = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
-    prompter = Prompter(tokenizer, options.chat_template, options.plain)
+    prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
     if options.backend == "vllm":
         return local.VllmGenerator(name, prompter, options), "vLLM"
     model = local.load_weights(name, tokenizer, options)
     size = options.batch_size or local.BATCH_SIZE
-    description = f"{local.move_to_device(model, name, 'use --backend vllm or openai')}, batches of {size}"
+    advice = f"use --{_NAME.backend} vllm or openai"
+    description = f"{local.move_to_device(model, name, advice)}, batches of {size}"
     return local.LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size), description
 
 
-class Solver:
-    """Asks questions and judges the answers.
+@dataclass
+class _Patient:
+    """A generator whose refusals wait until a request is answered: where none ever is, the requests are wrong, not the
+    questions."""
+
+    generator: Generator
+    answered: bool
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        held: list[Reply] = []
+        for replies in self.generator.answer(requests, done):
+            held += replies
+            self.answered = self.answered or any(reply.refused is None for reply in replies)
+            if self.answered:
+                yield held
+                held = []
+            elif len(held) >= _REFUSALS:
+                break
+        if held:
+            raise ConfigError(f"the model refuses every request: {held[0].refused}")
+
+
+class Solver(Replies):
+    """Asks questions until each is solved or has had all its attempts, and judges the answers.
+
+    Attempt a (from 1) at the question in position p of N is request number (a - 1) N + p.
 
     Attributes:
         last: the last attempt at each row that was asked.
     """
 
-    def __init__(self, problems: ProblemSet, options: GenerateOptions):
-        self._set, self._options = problems, options
-        self._problems = {problem.row: problem for problem in problems.problems}
-        self.last: dict[int, Attempt] = {}
+    def __init__(self, problems: ProblemSet, options: GenerateOptions, output: Output | None = None):
+        super().__init__(output)
+        self._set, self._problems, self._options = problems, problems.problems, options
         self._every: list[Attempt] = []
+        self._solved: Counter[int] = Counter()  # at each attempt
+        self.last: dict[int, Attempt] = {}
 
     def take(self, line: Record) -> None:
-        """Take the attempts of a stored line.
-
-        Raises:
-            KeyError, TypeError: it holds none, or about another row.
-        """
-        for values in line["attempts"]:
-            one = Attempt(**values)
-            self.last[self._problems[one.row].row] = one
+        """As `Replies.take`."""
+        super().take(line)
+        for number, *_ in line["replies"]:
+            attempt, position = divmod(number, len(self._problems))
+            one = self._judge(self.replies[number], self._problems[position], attempt + 1)
             self._every.append(one)
+            self.last[one.row] = one
+            self._solved[one.attempt] += one.verdict == "right"
 
-    def ask(self, generator: Generator, output: Output, bar: Bar) -> None:
-        """Ask until every question is solved or has had all its attempts. Each group of replies is stored as it comes.
+    def solve(self, generator: Generator, bar: Bar) -> None:
+        """Ask until every question is solved or has had all its attempts.
 
         Raises:
             ConfigError: the model cannot be asked, or refuses every request.
             DataError: the attempts cannot be stored.
         """
-        options, last = self._options, self.last
-        answered = any(one.verdict != "refused" for one in last.values())
-        for attempt in range(1, options.attempts + 1):
+        patient = _Patient(generator, any(one.verdict != "refused" for one in self._every))
+        for attempt in range(1, self._options.attempts + 1):
             # Those that were not solved before this attempt; some may have been asked in it, before an interruption.
-            done = {row for row, one in last.items() if one.attempt >= attempt}
-            asked = [row for row in self._problems if row in done or row not in last or last[row].verdict != "right"]
-            if len(done) == len(asked):
-                continue
-            bar.begin(f"attempt {attempt}", len(asked), len(done), "0 solved")
-            solved, held = 0, list[Reply]()
-            for replies in generator.answer([self.request(self._problems[row], attempt) for row in asked], done):
-                held += replies
-                answered = answered or any(reply.refused is None for reply in replies)
-                if not answered:  # refusals wait until one is answered
-                    if len(held) >= _REFUSALS:
-                        break
-                    continue
-                attempts, held = [self._judge(reply, attempt) for reply in held], []
-                line = {"attempts": [asdict(one) for one in attempts]}
-                output.append(line)
-                self.take(line)
-                solved += sum(one.verdict == "right" for one in attempts)
-                bar.step(len(attempts), f"{solved} solved")
-            if held:
-                raise ConfigError(f"the model refuses every request: {held[0].refused}")
+            before = {row for row, one in self.last.items() if one.verdict == "right" and one.attempt < attempt}
+            asked = [position for position, problem in enumerate(self._problems) if problem.row not in before]
+            requests = [self.request(position, attempt) for position in asked]
+            self.ask(patient, requests, f"attempt {attempt}", bar, partial(self._note, attempt))
 
-    def request(self, problem: Problem, attempt: int) -> Request:
+    def _note(self, attempt: int) -> str:
+        return f"{self._solved[attempt]} solved"
+
+    def request(self, position: int, attempt: int) -> Request:
         """What attempt number `attempt` at a question asks."""
-        options = self._options
+        options, problem = self._options, self._problems[position]
         messages = [{"role": "user", "content": options.prompt_template.replace(QUESTION, problem.question)}]
         if options.system_prompt:
             messages.insert(0, {"role": "system", "content": options.system_prompt})
         temperature = 0.0 if options.greedy_first and attempt == 1 else options.temperature
-        return Request(problem.row, messages, temperature, seed_of(options.seed, problem.row, attempt))
+        number = (attempt - 1) * len(self._problems) + position
+        return Request(number, messages, temperature, seed_of(options.seed, problem.row, attempt))
 
-    def _judge(self, reply: Reply, attempt: int) -> Attempt:
+    def _judge(self, reply: Reply, problem: Problem, attempt: int) -> Attempt:
         """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
         text = mended(reply.text).strip()
         found = final_answer(text) if reply.refused is None else None
@@ -338,25 +360,24 @@ class Solver:
             verdict = "refused"
         elif not reply.stopped and not self._options.accept_truncated:
             verdict = "truncated"
-        elif answers_match(found, self._problems[reply.row].ground_truth):
+        elif answers_match(found, problem.ground_truth):
             verdict = "right"
         else:
             verdict = "no_answer" if found is None else "wrong"
         sizes = reply.stopped, reply.prompt_tokens, reply.new_tokens
-        return Attempt(reply.row, attempt, verdict, text, found, *sizes, reply.refused, reply.reasoning)
+        return Attempt(problem.row, attempt, verdict, text, found, *sizes, reply.refused, reply.reasoning)
 
     def summary(self) -> Record:
         """Where every row that was read has ended: solved at an attempt, unsolved, or skipped."""
         last, problems = self.last.values(), self._set
         numbers = range(1, max((one.attempt for one in last), default=0) + 1)
-        solved = Counter(one.attempt for one in last if one.verdict == "right")
         return {
             "rows_read": problems.rows_read,
-            "solved": sum(solved.values()),
-            "solved_at_attempt": {str(number): solved[number] for number in numbers},
+            "solved": self._solved.total(),
+            "solved_at_attempt": {str(number): self._solved[number] for number in numbers},
             "asked_at_attempt": {str(number): sum(one.attempt >= number for one in last) for number in numbers},
             "attempts_allowed": self._options.attempts,
-            "unsolved": len(problems.problems) - sum(solved.values()),
+            "unsolved": len(self._problems) - self._solved.total(),
             "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != "right")),
             "skipped": dict(problems.skipped),
             "first_skipped": problems.first_skipped,
@@ -368,28 +389,19 @@ class Solver:
         """The results, in the order of the input."""
         solved, unsolved, attempts = paths.results
         right = {row for row, one in self.last.items() if one.verdict == "right"}
-        files: dict[Path, Iterable[bytes]] = {solved: (self._row(row) for row in self._problems if row in right)}
+        files: dict[Path, Iterable[bytes]] = {solved: (self._row(one) for one in self._problems if one.row in right)}
         if len(right) < len(self._problems):
-            files[unsolved] = (self._row(row) for row in self._problems if row not in right)
+            files[unsolved] = (self._row(one) for one in self._problems if one.row not in right)
         if self._options.keep_attempts:
             files[attempts] = (json_line(asdict(one)) for one in self._every)
         return files
 
-    def _row(self, row: int) -> bytes:
+    def _row(self, problem: Problem) -> bytes:
         """A line of the output."""
-        problem, one = self._problems[row], self.last[row]
-        values = {
-            "question": problem.question,
-            "answer": problem.answer,
-            "ground_truth": problem.ground_truth,
-            self._options.response_field: one.response,
-            "attempt": one.attempt,
-            "model": str(self._options.model_name),
-            "correct": one.verdict == "right",
-            "final_answer": one.final_answer,
-            "row": one.row,
-            "stopped": one.stopped,
-            "new_tokens": one.new_tokens,
-        }
-        extra = {"refused": one.refused, "reasoning": one.reasoning}
-        return json_line({**values, **{name: value for name, value in extra.items() if value is not None}})
+        one, model = self.last[problem.row], str(self._options.model_name)
+        right, found = one.verdict == "right", one.final_answer
+        known, ended = (problem.question, problem.answer, problem.ground_truth), (one.refused, one.reasoning)
+        values = Row(*known, one.attempt, model, right, found, one.row, one.stopped, one.new_tokens, *ended)._asdict()
+        first = {name: values.pop(name) for name in Row._fields[: len(known)]}
+        rest = {name: value for name, value in values.items() if value is not None or name not in Row._field_defaults}
+        return json_line({**first, self._options.response_field: one.response, **rest})

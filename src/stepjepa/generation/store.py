@@ -13,12 +13,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.generation import Generator, Reply, Request
+from stepjepa.generation.options import OVERWRITE
 from stepjepa.utils.files import json_bytes, no_links, parse_json, read_json, write_whole
+from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 try:
@@ -61,7 +66,7 @@ def saying_where(path: Path) -> Iterator[None]:
 
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file so that a reader finds the old one or the complete new one, also after a crash.
+    """Write a file atomically (`write_whole`).
 
     Raises:
         DataError: it could not be written; the old one is still there.
@@ -96,7 +101,7 @@ class Output:
 
     Args:
         identity, scoring: what the answers, and what else the results depend on; plain JSON values.
-        overwrite: replace what is there; `flag` is the option's name.
+        overwrite: replace what is there.
         inputs: files that are read and must not be written.
         reader: identity and scoring of a record; a KeyError or TypeError for another file.
 
@@ -116,7 +121,6 @@ class Output:
         scoring: Record,
         overwrite: bool = False,
         inputs: Iterable[Path] = (),
-        flag: str = "--overwrite_output_dir",
         reader: Callable[[Record], tuple[Record, Record]] = lambda record: (record["identity"], record["scoring"]),
     ):
         self.paths, self._overwrite = paths, overwrite
@@ -138,17 +142,16 @@ class Output:
         self.begun = header == self.identity
         if overwrite:
             return
-        advice = f"choose another output, or {flag} to replace it"
         if record is not None:
-            _refuse_other(paths.record, known_scoring, self.scoring, advice)
-            _refuse_other(paths.record, known, self.identity, advice)
+            _refuse_other(paths.record, known_scoring, self.scoring)
+            _refuse_other(paths.record, known, self.identity)
             self.complete = record
             return
         if header is not None:
-            _refuse_other(paths.partial, header, self.identity, advice)
+            _refuse_other(paths.partial, header, self.identity)
         for path in paths.results:
             if not self.begun and path.exists():
-                raise ConfigError(f"{path} exists and is not from unfinished work; {advice}")
+                raise ConfigError(f"{path} exists and is not from unfinished work; {_ADVICE}")
 
     def _header(self) -> Record | None:
         """The identity in the first line of the partial file; None where there is no complete one, or it may go."""
@@ -210,11 +213,7 @@ class Output:
             file.truncate(complete)
 
     def append(self, line: Record) -> None:
-        """Store a batch, all or nothing.
-
-        Raises:
-            DataError: it could not be written.
-        """
+        """Store a batch, all or nothing. Raises DataError: it could not be written."""
         assert self._file is not None
         with saying_where(self.paths.partial):
             if not self.begun:  # in an order that never leaves old results next to new answers
@@ -253,14 +252,73 @@ class Output:
         self.paths.partial.unlink(missing_ok=True)
 
 
-def _refuse_other(path: Path, other: Record, mine: Record, advice: str) -> None:
+_ADVICE = f"choose another output, or {OVERWRITE} to replace it"
+
+
+def _refuse_other(path: Path, other: Record, mine: Record) -> None:
     for name in {**mine, **other}:
         if other.get(name) == mine.get(name):
             continue
         if name in ("model", "data"):
             what = "another model" if name == "model" else "other questions"
-            raise ConfigError(f"{path} was made with {what}, or they have changed since; {advice}")
+            raise ConfigError(f"{path} was made with {what}, or they have changed since; {_ADVICE}")
         values = [one.get(name) for one in (other, mine)]
         texts = ["none" if value is None else json.dumps(value, ensure_ascii=False) for value in values]
         theirs, ours = (text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..." for text in texts)
-        raise ConfigError(f"{path} was made with {name} {theirs}, not {ours}; use the same options, {advice}")
+        raise ConfigError(f"{path} was made with {name} {theirs}, not {ours}; use the same options, {_ADVICE}")
+
+
+@dataclass
+class Replies:
+    """What a generator has answered so far.
+
+    Attributes:
+        output: keeps every group of replies, None for a model in memory.
+        replies: by the number of the request, in the order in which they came.
+        seconds: spent on generating.
+    """
+
+    output: Output | None = None
+    replies: dict[int, Reply] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def ask(
+        self,
+        generator: Generator,
+        requests: Sequence[Request],
+        what: str,
+        bar: Bar | None = None,
+        note: Callable[[], str] = str,
+    ) -> None:
+        """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
+
+        Args:
+            what: the name of the task for the bar; `note` is what is printed next to it.
+
+        Raises:
+            ConfigError: the model cannot be asked.
+            DataError: a reply cannot be stored.
+        """
+        done = sum(request.row in self.replies for request in requests)
+        if bar is not None and requests:
+            bar.begin(what, len(requests), done, note())
+        if done == len(requests):
+            return
+        begin = time.perf_counter()
+        for replies in generator.answer(requests, frozenset(self.replies)):
+            rows = [list(vars(reply).values()) for reply in replies]
+            self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
+            if bar is not None:
+                bar.step(len(replies), note())
+            begin = time.perf_counter()
+
+    def add(self, line: Record) -> None:
+        """Store and take a line."""
+        if self.output is not None:
+            self.output.append(line)
+        self.take(line)
+
+    def take(self, line: Record) -> None:
+        """Take a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
+        self.replies.update((values[0], Reply(*values)) for values in line["replies"])
+        self.seconds += float(line["seconds"])

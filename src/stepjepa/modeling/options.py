@@ -7,7 +7,7 @@ from typing import Literal
 
 from stepjepa.config.option import option
 
-RUN, _LORA = "run", "lora"
+RUN, _LORA, _MODEL = "run", "lora", "model"
 
 
 @dataclass
@@ -28,15 +28,26 @@ class LoRAOptions:
 
 
 @dataclass
-class ModelOptions:
+class LoadingOptions:
+    """Which model is loaded, and how."""
+
+    model_name: str | None = option(None, "Hub id or local folder.", _MODEL)
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
+        "auto", "Dtype of the weights; auto is what they were saved in.", _MODEL
+    )
+    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODEL)
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODEL, resume=True)
+
+
+@dataclass
+class ModelOptions(LoadingOptions):
     """Which model is trained."""
 
-    model_name: str = option("mini", "Hub id, local folder, or a built-in preset (tiny, mini).", RUN)
-    pretrain: bool = option(False, "Start from random weights of the model's configuration.", RUN)
+    model_name: str = option("mini", "Hub id, local folder, or a built-in preset (tiny, mini).", _MODEL)
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
-        "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", RUN
+        "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", _MODEL
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
-        None, "Attention kernel. Default: the model's own (sdpa for most).", RUN, resume=True
+        None, "Attention kernel. Default: the model's own (sdpa for most).", _MODEL, resume=True
     )
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", RUN, resume=True)
+    pretrain: bool = option(False, "Start from random weights of the model's configuration.", _MODEL)

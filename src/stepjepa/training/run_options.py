@@ -42,6 +42,7 @@ class SourceOptions:
         RUN,
         needs={"eval_metrics": True},
         resume=True,
+        at_least=1,
     )
     eval_max_new_tokens: int = option(
         256, "eval_metrics: longest answer in tokens.", RUN, needs={"eval_metrics": True}, resume=True

@@ -87,7 +87,7 @@ class JEPATrainer(CheckpointedTrainer):
             the training data if it is a preset.
         peft_config: a PEFT configuration; it stays as it is. The predictor rows are trained along with the adapter.
         score_answers: called at every evaluation with the model, the tokenizer, this process's number and how many there
-            are, it gives sum and number of scores by name (`stepjepa.evaluation.while_training.AnswerScorer`); their means
+            are, it gives sum and number of scores by name (`stepjepa.evaluation.run.AnswerScorer`); their means
             are metrics like the losses.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Regular expressions that match the same lines: marked pairs, Python's `re`, a slow matcher, a library's automata."""
+"""Regular expressions that match the same lines: marked pairs, Python's `re`, a slow matcher."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
 from stepjepa.evaluation.metrics.regex_equivalence.language import difference
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
@@ -92,7 +92,7 @@ def relatives(generator, pattern, operators):
 def test_verdicts_agree_with_re_on_strings():
     texts = ["".join(signs) for length in range(5) for signs in itertools.product("aB -", repeat=length)]
     generator, equal, unequal = random.Random(0), 0, 0
-    for _ in range(400):
+    for _ in range(200):
         first = generated(generator, 2, False)
         for second in (generated(generator, 2, False), *relatives(generator, first, False)):
             try:
@@ -108,7 +108,7 @@ def test_verdicts_agree_with_re_on_strings():
                 differing = [text for text in texts if bool(one.fullmatch(text)) != bool(other.fullmatch(text))]
                 assert differing == [], (first, second)
                 equal += 1
-    assert equal > 200 and unequal > 200
+    assert equal > 100 and unequal > 100
 
 
 def matches_slowly(part: Part, text: str) -> bool:
@@ -153,7 +153,7 @@ def matches_slowly(part: Part, text: str) -> bool:
 def test_verdicts_agree_with_a_slow_matcher_for_all_operators():
     texts = ["".join(signs) for length in range(5) for signs in itertools.product("aB -", repeat=length)]
     generator, equal, unequal = random.Random(1), 0, 0
-    for _ in range(300):
+    for _ in range(150):
         first = generated(generator, 3, True)
         for second in (generated(generator, 2, True), *relatives(generator, first, True)):
             parts = [parse(text).part for text in (first, second)]
@@ -166,35 +166,10 @@ def test_verdicts_agree_with_a_slow_matcher_for_all_operators():
                 for text in generator.sample(texts, 20):
                     assert matches_slowly(parts[0], text) == matches_slowly(parts[1], text), (first, second, text)
                 equal += 1
-    assert equal > 150 and unequal > 150
-
-
-def test_the_slow_matcher_knows_boundaries():
+    assert equal > 75 and unequal > 75
     part = parse(r"\bdog\b.*|~(.*\bdog.*)").part
-    assert [matches_slowly(part, text) for text in ("dog", "dog x", "dogs", "a dog", "hotdog")] == [
-        True,
-        True,
-        False,
-        False,
-        True,
-    ]
-
-
-def test_and_and_not_agree_with_another_librarys_automata():
-    interegular = pytest.importorskip("interegular", reason="needs the package interegular")
-    simple = [".*a.*b.*", "[A-Z].*", "(ab|c)+", "a{2,4}", ".*[0-9]", "(a|b)*a(a|b)", "[a-z]+[0-9]?", ".{3}", "a*b*"]
-    # One alphabet for all, and a full stop that matches any of it.
-    machines = [interegular.parse_pattern(pattern.replace(".", "[ -~]")).to_fsm() for pattern in simple]
-    machines = [machine & interegular.parse_pattern("[ -~]*").to_fsm() for machine in machines]
-    equal = 0
-    for (one, first), (other, second) in itertools.product(zip(simple, machines, strict=True), repeat=2):
-        cases = {f"({one})&({other})": first & second, f"({one})&~({other})": first - second}
-        for ours, theirs in cases.items():
-            assert (compare(ours, "a&b") is None) == theirs.empty(), ours
-        union = first | second
-        assert (compare(f"~(~({one})&~({other}))", one) is None) == union.equivalent(first), (one, other)
-        equal += union.equivalent(first)
-    assert len(simple) < equal < len(simple) ** 2
+    texts = {"dog": True, "dog x": True, "dogs": False, "a dog": False, "hotdog": True}
+    assert {text: matches_slowly(part, text) for text in texts} == texts, "the slow matcher knows boundaries"
 
 
 @pytest.mark.parametrize(
@@ -209,20 +184,17 @@ def test_and_and_not_agree_with_another_librarys_automata():
     ],
 )
 def test_too_much_work_is_given_up(first, second):
-    verdict = make_metric("regex_equivalence").score(second, {"answer": first})
-    assert verdict.score == 0 and verdict.note == f"unknown: not decided in {BUDGET} steps"
-    assert make_metric("regex_equivalence").score(first, {"answer": first}).score == 1
+    metric = make_metric("regex_equivalence", budget=100_000)
+    assert metric.score(second, {"answer": first})[::3] == (0, "unknown: not decided in 100000 steps")
+    assert metric.score(first, {"answer": first}).score == 1
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         ("(a*)*" * 300, "(a*)*"),
-        ("(a|aa){500}", "a{500,1000}"),
-        (
-            "&".join(f"(.*{sign}.*)" for sign in "abcdefghijklmnop"),
-            "&".join(f"(.*{sign}.*)" for sign in "ponmlkjihgfedcba"),
-        ),
+        ("(a|aa){100}", "a{100,200}"),
+        ("&".join(f"(.*{sign}.*)" for sign in "abcdefghijklmnop"), "&".join(f"(.*{s}.*)" for s in "ponmlkjihgfedcba")),
         ("~(" * 70 + "a*b" + ")" * 70, "a*b"),
         ("(" * 70 + "a" + "{2,})" * 70, "a" + "{2,}" * 70),
         (".*" + "(.*dog.*){7,}" + ".*", "((.*dog.*){3}.*){2}(.|..)*dog(.?.?)*"),
@@ -232,64 +204,41 @@ def test_what_looks_hard_and_is_not(first, second):
     assert compare(first, second) is None
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("(a", "not closed"),
-        ("a)", "unmatched"),
-        ("*a", "nothing to repeat"),
-        ("a|&b", "nothing to repeat|closed|^$"),
-        ("~", "nothing to repeat or to negate"),
-        ("[a", "ends in the middle"),
-        ("[z-a]", "goes backwards"),
-        ("a\\", "ends in the middle"),
-        ("a{3,2}", "fewer repeats at most"),
-    ],
-)
-def test_bad_syntax(pattern, message):
-    if message.endswith("^$"):
-        parse(pattern)  # an empty side is the empty text
-        return
-    with pytest.raises(PatternError, match=message) as caught:
-        parse(pattern)
-    assert not isinstance(caught.value, NotSupportedError)
+def test_bad_syntax():
+    for pattern, message in {
+        "(a": "not closed",
+        "a)": "unmatched",
+        "*a": "nothing to repeat",
+        "~": "nothing to repeat or to negate",
+        "[a": "ends in the middle",
+        "[z-a]": "goes backwards",
+        "a\\": "ends in the middle",
+        "a{3,2}": "fewer repeats at most",
+    }.items():
+        with pytest.raises(PatternError, match=message) as caught:
+            parse(pattern)
+        assert not isinstance(caught.value, NotSupportedError), pattern
+    long = ["a" * 3000, "(" * 100 + ")" * 100, "a{9999999}", "a" + "*" * 500]
+    for pattern in (r"(a)\1", "(?=a)", "(?i)a", *long):
+        with pytest.raises(NotSupportedError):
+            parse(pattern)
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"(a)\1", "(?=a)", "(?i)a", "a" * 3000, "(" * 100 + ")" * 100, "a{9999999}", "a" + "*" * 500]
-)
-def test_what_is_not_supported(pattern):
-    with pytest.raises(NotSupportedError):
-        parse(pattern)
-
-
-def test_binding():
+def test_dialects():
     assert parse(r"\bA&B\b|c") == parse(r"((?:\bA)&(?:B\b))|c")
     assert parse("~ab") == parse("(~(a))b")
     assert parse("~a*") == parse("(~(a))*")
     assert compare("~a*", "~(a*)") is not None
-
-
-def test_python_has_no_and_and_not():
     assert compare("a&b", r"a\&b", dialect="python") is None
     assert compare("a&b", r"a\&b") is not None
     assert compare("~(a)", "~a", dialect="python") is None
     assert compare("a+?b*?", "a+b*", dialect="python") is None
     with pytest.raises(NotSupportedError, match="possessive"):
         parse("a++", "python")
-
-
-def test_a_boundary_may_be_the_letter():
     assert compare(r"\bdog\b", "dog") is None
     assert compare(r"\bdog\b", "bdogb", word_boundary="letter") is None
     verdict = make_metric("regex_equivalence", word_boundary="letter").score("dog", {"answer": r"\bdog\b"})
     assert verdict.note == "only the answer matches 'dog'"
-
-
-def test_options_are_checked():
-    for wrong in ({"dialect": "posix"}, {"word_boundary": "b"}, {"budget": 0}):
-        with pytest.raises(ConfigError):
-            make_metric("regex_equivalence", **wrong)
 
 
 def test_targets_of_nl_rx(shared_dir):
@@ -298,7 +247,7 @@ def test_targets_of_nl_rx(shared_dir):
     for target in targets:
         parse(target)
     generator = random.Random(0)
-    for target in generator.sample(targets, 150):
+    for target in generator.sample(targets, 80):
         spelled = target.replace("[A-Za-z]", "([A-Z]|[a-z])").replace(".*", "(.|..)*").replace("dog", "d(og)")
         assert compare(target, f"~(~({spelled}))") is None, target
         other = generator.choice(targets)

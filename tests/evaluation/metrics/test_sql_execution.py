@@ -61,11 +61,7 @@ def test_the_same_rows(metric, gold, answer):
 @pytest.mark.parametrize(
     ("gold", "answer", "why"),
     [
-        (
-            "SELECT name FROM student ORDER BY id",
-            "SELECT name FROM student ORDER BY id DESC",
-            "other rows, or another order",
-        ),
+        ("SELECT id FROM student ORDER BY id", "SELECT id FROM student ORDER BY -id", "other rows, or another order"),
         ("SELECT id, name FROM student", "SELECT name, id FROM student", "other rows"),
         ("SELECT DISTINCT name FROM student", "SELECT name FROM student", "4 rows instead of 3"),
         ("SELECT id FROM student", "SELECT id, id FROM student", "2 columns instead of 1"),
@@ -120,12 +116,8 @@ def test_limits(metric):
 
 
 def test_where_the_database_is(metric, folder, tmp_path):
-    row = {
-        "messages": [
-            {"role": "user", "content": "How many?\nFor db_id:[school]"},
-            {"role": "assistant", "content": "SELECT 4"},
-        ]
-    }
+    chat = [{"role": "user", "content": "How?\nFor db_id:[school]"}, {"role": "assistant", "content": "SELECT 4"}]
+    row = {"messages": chat}
     assert metric.score("SELECT count(*) FROM student", row) == (1.0, "SELECT 4", "SELECT count(*) FROM student", "")
     alone = make_metric("sql_execution")
     path = str(folder / "school" / "school.sqlite")
@@ -145,32 +137,21 @@ def test_where_the_database_is(metric, folder, tmp_path):
     assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"}) == (0.0, "SELECT 1", None, "no query found")
 
 
-@pytest.mark.parametrize(
-    ("query", "ordered"),
-    [
-        ("SELECT a FROM t ORDER BY a", True),
-        ("select a from t order\n by a", True),
-        ("SELECT a FROM t UNION SELECT b FROM t ORDER /* now */ BY 1", True),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
-        ("SELECT row_number() OVER (ORDER BY a) FROM t", False),
-        ("SELECT 'x ORDER BY y' FROM t -- ORDER BY a", False),
-        ('SELECT "order", "by" FROM t', False),
-        ("SELECT a FROM t", False),
-    ],
-)
-def test_is_ordered(query, ordered):
-    assert is_ordered(query) is ordered
-
-
-@pytest.mark.parametrize(
-    ("text", "query"),
-    [
-        ("SELECT 1;", "SELECT 1"),
-        ("SELECT ';' AS a; SELECT 2", "SELECT ';' AS a"),
-        ("```\nSELECT 1\n```", "SELECT 1"),
-        ("```sql\nSELECT 1\n```\nor\n```SQL\nSELECT 2;\n```", "SELECT 2"),
-        ("", ""),
-    ],
-)
-def test_query_of(text, query):
-    assert query_of(text) == query
+def test_what_is_read_of_a_query():
+    for query, ordered in {
+        "SELECT a FROM t ORDER BY a": True,
+        "select a from t order\n by a": True,
+        "SELECT a FROM t UNION SELECT b FROM t ORDER /* now */ BY 1": True,
+        "SELECT a FROM (SELECT a FROM t ORDER BY a)": False,
+        "SELECT row_number() OVER (ORDER BY a) FROM t": False,
+        "SELECT 'x ORDER BY y' FROM t -- ORDER BY a": False,
+        'SELECT "order", "by" FROM t': False,
+    }.items():
+        assert is_ordered(query) is ordered, query
+    for text, query in {
+        "SELECT ';' AS a; SELECT 2": "SELECT ';' AS a",
+        "```\nSELECT 1\n```": "SELECT 1",
+        "```sql\nSELECT 1\n```\nor\n```SQL\nSELECT 2;\n```": "SELECT 2",
+        "": "",
+    }.items():
+        assert query_of(text) == query

@@ -3,9 +3,257 @@
     with make_metric("gsm8k") as metric:
         verdict = metric.score(generated, row)  # score, gold, answer, note
 
-Each is a pure function of the generated text and the row; none evaluates either as Python.
+Each is a pure function of the generated text and the row; none evaluates either as Python. A function of the user's own
+serves as one too.
 """
 
-from stepjepa.evaluation.metrics.registry import METRICS, MODEL_METRICS, NLL, Metric, Verdict, make_metric, make_metrics
+from __future__ import annotations
 
-__all__ = ["METRICS", "MODEL_METRICS", "NLL", "Metric", "Verdict", "make_metric", "make_metrics"]
+import importlib
+import math
+import runpy
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.config.values import nearest
+from stepjepa.errors import ConfigError, DataError
+
+OPTIONS = "metric"  # the group of a metric's options
+NLL = "answer_nll"
+# How a note begins where the metric could not decide, and where the answer is no expression or query at all.
+UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the query fails")
+
+
+class MetricEntry(NamedTuple):
+    """Where a metric is: ``module:class`` in this package, and a short description."""
+
+    target: str
+    help: str
+
+
+METRICS = {
+    "gsm8k": MetricEntry("answers:FinalAnswer", "final answer, as a number: \\boxed{}, ####, last number"),
+    "math": MetricEntry("answers:MathAnswer", "final answer, as mathematics (math-verify)"),
+    "exact": MetricEntry("answers:Exact", "the text is the reference"),
+    "prefix": MetricEntry("answers:Prefix", "the text begins with the reference (published startswith)"),
+    "regex_equivalence": MetricEntry(
+        "regex_equivalence:RegexEquivalence", "the regular expressions match the same lines"
+    ),
+    "sql_execution": MetricEntry("sql:SqlExecution", "the queries return the same rows (SQLite)"),
+    "multiple_choice": MetricEntry("answers:MultipleChoice", "the letter of the option"),
+    "rouge": MetricEntry("answers:Rouge", "ROUGE F measure (rouge-score)"),
+    "bleu": MetricEntry("answers:Bleu", "BLEU (sacrebleu)"),
+}
+# Read off the model's own probabilities, so not from a generated text.
+MODEL_METRICS = {NLL: "negative log-likelihood of the reference answer, per token"}
+
+
+class Verdict(NamedTuple):
+    """What a metric finds in one generated text.
+
+    Attributes:
+        score: 0 to 1; of an accuracy 0 or 1.
+        gold: the reference answer as it was read from the row, None where there is none.
+        answer: the answer as it was read from the generated text, None where there is none.
+        note: why the score is not 1, or what could not be decided; empty where there is nothing to add.
+    """
+
+    score: float
+    gold: str | None
+    answer: str | None
+    note: str = ""
+
+
+@dataclass(kw_only=True)
+class Metric(ABC):
+    """Scores generated texts against the answers of their rows.
+
+    A metric may hold a process or a cache: close it, or use it in a ``with``.
+
+    Attributes:
+        name: as `make_metric` takes it.
+        kind: an accuracy is 0 or 1 for each row, a score anything between.
+        is_custom: whether it is a function of the user's.
+        columns: where the reference is looked for, in this order; messages is the last answer of the chat.
+    """
+
+    reference_column: str | None = option(None, "Column with the reference, instead of those in `columns`.", OPTIONS)
+
+    name: ClassVar[str] = ""
+    kind: ClassVar[Literal["accuracy", "score"]] = "accuracy"
+    is_custom: ClassVar[bool] = False
+    columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "answer", "ground_truth")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abstractmethod
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """Score one text.
+
+        Args:
+            generated: what the model wrote, without the prompt and special tokens. Any text at all: it cannot raise.
+            row: the row of the data file that was asked.
+
+        Raises:
+            DataError: the row holds no reference.
+        """
+
+    def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
+        """The score of all texts together, 0 to 1, where the metric defines one that is not the mean of the rows'."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 (most metrics start nothing)
+        """End what the metric has started."""
+
+    def pair(self, generated: str, row: Mapping[str, Any]) -> tuple[str, str]:
+        """The reference and the generated text, without white space around them; errors as `reference`."""
+        return self.reference(row).strip(), generated.strip()
+
+    def __enter__(self) -> Metric:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reference(self, row: Mapping[str, Any]) -> str:
+        """The text of the first of the reference's columns that holds one; numbers are written out.
+
+        Raises:
+            DataError: none does.
+        """
+        columns = (self.reference_column,) if self.reference_column else self.columns
+        for column in columns:
+            value = row.get(column)
+            if column == "messages" and isinstance(value, (list, tuple)):
+                turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
+                value = turns[-1].get("content") if turns else None
+            if isinstance(value, str) and value.strip():
+                return value
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+                return str(value)
+        known = ", ".join(map(str, row)) or "none"
+        raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {known})")
+
+
+@dataclass(kw_only=True)
+class CustomMetric(Metric):
+    """Calls ``f(generated: str, reference: str, row: dict) -> bool | float``.
+
+    Attributes:
+        target: ``module:function``, or ``path/to/file.py:function``. A module is looked for where Python looks, then in the
+            current folder.
+    """
+
+    target: str
+
+    kind: ClassVar[Literal["accuracy", "score"]] = "score"
+    is_custom: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.name = self.target  # type: ignore[misc]
+        self._function: Callable[[str, str, dict[str, Any]], Any] = _load(self.target)
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """What the function returns: True and False are 1 and 0.
+
+        Raises:
+            DataError: the function failed, or returned no number from 0 to 1.
+        """
+        try:
+            gold = self.reference(row).strip()
+        except DataError:  # the function may look elsewhere, unless the column was named
+            if self.reference_column is not None:
+                raise
+            gold = ""
+        try:
+            returned = self._function(generated, gold, dict(row))
+        except Exception as error:
+            raise DataError(f"metric {self.target}: {type(error).__name__}: {error}") from error
+        try:
+            value = float(returned)
+        except (TypeError, ValueError):
+            value = math.nan
+        if isinstance(returned, str) or not 0 <= value <= 1:
+            raise DataError(
+                f"metric {self.target} must return a bool or a number from 0 to 1, it returned {returned!r}"
+            )
+        return Verdict(value, gold, generated.strip())
+
+
+def _load(target: str) -> Any:
+    """The function that ``module:function`` or ``file.py:function`` names."""
+    source, _, name = target.rpartition(":")
+    if not source or not name.isidentifier():
+        raise ConfigError(f"metric {target!r} is no module:function")
+    folder = str(Path.cwd())
+    added = folder not in sys.path
+    sys.path += [folder] * added
+    try:
+        # A file is run each time: in a notebook it may have changed.
+        found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+    except Exception as error:
+        raise ConfigError(f"metric: importing {source} failed: {type(error).__name__}: {error}") from error
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
+    if not callable(found.get(name)):
+        raise ConfigError(f"metric {target}: {source} has no function {name}")
+    return found[name]
+
+
+def make_metric(name: str, **options: Any) -> Metric:
+    """A metric by its name.
+
+    Args:
+        name: a key of `METRICS`, or ``module:function`` for a function of the user's own,
+            ``f(generated: str, reference: str, row: dict) -> bool | float``.
+        options: the attributes of the metric's class, such as ``reference_column``.
+
+    Raises:
+        ConfigError: no such metric or option, a value that cannot be used, a package that is not installed.
+    """
+    if name in MODEL_METRICS:
+        raise ConfigError(f"the metric {name} needs the model, not generated text; the evaluation computes it itself")
+    return make_metrics([name], options)[0]
+
+
+def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:
+    """The metrics of these names that read a generated text; a ConfigError as from `make_metric`.
+
+    Args:
+        options: of the metrics; each takes those that it has.
+    """
+    options = options or {}
+    kinds = {name: _class_of(name) for name in dict.fromkeys(names) if name not in MODEL_METRICS}
+    takes = {name: set(options_of(kind)) - {"target"} for name, kind in kinds.items()}
+    known = sorted(set().union(*takes.values()))
+    for key in options:
+        if key not in known:
+            hint = f"; {_nearest(key, known)}" if known else ""
+            raise ConfigError(f"no option {key!r} of {', '.join(names)}{hint}")
+    made = []
+    for name, kind in kinds.items():
+        given = {key: value for key, value in options.items() if key in takes[name]}
+        made.append(CustomMetric(target=name, **given) if kind is CustomMetric else kind(**given))
+    return made
+
+
+def _class_of(name: str) -> type[Metric]:
+    if name in METRICS:
+        module, _, kind = METRICS[name].target.partition(":")
+        return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), kind)
+    if ":" not in name:
+        raise ConfigError(f"unknown metric {name!r}; {_nearest(name, [*METRICS, *MODEL_METRICS])}, or module:function")
+    return CustomMetric
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    longer = [one for one in known if name and one.startswith(name.lower())]
+    return f"did you mean {(longer[0] if longer else nearest(name, known))!r}? Known: {', '.join(known)}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepjepa.config.option import option
+from stepjepa.config.option import Names, option
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -55,7 +55,7 @@ class SqlExecution(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.db_folder is not None and not Path(self.db_folder).is_dir():
-            raise ConfigError(f"db_folder: no folder {self.db_folder}")
+            raise ConfigError(f"{_NAME.db_folder}: no folder {self.db_folder}")
         self._worker = Worker(f"{__name__}:compare", _MEMORY)
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
@@ -92,7 +92,9 @@ class SqlExecution(Metric):
         else:
             name = _database_name(row)
             if folder is None:
-                raise ConfigError(f"the metric sql_execution needs db_folder, the folder of the database {name!r}")
+                raise ConfigError(
+                    f"the metric {self.name} needs {_NAME.db_folder}, the folder of the database {name!r}"
+                )
             if name in (".", "..") or "/" in name or "\\" in name:
                 raise DataError(f"db_id {name!r} is no name of a database")
             stems = (f"{name}/{name}.sqlite", f"{name}.sqlite", f"{name}/{name}.db", f"{name}.db")
@@ -101,6 +103,9 @@ class SqlExecution(Metric):
         if found is None:
             raise DataError(f"no database {files[0]}")
         return found.absolute()
+
+
+_NAME = Names(SqlExecution)
 
 
 def _database_name(row: Mapping[str, Any]) -> str:

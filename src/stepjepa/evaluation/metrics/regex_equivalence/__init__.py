@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from stepjepa.config.option import option
+from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.regex_equivalence.language import TooMuchWork, difference
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
     Dialect,
@@ -19,7 +20,6 @@ from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
     WordBoundary,
     parse,
 )
-from stepjepa.evaluation.metrics.registry import OPTIONS, Metric, Verdict
 
 _CACHED = 50_000  # pairs
 
@@ -46,7 +46,7 @@ class RegexEquivalence(Metric):
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the languages are the same."""
-        gold, answer = self.reference(row).strip(), generated.strip()
+        gold, answer = self.pair(generated, row)
         if not answer:
             return Verdict(0.0, gold, None, "no answer found")
         note = "" if gold == answer else self._compare(gold, answer)

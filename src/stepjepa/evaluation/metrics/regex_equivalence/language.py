@@ -252,11 +252,7 @@ class Expressions:
         return self.nothing  # a place
 
     def spend(self, work: int) -> None:
-        """Count steps.
-
-        Raises:
-            TooMuchWork: there are none left.
-        """
+        """Count steps. Raises TooMuchWork: there are none left."""
         self._left -= work
         if self._left < 0:
             raise TooMuchWork

@@ -1,10 +1,9 @@
-"""``stepjepa generate`` against a server in a thread that says what a test's script tells it to."""
+"""``stepjepa generate`` against a server in a thread that answers by a test's script; what it refuses at once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,13 +11,13 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.generation import endpoint, seed_of, store
+from stepjepa.generation import endpoint, seed_of
+from support.answers import lines
 
 QUESTIONS = 8
 
@@ -106,14 +105,11 @@ def words(server, data, output, *flags):
     return ["generate", str(data), *fixed, *flags]
 
 
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
 def stored(partial):
-    """The attempts in a file of unfinished work, as far as its lines are complete."""
+    """Row and attempt of the replies in a file of unfinished work, as far as its lines are complete."""
     complete = partial.read_bytes().rpartition(b"\n")[0].splitlines()[1:]
-    return [attempt for line in complete for attempt in json.loads(line)["attempts"]]
+    numbers = [reply[0] for line in complete for reply in json.loads(line)["replies"]]
+    return {(number % QUESTIONS + 1, number // QUESTIONS + 1) for number in numbers}
 
 
 def error_line(capsys):
@@ -198,15 +194,19 @@ def test_request_fields(server, data, tmp_path, monkeypatch):
     assert "max_tokens" not in greedy and "seed" not in greedy and greedy["max_completion_tokens"] == 9
 
 
-def test_cut_off_responses_and_broken_text(server, data, tmp_path, capsys):
-    server.script = lambda body, count: completion(f"\ud83d \u2028 {number_in(body) + 1}", "length")
-    assert main(words(server, data, tmp_path / "out.jsonl", "--attempts", "1")) == 0
-    assert "unsolved 8, by the last attempt: cut off at max_new_tokens 8" in capsys.readouterr().out
+def test_cut_off_responses_broken_text_and_a_refused_question(server, data, tmp_path, capsys):
+    refusal = (400, {}, {"error": {"message": "content filter"}})
+    cut = lambda body: completion(f"\ud83d \u2028 {number_in(body) + 1}", "length")  # noqa: E731
+    server.script = lambda body, count: refusal if number_in(body) == 1 else cut(body)
+    flags = ["--attempts", "2", "--concurrency", "1", "--max_examples", "3"]
+    assert main(words(server, data, tmp_path / "out.jsonl", *flags)) == 0
+    assert "unsolved 3, by the last attempt: cut off at max_new_tokens 2, request refused 1" in capsys.readouterr().out
     assert (tmp_path / "out.jsonl").read_bytes() == b""
-    flags = ["--attempts", "1", "--accept_truncated"]
-    assert main(words(server, data, tmp_path / "kept.jsonl", *flags)) == 0
-    rows = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
-    assert rows[0]["response"] == "\ufffd \u2028 1" and len(rows) == QUESTIONS
+    refused = lines(tmp_path / "out.unsolved.jsonl")[1]
+    assert refused["refused"] == "answers 400 (content filter)" and refused["attempt"] == 2
+    assert main(words(server, data, tmp_path / "kept.jsonl", *flags, "--accept_truncated")) == 0
+    rows = lines(tmp_path / "kept.jsonl")
+    assert rows[0]["response"] == "\ufffd \u2028 1" and len(rows) == 2
 
 
 TROUBLES = {
@@ -268,42 +268,11 @@ def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path
     assert main(words(server, data, out, *flags, "--seed", "1")) == 2
     assert "what is done is kept" in error_line(capsys)
     kept = stored(tmp_path / "out.partial")
-    assert {attempt["row"] for attempt in kept} >= {1, 2, 3} and len(kept) <= 4
+    assert {row for row, _ in kept} >= {1, 2, 3} and len(kept) <= 4
     server.script, server.bodies[:] = lambda body, count: solution(body), []
     assert main(words(server, data, out, *flags, "--seed", "1")) == 0
     assert [row["row"] for row in lines(out)] == list(range(1, QUESTIONS + 1))
     assert len(server.bodies) <= 5
-
-
-def test_nobody_there(server, data, tmp_path, capsys):
-    server.url, begun = "http://127.0.0.1:9/v1", time.monotonic()
-    assert main(words(server, data, tmp_path / "out.jsonl")) == 2
-    assert "cannot be reached" in error_line(capsys) and time.monotonic() - begun < 10
-
-
-def test_a_refused_question_is_counted(server, data, tmp_path, capsys):
-    refusal = (400, {}, {"error": {"message": "content filter"}})
-    server.script = lambda body, count: refusal if number_in(body) == 0 else solution(body)
-    assert main(words(server, data, tmp_path / "out.jsonl", "--attempts", "2", "--concurrency", "1")) == 0
-    assert "unsolved 1, by the last attempt: request refused 1" in capsys.readouterr().out
-    (row,) = lines(tmp_path / "out.unsolved.jsonl")
-    assert row["refused"] == "answers 400 (content filter)" and row["attempt"] == 2
-    assert len(lines(tmp_path / "out.jsonl")) == QUESTIONS - 1
-
-
-def start(command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "stepjepa", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
-
-
-def wait_for(condition, process, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[1].decode()[-2000:]
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
 
 
 def by_seed(body, count):
@@ -311,8 +280,7 @@ def by_seed(body, count):
     return solution(body, wrong=body["seed"] % 3 > 0)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("answered", [3, 11])
+@pytest.mark.parametrize(("kind", "answered"), [(signal.SIGKILL, 11), (signal.SIGTERM, 3)])
 def test_killed_and_resumed_equals_uninterrupted(kind, answered, server, data, tmp_path):
     flags = ["--attempts", "4", "--concurrency", "3", "--max_retries", "0"]
     server.script = by_seed
@@ -328,19 +296,21 @@ def test_killed_and_resumed_equals_uninterrupted(kind, answered, server, data, t
         return by_seed(body, count) if number <= answered or go_on.wait(60) else None
 
     server.script = until_full
-    process = start(words(server, data, out, *flags))
+    command = [sys.executable, "-m", "stepjepa", *words(server, data, out, *flags)]
+    process, deadline = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE), time.monotonic() + 60
     try:
         # By now all that is answered is stored, and the requests behind it wait.
-        wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") > answered - 2, process)
+        while not (log.exists() and log.read_bytes().count(b"\n") > answered - 2):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
         process.send_signal(kind)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
         go_on.set()
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[kind]
-    if kind != signal.SIGKILL:
-        assert b"the same command resumes from there" in err and b"Traceback" not in err
-    kept = {(attempt["row"], attempt["attempt"]) for attempt in stored(log)}
+    assert process.returncode == (-9 if kind == signal.SIGKILL else 143) and b"Traceback" not in err
+    assert (b"the same command resumes from there" in err) == (kind != signal.SIGKILL)
+    kept = stored(log)
     assert 0 < len(kept) < total and not out.exists()
 
     server.script = by_seed
@@ -355,23 +325,61 @@ def test_killed_and_resumed_equals_uninterrupted(kind, answered, server, data, t
     assert not whole.exists() or whole.read_bytes() == mine.read_bytes()
 
 
-@pytest.mark.parametrize("fails_at", [1, 3, 10, 13, 14])
-def test_a_full_disk(fails_at, server, data, tmp_path, capsys, monkeypatch):
-    flags = ["--attempts", "4", "--concurrency", "1"]
-    server.script = by_seed
-    assert main(words(server, data, tmp_path / "whole.jsonl", *flags)) == 0
-    out, calls, sync = tmp_path / "out.jsonl", [], os.fsync
+ROW = json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}) + "\n"
+NOWHERE = "http://127.0.0.1:9/v1"
 
-    def full(descriptor):
-        calls.append(descriptor)
-        if len(calls) >= fails_at:
-            raise OSError(28, "No space left on device")
-        sync(descriptor)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(store.os, "fsync", full)
-        assert main(words(server, data, out, *flags)) == 2
-    message = error_line(capsys)
-    assert "No space left on device" in message and "is kept" in message
-    assert main(words(server, data, out, *flags)) == 0
-    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        (None, "", "no such file"),
+        ("", "", "empty"),
+        (ROW + '{"question"\n', "", "line 2: broken JSON"),
+        ('{"q": 1}\n', "", "none of 1 rows can be asked"),
+        (ROW, "--attempt 3", "did you mean --attempts?"),
+        (ROW, "--attempts 0", "attempts is 0; it must be at least 1"),
+        (ROW, "--temperature 0", "every attempt would say the same"),
+        (ROW, "--prompt_template Solve", "it must hold {question}"),
+        (ROW, "--response_field answer", "response_field is 'answer'"),
+        (ROW, "--output_file out.json", "must end in .jsonl"),
+        (ROW, "--output_file none", "--output_file must be given"),
+        (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
+        (ROW, "--model_name none", "--model_name must be given"),
+        (ROW, "--plain --chat_template x", "leave one of them out"),
+        (ROW, "--base_url none", "needs --base_url"),
+        (ROW, "--base_url localhost:8000", "no address"),
+        (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
+        (ROW, "--base_url http://host:99999/v1", "no address"),
+        (ROW, "--extra_body {", "expected a JSON object"),
+        (ROW, "--api_key_env sk-proj-abc", "no environment variable of that name"),
+        (ROW, "--config generate.yaml", "generate.yaml:2: unknown key 'prompt_templat'"),
+    ],
+)
+def test_one_clear_line(text, flags, said, tmp_path, capsys, monkeypatch):
+    """Exit status 2, nothing written, nobody asked, a key in place of a name not repeated."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "generate.yaml").write_text("temperature: 0.5\nprompt_templat: x\n")
+    if text is not None:
+        (tmp_path / "data.jsonl").write_text(text)
+    fixed = f"data.jsonl --backend openai --base_url {NOWHERE} --model_name big --output_file out.jsonl"
+    assert main(["generate", *fixed.split(), *flags.split()]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.out == "" and "sk-proj" not in captured.err
+    assert captured.err.startswith("stepjepa generate: error: ") and captured.err.count("\n") == 1
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_neither_help_nor_a_server_needs_torch(tmp_path):
+    (tmp_path / "data.jsonl").write_text(ROW)
+    command = ["generate", str(tmp_path / "data.jsonl"), "--backend", "openai", "--base_url", NOWHERE]
+    command += ["--model_name", "t", "--output_file", str(tmp_path / "out.jsonl")]
+    code = (
+        "import sys\nfrom stepjepa.cli.main import main\nassert main(['generate']) == main(['evaluate']) == 2\n"
+        "assert main(['generate', '--help']) == main(['evaluate', '--help']) == 0\n"
+        f"assert main({command!r}) == 2\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--attempts" in done.stdout and "--use_test_prompts" in done.stdout
+    assert "interrupted" not in done.stderr
+    assert "cannot be reached" in done.stderr and "stepjepa generate FILE" in done.stderr

@@ -1,0 +1,316 @@
+"""Metrics by name, what each of them calls right, functions of the user's own, and the process that metrics share."""
+
+import sys
+
+import pytest
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation.metrics import METRICS, Metric, Verdict, make_metric
+from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
+
+PACKAGES = {"math": "math_verify", "rouge": "rouge_score", "bleu": "sacrebleu"}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_no_text_makes_a_metric_fail(name, tmp_path):
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
+    (tmp_path / "empty.sqlite").touch()
+    row = {"answer": "SELECT 1", "db_path": str(tmp_path / "empty.sqlite")}
+    hostile = ["", "\x00", "\ud800", "((((", "'; DROP TABLE t", "\\boxed{" * 1000, "\u0661" * 3000, "\\" * 999]
+    with make_metric(name) as metric:
+        verdicts = [metric.score(text, row) for text in hostile]
+    assert isinstance(metric, Metric) and metric.name == name and metric.kind in ("accuracy", "score")
+    assert all(isinstance(verdict, Verdict) and verdict.score == 0 for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gsm8", {}, "unknown metric 'gsm8'; did you mean 'gsm8k'\\?"),
+        ("regex", {}, "did you mean 'regex_equivalence'"),
+        ("answer_nll", {}, "needs the model"),
+        ("gsm8k", {"refernce_column": "a"}, "no option 'refernce_column' of gsm8k; did you mean 'reference_column'"),
+        ("sql_execution", {"time_limit": -1}, "time_limit is -1; it must be above 0"),
+        ("no_such_module_at_all:f", {}, "No module named .no_such_module_at_all"),
+        ("json:no_such_function", {}, "json has no function no_such_function"),
+        ("json:", {}, "is no module:function"),
+        ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
+        ("rouge", {"variant": "rouge"}, "variant is 'rouge'; known: rouge1"),
+        ("regex_equivalence", {"dialect": "posix"}, "dialect is 'posix'"),
+        ("missing.py:f", {}, "No such file or directory: .*missing.py"),
+    ],
+)
+def test_what_cannot_be_made(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_metric(name, **options)
+
+
+@pytest.mark.parametrize(("name", "package"), PACKAGES.items())
+def test_a_package_that_is_missing(name, package, monkeypatch):
+    for module in [one for one in sys.modules if one == package or one.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"pip install 'stepjepa\[{'math' if name == 'math' else 'eval'}\]'"):
+        make_metric(name)
+
+
+def test_a_function_of_the_users_own(tmp_path, monkeypatch):
+    (tmp_path / "own_metrics_for_test.py").write_text(
+        "def words(generated, reference, row):\n"
+        "    return len(generated.split()) == len(reference.split()) + row.get('more', 0)\n"
+        "def half(generated, reference, row):\n"
+        "    return 0.5\n"
+        "def broken(generated, reference, row):\n"
+        "    return row['missing']\n"
+        "def text(generated, reference, row):\n"
+        "    return '1'\n"
+    )
+    (tmp_path / "broken_metrics_for_test.py").write_text("import no_such_module_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    metric = make_metric("own_metrics_for_test:words")
+    assert sys.path == before
+    assert metric.name == "own_metrics_for_test:words" and metric.kind == "score"
+    assert metric.score("a b", {"answer": "c d"}) == (1.0, "c d", "a b", "")
+    assert metric.score("a b", {"answer": "c d", "more": 1}).score == 0
+    assert metric.score("", {"question": "no reference"}) == (1.0, "", "", "")
+    file = str(tmp_path / "own_metrics_for_test.py")
+    assert make_metric(f"{file}:half", reference_column="solution").score("", {"solution": "x"}).score == 0.5
+    with pytest.raises(DataError, match="broken: KeyError: 'missing'"):
+        make_metric("own_metrics_for_test:broken").score("", {"answer": "x"})
+    with pytest.raises(DataError, match="must return a bool or a number from 0 to 1, it returned '1'"):
+        make_metric("own_metrics_for_test:text").score("", {"answer": "x"})
+    with pytest.raises(ConfigError, match="importing broken_metrics_for_test failed: ModuleNotFoundError"):
+        make_metric("broken_metrics_for_test:f")
+
+
+def test_a_worker_answers_and_is_ended():
+    worker = Worker("operator:mul")
+    with pytest.raises(WorkerError, match="TypeError"):
+        worker.call(5, a=1, b=2)  # it takes no names
+    worker.close()
+    worker = Worker("textwrap:indent")
+    assert worker.call(5, text="a", prefix="\u00e9 ") == "\u00e9 a"
+    worker.close()
+    assert worker.call(5, text="a", prefix="- ") == "- a"  # a fresh process
+    worker.close()
+    worker = Worker("subprocess:check_output")
+    with pytest.raises(WorkerTimeout, match="no result after 0.3 s"):
+        worker.call(0.3, args=[sys.executable, "-c", "import time; time.sleep(30)"])
+    with pytest.raises(WorkerError, match="not JSON serializable"):
+        worker.call(5, args=[sys.executable, "-c", ""])
+    worker.close()
+    with pytest.raises(WorkerError, match="did not start: ModuleNotFoundError"):
+        Worker("no_such_module_at_all:f").call(5)
+
+
+CHAT = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "[a-z]"}]}
+
+
+def test_exact():
+    metric = make_metric("exact")
+    assert metric.kind == "accuracy"
+    assert metric.score(" [a-z]\n", CHAT) == (1.0, "[a-z]", "[a-z]", "")
+    assert metric.score("[a-z]+", CHAT) == (0.0, "[a-z]", "[a-z]+", "another text")
+    assert metric.score("", CHAT).score == 0
+
+
+def test_prefix_is_the_published_startswith():
+    metric = make_metric("prefix")
+    assert metric.score("[a-z]+.*", CHAT) == (1.0, "[a-z]", "[a-z]+.*", "")
+    assert metric.score("\n[a-z]<|end|>", CHAT).score == 1
+    assert metric.score("[a-", CHAT) == (0.0, "[a-z]", "[a-", "begins otherwise")
+    assert metric.score("x[a-z]", CHAT).score == 0
+    assert metric.score("[A-Z]", CHAT).score == 0
+
+
+def test_where_the_reference_is():
+    metric = make_metric("exact")
+    assert metric.score("b", {"question": "a", "answer": "b"}).score == 1
+    assert metric.score("b", {"prompt": "a", "completion": "b"}).score == 1
+    assert metric.score("b", {"text": "a", "code": "b"}).score == 1
+    assert metric.score("5", {"ground_truth": 5}).score == 1
+    assert make_metric("exact", reference_column="solution").score("c", {"answer": "b", "solution": "c"}).score == 1
+    for row in ({"question": "a"}, {"answer": ""}, {"answer": None}, {"answer": float("nan")}, {"messages": []}):
+        with pytest.raises(DataError, match="no reference answer in the columns messages, completion, code, answer"):
+            metric.score("b", row)
+    with pytest.raises(DataError, match=r"in the columns solution \(columns found: answer\)"):
+        make_metric("exact", reference_column="solution").score("b", {"answer": "b"})
+
+
+def test_gsm8k_rows():
+    metric = make_metric("gsm8k")
+    raw = {"question": "?", "answer": "16 - 7 = 9\n9 * 2 = <<9*2=18>>18\n#### 18"}
+    assert metric.score("So \\boxed{\\$18.00} a day", raw) == (1.0, "18", "\\$18.00", "")
+    assert metric.score("It is 9.", raw) == (0.0, "18", "9", "another answer")
+    assert metric.score("I do not know", raw) == (0.0, "18", None, "no answer found")
+    # A prepared row: its ground truth counts, not the answer behind it.
+    assert metric.score("18", {**raw, "answer": "#### 17", "ground_truth": "18"}).score == 1
+    assert metric.score("18", {"answer": "It says \\boxed{18}."}).score == 1
+    assert metric.score("18", {"messages": [{"role": "assistant", "content": "9 * 2\n#### 18"}]}).score == 1
+    assert metric.score("the answer is Monday", {"ground_truth": "Monday"}).score == 0
+    assert metric.score("\\boxed{\\text{Monday}}", {"ground_truth": "Monday"}).score == 1
+    assert metric.score("18", {"answer": "no number\nanywhere"}) == (
+        0.0,
+        None,
+        "18",
+        "the reference has no final answer",
+    )
+
+
+def test_rouge_by_hand():
+    pytest.importorskip("rouge_score", reason="needs the package rouge-score")
+    row = {"answer": "the cat sat on the mat"}
+    # "the cat on the mat": 5 of 6 words in order, all 5 of its own: F = 2 * 1 * (5/6) / (1 + 5/6).
+    assert make_metric("rouge").score("the cat on the mat", row).score == pytest.approx(10 / 11)
+    assert make_metric("rouge", variant="rouge2").score("the cat on the mat", row).score == pytest.approx(
+        2 * 3 / (4 + 5)
+    )
+    assert make_metric("rouge").score("", row).score == 0
+    assert make_metric("rouge", stem=True).score("cats", {"answer": "cat"}).score == 1
+    assert make_metric("rouge").kind == "score"
+
+
+def test_bleu_by_hand():
+    pytest.importorskip("sacrebleu", reason="needs the package sacrebleu")
+    metric = make_metric("bleu")
+    row = {"answer": "the cat sat on the mat"}
+    assert metric.score("the cat sat on the mat", row).score == 1
+    assert metric.score("", row).score == 0
+    # Of 5 words, 5, 3, 1 (the cat sat) n-grams match of 5, 4, 3; none of 2 four-grams. Corpus BLEU of both rows together:
+    # precisions 11/11, 8/9, 5/7, 3/5, lengths 11 against 12.
+    both = metric.corpus_score(["the cat sat on the mat", "the cat sat the mat"], [row, row])
+    expected = (11 / 11 * 8 / 9 * 5 / 7 * 3 / 5) ** 0.25 * 2.718281828459045 ** (1 - 12 / 11)
+    assert both == pytest.approx(expected, rel=1e-6)
+    assert metric.corpus_score([], []) is None
+    assert make_metric("exact").corpus_score(["a"], [row]) is None
+    assert make_metric("bleu", lowercase=True).score("THE CAT SAT ON THE MAT", row).score == 1
+    with pytest.raises(ConfigError, match="tokenize is 'words'; known: 13a"):
+        make_metric("bleu", tokenize="words")
+
+
+@pytest.fixture(scope="module")
+def mathematics():
+    pytest.importorskip("math_verify", reason="needs the package math-verify")
+    with make_metric("math") as metric:
+        yield metric
+
+
+# Known answer, response, marked by hand.
+EQUAL = [
+    (r"\frac{1}{2}", r"\boxed{0.5}"),
+    (r"\frac{1}{2}", r"\boxed{\dfrac{2}{4}}"),
+    (r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{1}{\sqrt{2}}}"),
+    (r"3\sqrt{2}", r"\boxed{\sqrt{18}}"),
+    ("x^2+2x+1", r"\boxed{(x+1)^2}"),
+    ("x^2+2x+1", r"so it is $(x+1)^2$."),
+    (r"2\pi", r"The answer is \(2\pi\)."),
+    (r"\{1,2\}", r"\boxed{\{2,1\}}"),
+    ("(1,2)", r"\boxed{(1, 2)}"),
+    ("[0,1)", r"\boxed{[0,1)}"),
+    ("5", r"\boxed{x = 5}"),
+    ("18", "She makes 18."),
+    ("1,234", r"\boxed{1234}"),
+    ("50\\%", r"\boxed{0.5}"),
+    (r"\text{Saturday}", r"\boxed{Saturday}"),
+    (r"We get \boxed{7}.", r"\boxed{7}"),
+    (r"90^\circ", r"\boxed{90}"),
+    ("2^{10}", r"\boxed{1024}"),
+]
+UNEQUAL = [
+    (r"\frac{1}{2}", r"\boxed{\frac{1}{3}}"),
+    (r"\frac{1}{3}", r"\boxed{0.33}"),
+    ("x^2+2x+1", r"\boxed{(x-1)^2}"),
+    ("x+1", r"\boxed{x}"),
+    ("(1,2)", r"\boxed{(2,1)}"),
+    ("[0,1)", r"\boxed{(0,1)}"),
+    (r"2\pi", r"\boxed{\pi}"),
+    ("5", r"\boxed{-5}"),
+    ("5y", r"\boxed{5}"),
+    ("18", r"\boxed{}"),
+    ("18", ""),
+    ("18", r"\boxed{__import__('os').getcwd()}"),
+]
+
+
+def test_equal_and_unequal_mathematics(mathematics):
+    for gold, response in EQUAL:
+        verdict = mathematics.score(response, {"answer": gold})
+        assert verdict.score == 1 and verdict.note == "" and verdict.answer, (gold, response)
+    for gold, response in UNEQUAL:
+        verdict = mathematics.score(response, {"answer": gold})
+        assert verdict.score == 0 and verdict.note in ("another answer", "no answer found"), (gold, response)
+
+
+def test_endless_computations_end(mathematics):
+    long = mathematics.score(r"\boxed{" + "x+" * 2000 + "1}", {"answer": "5"})
+    assert long.note == "longer than 2000 characters"
+    mathematics.time_limit = 0.5
+    for endless in (r"9^{9^{9^{9^9}}}", r"10000000000!"):
+        verdict = mathematics.score(rf"\boxed{{{endless}}}", {"answer": "5"})
+        assert verdict == (0.0, "5", endless, "not decided within 0.5 s")
+    mathematics.time_limit = 5.0
+    assert mathematics.score(r"\boxed{\sqrt{18}}", {"answer": r"3\sqrt{2}"}).score == 1, "a fresh process"
+
+
+ROW = {"answerKey": "B", "choices": {"text": ["red", "blue", "green", "dark blue"], "label": ["A", "B", "C", "D"]}}
+RIGHT = [
+    "B",
+    "(B)",
+    "b",
+    "B.",
+    "B) blue",
+    "B: blue",
+    "**B. blue**",
+    "blue",
+    "Blue.",
+    "The answer is B.",
+    "The answer is (B) blue.",
+    "The answer is blue.",
+    "Answer: B",
+    "Final Answer: **B**",
+    r"\boxed{B}",
+    r"\boxed{\text{(B)}}",
+    r"\boxed{blue}",
+    r"A? No. \boxed{B. blue}",
+    "I think the best choice is **(B)**.",
+    "A is wrong, C is wrong, so it must be B",
+    "(A) is red, but the answer is (B).",
+    "B\n\nBecause the sky is blue.",
+    "the answer is a colour: B",
+]
+
+
+def test_the_chosen_option():
+    metric = make_metric("multiple_choice")
+    for text in RIGHT:
+        assert metric.score(text, ROW) == (1.0, "B", "B", ""), text
+    for text, answer in [
+        ("", None),
+        ("I do not know", None),
+        ("A good question.", None),
+        ("A", "A"),
+        ("The answer is E", "E"),
+        ("dark blue", "D"),
+        ("D) dark blue", "D"),
+        (r"\boxed{A} B", "A"),
+        ("C. green\nNot B", "C"),
+    ]:
+        note = "no option named" if answer is None else "another option"
+        assert metric.score(text, ROW) == (0.0, "B", answer, note), text
+    for row, gold in [
+        ({"choices": ["x", "y"], "answer": 1}, "B"),
+        ({"endings": ["x", "y"], "label": "0"}, "A"),
+        ({"options": {"a": "x", "b": "y"}, "answer": "b"}, "B"),
+        ({"choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}, "2"),
+        ({"choices": ["x", "y"], "answer": "y"}, "B"),
+        ({"answer": "So the answer is C."}, "C"),
+        ({"messages": [{"role": "assistant", "content": "(C)"}]}, "C"),
+        ({"choices": ["x", "y"], "answer": 7}, None),
+    ]:
+        verdict = metric.score(gold or "A", row)
+        assert (verdict.gold, verdict.score) == (gold, float(gold is not None)), row
+    with pytest.raises(DataError, match="must be a list of texts"):
+        metric.score("A", {"answer": "A", "choices": {"text": ["x"], "label": ["A", "B"]}})
