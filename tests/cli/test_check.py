@@ -202,6 +202,7 @@ def test_options_without_effect(data, capsys):
         ('{"question": "q", "answer": "a"}\n', ["--model_name", "tinny"], "did you mean tiny"),
         ('{"question": "q", "answer": "a"}\n', ["--eval_file", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         ('{"question": "q", "answer": "a"}\n', ["--batch_size", "0"], "per_device_train_batch_size is 0"),
+        ('{"question": "q", "answer": "a"}\n', ["--show", "-1"], "show is -1"),
         ('{"question": "q", "answer": "a"}\n', ["--step_splitter", "regex"], "needs a pattern"),
         ('{"question": "q", "answer": "a"}\n', ["--source_column", "question"], "go together"),
         ('{"question": "q", "answer": "a"}\n', ["--model_name", "tiny", "--max_length", "2"], "no row can be trained"),

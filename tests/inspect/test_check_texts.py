@@ -238,8 +238,6 @@ def test_errors():
         check_format([*rows("x"), 3], strict_data=True)
     with pytest.raises(ConfigError, match="known splitters"):
         check_format(rows("x"), "line")
-    with pytest.raises(ConfigError, match="show is -1"):
-        check_format(rows("x"), show=-1)
 
 
 def test_broken_json_names_the_line(tmp_path):

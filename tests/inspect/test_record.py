@@ -211,10 +211,11 @@ def test_layouts_by_hand(name):
     on_trunk = [one.startswith("trunk") for one in row.names]
     assert row.labelled.tolist() == [label and trunk for label, trunk in zip(labels, on_trunk, strict=True)]
     for pair, (end, source, target, segment, original, copy) in zip(row.pairs, pairs, strict=True):
-        read = [(one.index, one.text) for one in (pair.source_end, pair.source, pair.target)]
+        views = pair.views
+        read = [(one.index, one.text) for one in (views.source_end, *pair.source.terms, *pair.target.terms)]
         assert read == [(index, texts[index]) for index in (end, source, target)]
-        assert (pair.source_segment, pair.original, pair.copy) == (segment, original, copy)
-        assert pair.standalone == (name == "standalone")
+        assert (views.source_segment, views.original, views.copy) == (segment, original, copy)
+        assert views.standalone == (name == "standalone")
     edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(texts)]
     expected = np.zeros((len(texts),) * 2, bool)  # every segment by itself, where no matrix is typed
     for start, stop in zip(edges[:-1], edges[1:], strict=True):
@@ -231,7 +232,7 @@ def test_fields_and_sections():
     assert row.attaches.tolist() == [-1] * 6 + [2, 2, -1, -1]
     assert row.sections == [(0, 1), (1, 6), (6, 8), (8, 10)]
     assert record(steps, forward="inline").floors.tolist() == [0, 0, 0, 0, 0, 5, 5, 0]
-    assert record(lambda k: halves(k, (2, 4), None), predictors=1).pairs[0].original is None  # text of its own
+    assert record(lambda k: halves(k, (2, 4), None), predictors=1).pairs[0].views.original is None  # text of its own
     kinds = {kind for row in (record(steps), record(steps, forward="inline"), record(standalone)) for kind in row.kinds}
     assert kinds == set(KINDS) - {"span", "padding"}
 
@@ -244,10 +245,13 @@ def test_two_examples_see_nothing_of_each_other():
     assert not both.visible[:first, first:].any() and not both.visible[first:, :first].any()
     assert both.texts == alone.texts + other.texts and both.examples.tolist() == [0] * first + [1] * len(other)
     assert [pair.source.index for pair in both.pairs] == [7, first + 6, first + 9]
-    assert both.pairs[1].original == (first + 2, first + 3) and both.pairs[2].copy == (first + 10, first + 11)
+    assert both.pairs[1].views.original == (first + 2, first + 3) and both.pairs[2].views.copy == (
+        first + 10,
+        first + 11,
+    )
     assert [(pair.example, pair.number) for pair in both.pairs] == [(0, 1), (1, 1), (1, 2)]
     inline = record(steps, steps, forward="inline", predictors=1)
-    assert inline.pairs[1].source == Readout(7 + 3, P1) and inline.pairs[1].copy == (7 + 4, 7 + 6)
+    assert inline.pairs[1].source.terms == (Readout(7 + 3, P1),) and inline.pairs[1].views.copy == (7 + 4, 7 + 6)
 
 
 def test_predictors():
@@ -258,9 +262,9 @@ def test_predictors():
     late = steps(0)._replace(pairs=(Pair(Read.one(0, 3), steps(0).pairs[0].target),))
     row = record(lambda k: late, predictors=0)
     assert row.texts[6:] == ("c", "d") and row.visible.sum() == 21 + 3
-    assert row.pairs[0].source_end == row.pairs[0].source == Readout(3, "c")
+    assert row.pairs[0].source.terms == (row.pairs[0].views.source_end,) == (Readout(3, "c"),)
     row = record(steps, forward="inline", predictors=0)
-    assert row.pairs[0].source == Readout(2, "b") and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
+    assert row.pairs[0].source.terms == (Readout(2, "b"),) and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
 
 
 @pytest.mark.parametrize("forward", ["packed", "inline", "two_pass"])
@@ -282,8 +286,8 @@ def test_sums_of_states_of_any_objective():
     mean = example._replace(pairs=(Pair(source, target, weight=2.0),))
     for forward, first in (("packed", 6), ("two_pass", 9)):
         row = record(lambda k: mean, forward=forward)
-        (pair,) = row.vectors
-        assert row.pairs == () and (pair.kind, pair.weight, pair.total, pair.ends) == ("vectors", 2.0, None, ())
+        (pair,) = row.pairs
+        assert (pair.views, pair.kind, pair.weight, pair.total, pair.ends) == (None, "vectors", 2.0, None, ())
         assert (pair.source.name, pair.source.covered) == ("source", ((first, first + 2),))
         assert (pair.target.name, pair.target.covered) == ("target", ((first + 2, first + 4),))
         assert row.counts.endswith("; 1 pair of vectors")

@@ -75,7 +75,7 @@ def test_a_notebook_shows_the_page_whole():
         ({"predictor": 2}, "unknown option 'predictor'; did you mean 'predictors'"),
         ({"objective": "jepa"}, "objective is 'jepa'"),
         ({"row": 99}, "the last one is row 5"),
-        ({"row": "1"}, "row is '1'; it must be a whole number from 0 on"),
+        ({"row": "1"}, "row is '1'; it must be a whole number at least 0"),
         ({"rows_packed": 0}, "rows_packed is 0"),
         ({"tokenizer": "tinny"}, "did you mean tiny"),
     ],
@@ -113,10 +113,10 @@ def test_an_objective_of_the_users_own(file, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     view = show_row(file, "tiny", objective=f"{tmp_path / 'mine.py'}:Mine", predictors=0)
     (row,) = view.records
-    (pair,) = row.vectors
+    (pair,) = row.pairs
     answer, user = row.kinds.count("target"), row.names.count("trunk: user")
     start = row.names.index("trunk: user")
     assert pair.source.covered == ((start + user - 2, start + user),)
     assert pair.target.covered == ((len(row) - answer, len(row)),) and answer > 1
     assert "mean of h over" in str(view) and "compared: source with target" in str(view)
-    assert '"vectors":[{' in view.html()
+    assert '"kind":"vectors"' in view.html()

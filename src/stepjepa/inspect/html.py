@@ -128,8 +128,7 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
     Returns:
         ``tokens`` (L,) numbers into the labels; the integer fields of `RowRecord`, (L,) each; ``kinds`` (L,) numbers into
         `KINDS`; ``sections`` [start, stop, name]; ``labelled`` [start, stop) of the tokens with an LM loss, flat; ``seen``
-        for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``vectors``; ``lanes``; ``counts``;
-        ``batch``.
+        for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``lanes``; ``counts``; ``batch``.
     """
     numbers, lanes = {kind: number for number, kind in enumerate(KINDS)}, record.lanes
     blocks = (record.seen_by(slice(start, start + _BLOCK)) for start in range(0, len(record), _BLOCK))
@@ -143,7 +142,6 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for block in blocks for row in block],
         "pairs": _plain(record.pairs),
-        "vectors": _plain(record.vectors),
         "lanes": {
             "columns": lanes.columns.tolist(),
             "of": lanes.of_section,
@@ -253,7 +251,7 @@ class ModelNumbers:
         self.probe = load_probe(name, tokenizer, predictors, seed)
         wrong = [layer for layer in layers or () if not 1 <= layer <= self.probe.layers]
         if wrong:
-            raise ConfigError(f"--attention_layers {wrong[0]}: this model has layers 1 to {self.probe.layers}")
+            raise ConfigError(f"no attention of layer {wrong[0]}: this model has layers 1 to {self.probe.layers}")
         self.notes = []
         if is_preset(name):
             self.notes.append(f"{name} is a preset: its weights are random (seed {seed}), its numbers mean nothing")
@@ -300,19 +298,17 @@ class ModelNumbers:
 
 
 def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
-    """Cosine of the two sides of each pair, those of views first.
+    """Cosine of the two sides of each pair.
 
     Args:
         states: (L, D) float32, the last ones of the row's tokens.
     """
+
+    def vector(side: Vector) -> np.ndarray:
+        return sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))
+
     wide = states.astype(np.float64)
-    sides = [(wide[pair.source.index], wide[pair.target.index]) for pair in record.pairs]
-    for pair in record.vectors:
-        source, target = (
-            sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))
-            for side in (pair.source, pair.target)
-        )
-        sides.append((source, target))
+    sides = [(vector(pair.source), vector(pair.target)) for pair in record.pairs]
     lengths = [float(np.linalg.norm(source) * np.linalg.norm(target)) for source, target in sides]
     return [float(s @ t) / length if length else 0.0 for (s, t), length in zip(sides, lengths, strict=True)]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepjepa.config.option import Names
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource, is_stream
@@ -23,6 +24,9 @@ from stepjepa.training.options import JEPAOptions, summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_NAME = Names(JEPAOptions)
 
 
 def tokenizer_of(source: Any, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
@@ -180,7 +184,7 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
         if "fewer_than_two_steps" in report.examples_without_pairs:
             yield f"(stepjepa check {shown.source} says which step splitter finds steps)"
     elif not keeps_pairs(shown.seed, 0, index, method.jepa_ratio):
-        yield f"no pair in {epoch}: jepa_ratio {method.jepa_ratio:g} leaves this row out"
+        yield f"no pair in {epoch}: {_NAME.jepa_ratio} {method.jepa_ratio:g} leaves this row out"
     elif not sampled.pairs:
         yield f"no pair: the contents are too short for {summary(method)}; it trains as plain language modelling"
     elif shown.form.vector_names.ends:
@@ -193,7 +197,7 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
     if report.examples > 1:
         yield f"the text is cut into {report.examples} examples of up to {method.max_length} tokens; the first is shown"
     if report.answers_truncated:
-        yield f"the answer is cut at max_length {method.max_length}"
+        yield f"the answer is cut at {_NAME.max_length} {method.max_length}"
     if report.system_folded:
         yield "the template has no system role: the system message is part of the user's message"
     if shown.form.forward == "two_pass":

@@ -7,11 +7,10 @@ and every script and style but its own.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -20,14 +19,39 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from stepjepa.analysis.geometry import ADVICE, CONE_COSINE, LOW_RANK, RANK_ROWS
-from stepjepa.config.option import check_fields, option, options_of, unread_options
+from stepjepa.analysis.geometry import ADVICE
+from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, element_hash, script_json, write_page
-from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, short
-from stepjepa.report.reading import Found, Reader, Run, Study, geometry_record, number, read_folders, table, written
+from stepjepa.report.charts import (
+    FRAME,
+    SIGNS,
+    PointsOf,
+    arm_signs,
+    cost_rows,
+    duration,
+    history_points,
+    logged_signs,
+    loss_quantities,
+    make_charts,
+    mean_points,
+    short,
+)
+from stepjepa.report.reading import (
+    Found,
+    Reader,
+    Run,
+    Study,
+    arm_runs,
+    geometry_record,
+    number,
+    parts_of,
+    read_folders,
+    table,
+    written,
+)
 from stepjepa.training.options import JEPAOptions, not_read
 from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.utils.text import scaled
@@ -36,12 +60,6 @@ from stepjepa.version import __version__
 UNREAD = "-"
 # The options that runs of an objective do not read.
 _IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
-LOSSES = (("lm_loss", "LM loss (nats per labelled token)"), ("jepa_loss", "JEPA loss"))
-SIGNS = (
-    ("cosine_similarity", "cosine of source and target"),
-    ("target_std", "spread of the targets (target_std)"),
-    ("effective_rank", "effective rank of the targets"),
-)
 _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a demo measures of held-out pairs
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes")
 _TEXT_ROOM = 1_200_000  # characters of all texts of the predictions
@@ -77,6 +95,9 @@ class ReportOptions:
     )
 
 
+_NAME = Names(ReportOptions)
+
+
 @dataclass(frozen=True)
 class ReportResult:
     """A page that was written; printed, what was left out and where the page is.
@@ -94,7 +115,8 @@ class ReportResult:
     def __str__(self) -> str:
         lines = [f"left out {problem}" for problem in self.problems]
         if self.bytes > _LARGE:
-            lines.append(f"the page is larger than {_LARGE / 1e6:g} MB; a smaller --max_predictions makes it smaller")
+            remedy = f"a smaller --{_NAME.max_predictions} makes it smaller"
+            lines.append(f"the page is larger than {_LARGE / 1e6:g} MB; {remedy}")
         return "\n".join([*lines, f"written: {self.path} ({self.bytes / 1e6:.2f} MB)"])
 
 
@@ -111,9 +133,10 @@ def report(options: ReportOptions) -> ReportResult:
     output = Path(options.output_file).expanduser() if options.output_file else folders[0] / "report.html"
     found = read_folders(folders, [Path(name).expanduser() for name in options.geometry or ()])
     if output.is_dir():
-        raise ConfigError(f"--output_file {output}: is a folder; give a file")
+        raise ConfigError(f"{output}: is a folder; give a file")
     if output.exists() and not options.overwrite:
-        raise ConfigError(f"{output} exists; replace it with --overwrite, or give another --output_file")
+        remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
+        raise ConfigError(f"{output} exists; {remedy}")
     page = report_page(found, options.max_predictions)
     write_page(page, output)
     return ReportResult(output, len(page), found.reader.problems)
@@ -126,24 +149,14 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         max_predictions: questions whose answers are put into the page, of each evaluation; counts are of all.
     """
 
-    def part(name: str) -> str:
-        return (files("stepjepa.report") / "page" / name).read_text(encoding="ascii")
-
     runs, reader = found.runs, found.reader
     context = _runs_sections(runs) if found.study is None else _study_sections(found.study, runs, reader)
     losses = make_charts(context["curves"], loss_quantities(runs))
     sign_charts = make_charts(context["curves"], SIGNS)
     predictions = prediction_sets(runs, max_predictions, reader)
     charts = {chart.key: chart.readout() for chart in [*losses, *sign_charts]}
-    style, script = base_style() + part("report.css"), part("report.js")
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(part),
-    )
-    page = environment.get_template("report.html").render(
+    style, script = base_style() + _part("report.css"), _part("report.js")
+    page = _template().render(
         **context,
         losses=losses,
         sign_charts=sign_charts,
@@ -160,6 +173,22 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         data=Markup(script_json({"frame": FRAME, "charts": charts, "predictions": predictions})),
     )
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+def _part(name: str) -> str:
+    return (files("stepjepa.report") / "page" / name).read_text(encoding="ascii")
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_part),
+    )
+    return environment.get_template("report.html")
 
 
 def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
@@ -230,34 +259,10 @@ def _study_sections(study: Study, runs: Sequence[Run], reader: Reader) -> dict[s
         "curves": curves,
         "curves_note": note if shown else "",
         "without_log": [],
-        "signs": list(_arm_signs(groups)),
+        "signs": list(arm_signs(groups)),
         "no_signs": [],
         "demo": [],
     }
-
-
-def arm_runs(study: Study, runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Each arm (with its tuned values) and its runs that have logged something, in the study's order."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.history:
-            groups.setdefault(run.label.rpartition("/")[0] or run.label, []).append(run)
-    order = list(study.arms)
-    known = {name: order.index(base) for name in groups for base in (name, name.rpartition("/")[0]) if base in order}
-    return {name: groups[name] for name in sorted(groups, key=lambda name: known.get(name, len(order)))}
-
-
-def parts_of(text: str) -> Iterator[tuple[str, Any]]:
-    """The parts of a ``table.md`` in order: a heading, a text, a list of texts, or a table of rows of cells."""
-    for part in re.split(r"\n{2,}", text.replace("`", "").strip()):
-        lines = part.splitlines()
-        if part.startswith("|"):
-            rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if not line.startswith("|---")]
-            yield "table", [[cell.strip().replace("\\|", "|") for cell in row] for row in rows]
-        elif part.startswith("- "):
-            yield "list", [line.removeprefix("- ") for line in lines]
-        elif part:
-            yield "heading" if part.startswith(("#", "**")) else "text", part.lstrip("# ").replace("**", "")
 
 
 def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[Row]]:
@@ -318,68 +323,6 @@ def data_lines(data: Mapping[str, Any]) -> list[str]:
             found = [f"{split}: the data report cannot be read"]
         lines += [f"{split}: {found[0]}", *found[1:]]
     return lines
-
-
-def loss_quantities(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """(key, title) of the losses, of the regularizer, and of whatever the evaluations while training have scored."""
-    keys = dict.fromkeys(key for run in runs for entry in run.history for key in entry)
-    own = {f"eval_{key}" for key, _ in (*LOSSES, *SIGNS)} | {"eval_loss", "eval_num_pairs", "eval_regularizer"}
-    scored = [key for key in keys if key.startswith("eval_") and key not in own]
-    scored = [key for key in scored if not key.endswith(("_runtime", "_per_second"))]
-    titles = [(key, f"{key.removeprefix('eval_')} of the evaluations while training") for key in scored]
-    return [*LOSSES, *([("regularizer", "regularizer")] if "regularizer" in keys else []), *titles]
-
-
-@dataclass(frozen=True)
-class LoggedSigns:
-    """What a log says of the targets.
-
-    Attributes:
-        rows: (key, first value, last value).
-        step: of the last entry.
-        texts: the signs of collapse in the last entry.
-        collapsed: whether they amount to collapse, as a low rank does by itself.
-        by_design: whether the targets are one vector because the run is a control.
-    """
-
-    rows: list[tuple[str, float, float]]
-    step: float
-    texts: list[str]
-    collapsed: bool
-    by_design: bool
-
-
-def logged_signs(run: Run) -> LoggedSigns | None:
-    """The signs of collapse in a log, None where no targets were logged.
-
-    The log knows the targets of training batches alone. Their spread gives the mean cosine of two targets:
-    ``target_std ** 2 = 1 - mean cosine`` for unit-length states.
-    """
-    logged = {key: points for key, _ in SIGNS if (points := history_points(run.history, key))}
-    if not logged:
-        return None
-    last = {key: points[-1][1] for key, points in logged.items()}
-    pairs = history_points(run.history, "num_pairs")
-    by_design = run.settings.get("control") == "random"
-    rank, cosine = last.get("effective_rank", LOW_RANK), 1 - last.get("target_std", 1.0) ** 2
-    low = not by_design and rank < LOW_RANK and (not pairs or pairs[-1][1] >= RANK_ROWS)
-    texts = [f"target states have an effective rank of {rank:.2f} (below {LOW_RANK})"] if low else []
-    if cosine >= CONE_COSINE and not by_design:
-        texts.append(
-            f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, from target_std "
-            f"{last['target_std']:.3f} (from {CONE_COSINE}; plain models .76 to .96)"
-        )
-    rows = [(key, points[0][1], points[-1][1]) for key, points in logged.items()]
-    return LoggedSigns(rows, max(points[-1][0] for points in logged.values()), texts, low, by_design)
-
-
-def _arm_signs(groups: Mapping[str, Sequence[Run]]) -> Iterator[tuple[str, LoggedSigns]]:
-    """Of every arm the signs of one run, one with signs where there is any, and how many runs have them."""
-    for arm, runs in groups.items():
-        logged = [one for run in runs if (one := logged_signs(run))]
-        shown = sorted((one for one in logged if one.texts), key=lambda one: not one.collapsed)
-        if logged:
-            yield f"{arm} ({len(shown)} of {len(logged)} runs)" if shown else arm, (shown or logged)[0]
 
 
 def accuracy_rows(runs: Sequence[Run]) -> list[tuple[list[str], list[float] | None]]:
@@ -511,37 +454,3 @@ def cut(text: str, longest: int) -> str:
         return text
     half = longest // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are left out here ...]\n{text[-half:]}"
-
-
-def cost_rows(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """Of each run: steps, training time, examples and tokens per second, FLOPs, time of generating answers."""
-    for run in runs:
-        steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
-        speeds = [speed for _, speed in history_points(run.history, "tokens_per_second")]
-        logged = [
-            number(value) or 0 for entry in run.history for key, value in entry.items() if key.startswith("flops_")
-        ]
-        spent = [number(one.result, "generation", "seconds") or 0 for one in run.evaluations.values()]
-        yield [
-            run.label,
-            f"{max(steps):,.0f}" if steps else "-",
-            duration(number(run.metrics, "train_runtime")),
-            _speed(number(run.metrics, "train_samples_per_second")),
-            _speed(sum(speeds) / len(speeds) if speeds else None),
-            scaled(number(run.metrics, "total_flos") or sum(logged) or None),
-            duration(sum(spent) or None),
-        ]
-
-
-def duration(seconds: float | None) -> str:
-    """``42.1 s``, ``12 min 5 s``, ``3 h 20 min``."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
-
-
-def _speed(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -4,29 +4,59 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from string import Formatter
 from typing import Any, NamedTuple
 
+from stepjepa.config.option import Names, Unread, check_fields, option, options_of, unread_options
+from stepjepa.data.options import ColumnOptions, StepsOptions
+from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.report import REASONS
 from stepjepa.data.signs import LONG_STEP
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import ConfigError
 from stepjepa.inspect.check.texts import TextStatistics, read_texts
 from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens, share_of
 from stepjepa.inspect.record import counted
 from stepjepa.inspect.rows import tokenizer_of
 from stepjepa.objectives.base import OBJECTIVES, find_objective
-from stepjepa.training.options import JEPAOptions, without_effect
+from stepjepa.training.options import ExampleOptions, JEPAOptions, without_effect
 from stepjepa.utils.text import escaped, printable
 
 _WIDTH = 100
+
+
+@dataclass
+class FileOptions:
+    """What ``stepjepa check`` reads and shows."""
+
+    file: str | None = option(None, "The data file; usually written without --file.", "check")
+    dataset_split: str = option("train", "Split of a Hub data set.", "check")
+    eval_file: str | None = option(
+        None, "A second file or data set, whose questions are looked for in the first.", "check"
+    )
+    eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "check")
+    model_name: str | None = option(
+        None,
+        "Tokenizer: a Hub id, a local folder, or a preset (tiny, mini: trained on the file). With one, the report says what "
+        "a model will see of the file under the options of training.",
+        "check",
+    )
+    per_device_train_batch_size: int = option(
+        8, "Examples of a batch, for the padding.", "check", needs={"model_name": True}, at_least=1
+    )
+    seed: int = option(42, "Seed of the sampled rows.", "check", needs={"model_name": True})
+    show: int = option(1, "How many rows to show.", "check", at_least=0)
+    json: bool = option(False, "Print the report as one JSON object.", "check")
+
+
+@dataclass
+class CheckOptions(ExampleOptions, FileOptions):
+    """All options of ``stepjepa check``; those of training mean what they mean there."""
+
+
+_NAME = Names(CheckOptions, PrepareOptions)
 # The options that the text statistics read, without a tokenizer and whatever the objective is.
-_READ = frozenset(
-    "objective step_splitter step_separator steps_column source_column target_column choice_column system_prompt "
-    "strict_data".split()
-)
+_READ = {_NAME.objective, _NAME.system_prompt, _NAME.strict_data, *options_of(StepsOptions), *options_of(ColumnOptions)}
 
 
 @dataclass(frozen=True)
@@ -107,31 +137,40 @@ def check(
     Examples:
         >>> print(check("train.jsonl", "mini", objective="step_jepa"))
     """
+    name = None if tokenizer is None else str(tokenizer)
+    own = FileOptions(
+        model_name=name, per_device_train_batch_size=per_device_train_batch_size, seed=seed, show=show
+    )  # fmt: skip
+    check_fields(own)
     method = JEPAOptions(**options)
     method.check()
-    if per_device_train_batch_size < 1:
-        raise ConfigError(f"per_device_train_batch_size is {per_device_train_batch_size}; it must be at least 1")
     rows = RowSource(data, dataset_split)
     texts = read_texts(rows, method, show, None if eval_file is None else RowSource(eval_file, eval_split))
-    asked = "objective" in options
+    asked = _NAME.objective in options
     warnings = text_warnings(texts, steps=find_objective(method.objective).needs_steps or not asked)
-    if tokenizer is None:
-        names = set(options) - _READ
-        names |= {"per_device_train_batch_size"} if per_device_train_batch_size != 8 else set()
-        names |= {"seed"} if seed != 42 else set()
-        notes = [f"--{name} has no effect without --model_name" for name in sorted(names)]
-        notes.append("--model_name NAME adds what a model will see: pairs, truncation, tokens by kind, padding")
+    if name is None:
+        changed = [one for one, known in options_of(FileOptions).items() if getattr(own, one) != known.default]
+        unread = [Unread(one, f"without --{_NAME.model_name}") for one in options if one not in _READ]
+        notes = sorted(map(str, [*unread, *unread_options(own, changed)]))
+        notes.append(
+            f"--{_NAME.model_name} NAME adds what a model will see: pairs, truncation, tokens by kind, padding"
+        )
         return CheckReport(texts, None, warnings, notes)
     if texts.plain_text and not asked:
-        known = {name: find_objective(name) for name in OBJECTIVES}
-        name = next(name for name, one in known.items() if one.takes_text and one.makes_pairs)
-        method = JEPAOptions(**{**options, "objective": name})
+        known = {one: find_objective(one) for one in OBJECTIVES}
+        takes_text = next(one for one, about in known.items() if about.takes_text and about.makes_pairs)
+        method = JEPAOptions(**{**options, _NAME.objective: takes_text})
         method.check()
-    loaded = tokenizer_of(rows, str(tokenizer), method)
     tokens = read_tokens(
-        rows, loaded, str(tokenizer), method, count=texts.rows_read, batch_size=per_device_train_batch_size, seed=seed
+        rows,
+        tokenizer_of(rows, name, method),
+        name,
+        method,
+        count=texts.rows_read,
+        batch_size=per_device_train_batch_size,
+        seed=seed,
     )
-    notes = [str(unread) for unread in without_effect(method, set(options) - _READ)]
+    notes = [str(one) for one in without_effect(method, set(options) - _READ)]
     return CheckReport(texts, tokens, [*warnings, *token_warnings(tokens)], notes)
 
 
@@ -160,219 +199,20 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     )
 
 
-class _Rule(NamedTuple):
-    """When to warn, and of what. Fields of the statistics are named as in a format string.
+class _Count(NamedTuple):
+    """How many of how many there is a warning of, where the share is above a bound; as text ``3 of 12 rows (25.0 %)``."""
 
-    Attributes:
-        counts: how many, and of how many: two fields.
-        text, advice: what was found and what it means: formats of the statistics ``f``, ``share`` (how many of how many),
-            ``count``, ``total``, ``first`` and `facts`.
-        above: a share that is no reason to warn.
-        what: is counted.
-        first: the first place, as a field.
-        when: another condition.
-        facts: of the statistics -> other facts.
-    """
-
-    counts: str
-    text: str
-    advice: str
+    name: str
+    number: int
+    total: int
     above: float = 0.0
     what: str = "row"
-    first: str = ""
-    when: Callable[[Any], bool] = bool
-    facts: Callable[[Any], Mapping[str, Any]] = lambda f: {}
+
+    def __str__(self) -> str:
+        return share_of(self.number, self.total, self.what)
 
 
-def _one_step(f: TextStatistics) -> dict[str, str]:
-    better = f.better_splitter
-    if better is None:
-        return {"remedy": "for step_jepa, separate the steps"}
-    return {"remedy": f"{f.use_better}, which finds two or more in {f.other_splitters[better]:,}"}
-
-
-def _own(reason: str) -> _Rule:
-    """Steps that rows hold and that cannot be taken."""
-    return _Rule(
-        f"steps.unread[{reason}] / steps.rows",
-        f"{{share}} hold steps that cannot be taken: {REASONS[reason]} (first: {{first}})",
-        "their answers are split by --step_splitter {f.steps.splitter} instead: the texts of the list must follow each "
-        "other in the answer as they are; or name another --steps_column",
-        first=f"steps.first_unread[{reason}]",
-    )
-
-
-def _inside(sign: str, where: str) -> _Rule:
-    """A separator inside of what no step is cut in."""
-    return _Rule(
-        f"signs.{sign} / chats",
-        f"in {{share}} {{separator}} is inside {where} (first: {{first}})",
-        "no step is cut there, so there is nothing to do; a plain split{published} would cut there, and count more steps",
-        first=f"signs.first[{sign}]",
-        facts=lambda f: {
-            "separator": escaped(f.plain_separator),
-            "published": ", as in the published code," * (f.plain_separator == "\n\n"),
-        },
-    )
-
-
-_STEPS = {  # what matters to objectives with steps alone
-    "one_step": _Rule(
-        "rows_with_one_step / chats",
-        "{share} have one step with {f.chosen}",
-        "they make no pair for step_jepa and train as plain language modelling; {remedy}; llm_jepa needs no steps",
-        above=0.5,
-        facts=_one_step,
-    ),
-    "own_no_steps": _own("no_steps"),
-    "own_steps_not_found": _own("steps_not_found"),
-    "other_total_steps": _Rule(
-        "steps.other_totals / steps.rows",
-        "in {share} the number of steps is not what total_steps says (first: {first})",
-        "training pairs the steps that are found: choose another --step_splitter, or give the rows their steps in a column "
-        "(stepjepa prepare writes them)",
-        first="steps.first_other_total",
-    ),
-    "one_word_steps": _Rule(
-        "signs.one_word_steps / signs.steps",
-        "{share} are one word (first: {first})",
-        "so short a view says little: choose another --step_splitter, or let stepjepa prepare --min_step_length 20 join "
-        "short steps to their neighbours",
-        above=0.05,
-        what="step",
-        first="signs.first[one_word_steps]",
-    ),
-    "long_steps": _Rule(
-        "signs.long_steps / signs.steps",
-        f"{{share}} are longer than {LONG_STEP:,} characters; the longest has {{f.signs.longest_step:,}} ({{first}})",
-        "one vector stands for a complete step, and its copy costs as many tokens: choose a finer --step_splitter, or take "
-        "thinking blocks out with stepjepa prepare",
-        above=0.01,
-        what="step",
-        first="signs.first[longest_step]",
-    ),
-    "answer_line": _Rule(
-        "signs.rows_with_answer_line / rows_with_steps",
-        "in {share} with steps the last step is the final answer alone (first: {first})",
-        "--step_pairs first predicts it in {f.signs.answer_line_second:,} of them, where it is the second step; --step_pairs"
-        " all in each. stepjepa prepare writes it at the end of the step before",
-        above=0.05,
-        first="signs.first[rows_with_answer_line]",
-    ),
-    "cut_in_blocks": _inside("rows_cut_in_blocks", "code, display maths or a table"),
-    "cut_in_thoughts": _inside("rows_cut_in_thoughts", "a thinking block"),
-}
-_CHATS = {
-    "no_system_prompt": _Rule(
-        "rows_without_system / chats",
-        "no row of {total:,} has a system message",
-        "right if the model will be asked without one; else give it with --system_prompt TEXT, in training and in use",
-        when=lambda f: f.rows_without_system == f.chats,
-    ),
-    "mixed_system_prompt": _Rule(
-        "rows_without_system / chats",
-        "{share} have no system message and the others have one (first without: {first})",
-        "the model learns two kinds of chats: give the one that is missing with --system_prompt TEXT, or take it out of all "
-        "rows",
-        first="signs.first[rows_without_system]",
-        when=lambda f: f.rows_without_system < f.chats,
-    ),
-    "empty_answers": _Rule(
-        "signs.rows_with_empty_answer / chats",
-        "{share} have an empty answer (first: {first})",
-        "they teach the model to say nothing: fill them in, or remove the rows",
-        first="signs.first[rows_with_empty_answer]",
-    ),
-}
-_ROWS = {
-    "duplicate_texts": _Rule(
-        "repeats.rows / rows_usable",
-        "{share} repeat the text of an earlier one (first: {first})",
-        "remove them: what is repeated is learnt by heart; and never split them over training and evaluation",
-        first="repeats.first",
-        when=lambda f: f.plain_text,
-    ),
-    "duplicate_questions": _Rule(
-        "repeats.rows / rows_usable",
-        "{share} repeat the question of an earlier one, {f.repeats.same_answer:,} of them with the same answer "
-        "(first: {first})",
-        "{remedy} (stepjepa prepare --dedup keeps the first of each); and never split them over training and evaluation",
-        first="repeats.first",
-        when=lambda f: not f.plain_text,
-        facts=lambda f: {
-            "remedy": "remove them"
-            if f.repeats.same_answer == f.repeats.rows
-            else "several answers to a question may be meant, copies hardly are"
-        },
-    ),
-    "eval_in_train": _Rule(
-        "leak.found / leak.rows",
-        "{share} of {source} ask what a row of the training file asks (first: {places})",
-        "an evaluation on them measures memory: remove them from one of the two files",
-        when=lambda f: f.leak is not None,
-        facts=lambda f: {"source": printable(f.leak.source), "places": printable(" and ".join(f.leak.first))},
-    ),
-}
-_TOKENS = {
-    "no_pairs": _Rule(
-        "data.examples / data.examples",
-        "no example of {total:,} has a pair for {f.objective.label}",
-        "stepjepa train would stop: see the reasons under Pairs",
-        when=lambda f: f.objective.makes_pairs and not f.data.pairs,
-    ),
-    "truncated": _Rule(
-        "truncation.chats / data.rows_read",
-        "{share} are cut or skipped at max_length {f.truncation.max_length:,}",
-        "the model does not learn how such answers end: raise --max_length to {f.truncation.enough}, or take them out",
-        when=lambda f: f.truncation is not None,
-    ),
-    "one_token_targets": _Rule(
-        "one_token_targets / data.pairs",
-        "{share} have a target of a single token",
-        "such a target is hardly more than that token's embedding: choose other views, or write short steps at the end of "
-        "the step before (stepjepa prepare does)",
-        above=0.05,
-        what="pair",
-    ),
-    "folded_system": _Rule(
-        "data.system_folded / data.rows_read",
-        "the chat template has no system role: {folded} are part of the first user message",
-        "nothing to do in training; in use, put it there as well, or choose another --chat_template",
-        facts=lambda f: {"folded": counted(f.data.system_folded, "system message")},
-    ),
-    "unknown_tokens": _Rule(
-        "unknown_tokens / data.tokens",
-        "{count:,} of {total:,} tokens ({percent:.2f} %) are the tokenizer's unknown token",
-        "the model cannot read or write them: take a tokenizer that knows these characters (any byte-level one does)",
-        above=0.001,
-        when=lambda f: f.unknown_tokens is not None,
-    ),
-    "no_end_of_turn": _Rule(
-        "chats / chats",
-        "nothing ends an answer: the template writes no special token and the tokenizer has no EOS",
-        "the model is not taught to stop: give the tokenizer an eos_token, or a --chat_template that ends turns",
-        when=lambda f: f.end_of_turn is None,
-    ),
-    "end_of_turn_unlabelled": _Rule(
-        "chats / chats",
-        "--labels reference leaves {end}, the end of turn, out of {examples}",
-        "as the published code does; the model is not taught to stop: leave --labels out unless that is to be compared",
-        when=lambda f: f.end_of_turn is not None and not f.end_labelled,
-        facts=lambda f: {"end": escaped(f.end_of_turn), "examples": counted(f.chats, "example")},
-    ),
-    "end_of_turn_is_padding": _Rule(
-        "chats / chats",
-        "the end of turn, {end}, is also the {tokens} token, in {examples}",
-        "labels go by position here, so it is trained on; code that leaves out padding by its id, as the published code "
-        "does, would never teach the model to stop. For such code give the tokenizer another pad_token",
-        when=lambda f: f.end_labelled and "padding" in f.end_is,
-        facts=lambda f: {
-            "end": escaped(f.end_of_turn),
-            "tokens": " and ".join(f.end_is),
-            "examples": counted(f.chats, "example"),
-        },
-    ),  # fmt: skip
-}
+_Finding = tuple[_Count, str, str]  # with what was found and what it means
 
 
 def text_warnings(found: TextStatistics, steps: bool = True) -> list[DataWarning]:
@@ -382,33 +222,198 @@ def text_warnings(found: TextStatistics, steps: bool = True) -> list[DataWarning
         steps: also of what matters to objectives with steps alone.
     """
     chats = bool(found.chats) and not found.plain_text
-    return _warnings(found, {**(_STEPS if chats and steps else {}), **(_CHATS if chats else {}), **_ROWS})
+    findings = [*_of_steps(found)] if chats and steps else []
+    return _warnings([*findings, *(_of_chats(found) if chats else ()), *_of_rows(found)])
 
 
 def token_warnings(found: TokenStatistics) -> list[DataWarning]:
     """What the tokenizer and the options of the run make of the data set that a user should know."""
-    return _warnings(found, _TOKENS)
+    return _warnings(_of_tokens(found))
 
 
-def _warnings(found: Any, rules: Mapping[str, _Rule]) -> list[DataWarning]:
-    def field(name: str) -> Any:
-        return Formatter().get_field(f"f.{name}", (), {"f": found})[0]
+def _warnings(findings: Iterator[_Finding] | list[_Finding]) -> list[DataWarning]:
+    return [DataWarning(*count[:3], *texts) for count, *texts in findings if count.number > count.above * count.total]
 
-    warnings = []
-    for name, rule in rules.items():
-        count, total = map(field, rule.counts.split(" / ")) if rule.when(found) else (0, 0)
-        if count <= rule.above * total:
-            continue
-        places = field(rule.first) if rule.first else ()
-        places = [places] if isinstance(places, str) else places
-        facts = {
-            "f": found,
-            "count": count,
-            "total": total,
-            "share": share_of(count, total, rule.what),
-            "percent": 100 * count / total,
-            "first": printable(" and ".join(place.removeprefix(f"{found.source} ") for place in places)),
-            **rule.facts(found),
-        }
-        warnings.append(DataWarning(name, count, total, rule.text.format(**facts), rule.advice.format(**facts)))
-    return warnings
+
+def _first(found: TextStatistics, *places: str) -> str:
+    """Places in the data set, without its name."""
+    return printable(f"first: {' and '.join(place.removeprefix(f'{found.source} ') for place in places)}")
+
+
+def _of_steps(found: TextStatistics) -> Iterator[_Finding]:
+    """What matters to objectives with steps alone."""
+    signs, steps, splitter, better = found.signs, found.steps, f"--{_NAME.step_splitter}", found.better_splitter
+
+    def first(sign: str) -> str:
+        return _first(found, signs.first.get(sign, ""))
+
+    count = _Count("one_step", found.rows_with_one_step, found.chats, above=0.5)
+    remedy = "for step_jepa, separate the steps"
+    if better is not None:
+        remedy = f"{found.use_better}, which finds two or more in {found.other_splitters[better]:,}"
+    yield (
+        count,
+        f"{count} have one step with {found.chosen}",
+        f"they make no pair for step_jepa and train as plain language modelling; {remedy}; llm_jepa needs no steps",
+    )
+    for reason, unread in steps.unread.items():
+        count = _Count(f"own_{reason}", unread, steps.rows)
+        where = _first(found, steps.first_unread[reason])
+        yield (
+            count,
+            f"{count} hold steps that cannot be taken: {REASONS[reason]} ({where})",
+            f"their answers are split by {splitter} {steps.splitter} instead: the texts of the list must follow each other "
+            f"in the answer as they are; or name another --{_NAME.steps_column}",
+        )
+    count = _Count("other_total_steps", steps.other_totals, steps.rows)
+    yield (
+        count,
+        f"in {count} the number of steps is not what total_steps says ({_first(found, steps.first_other_total)})",
+        f"training pairs the steps that are found: choose another {splitter}, or give the rows their steps in a column "
+        "(stepjepa prepare writes them)",
+    )
+    count = _Count("one_word_steps", signs.one_word_steps, signs.steps, above=0.05, what="step")
+    yield (
+        count,
+        f"{count} are one word ({first(count.name)})",
+        f"so short a view says little: choose another {splitter}, or let stepjepa prepare --{_NAME.min_step_length} 20 join "
+        "short steps to their neighbours",
+    )
+    count = _Count("long_steps", signs.long_steps, signs.steps, above=0.01, what="step")
+    longest = f"{signs.longest_step:,} ({first('longest_step').removeprefix('first: ')})"
+    yield (
+        count,
+        f"{count} are longer than {LONG_STEP:,} characters; the longest has {longest}",
+        f"one vector stands for a complete step, and its copy costs as many tokens: choose a finer {splitter}, or take "
+        "thinking blocks out with stepjepa prepare",
+    )
+    count = _Count("answer_line", signs.rows_with_answer_line, found.rows_with_steps, above=0.05)
+    pairs = f"--{_NAME.step_pairs}"
+    yield (
+        count,
+        f"in {count} with steps the last step is the final answer alone ({first('rows_with_answer_line')})",
+        f"{pairs} first predicts it in {signs.answer_line_second:,} of them, where it is the second step; {pairs} all in "
+        "each. stepjepa prepare writes it at the end of the step before",
+    )
+    published = ", as in the published code," if found.plain_separator == "\n\n" else ""
+    for name, rows, where in (
+        ("cut_in_blocks", signs.rows_cut_in_blocks, "code, display maths or a table"),
+        ("cut_in_thoughts", signs.rows_cut_in_thoughts, "a thinking block"),
+    ):
+        count = _Count(name, rows, found.chats)
+        yield (
+            count,
+            f"in {count} {escaped(found.plain_separator)} is inside {where} ({first(f'rows_{name}')})",
+            f"no step is cut there, so there is nothing to do; a plain split{published} would cut there, and count more "
+            "steps",
+        )
+
+
+def _of_chats(found: TextStatistics) -> Iterator[_Finding]:
+    signs, prompt, without = found.signs, f"--{_NAME.system_prompt}", found.rows_without_system
+    if without == found.chats:
+        yield (
+            _Count("no_system_prompt", without, found.chats),
+            f"no row of {found.chats:,} has a system message",
+            f"right if the model will be asked without one; else give it with {prompt} TEXT, in training and in use",
+        )
+    else:
+        count = _Count("mixed_system_prompt", without, found.chats)
+        where = _first(found, signs.first.get("rows_without_system", "")).replace("first", "first without", 1)
+        yield (
+            count,
+            f"{count} have no system message and the others have one ({where})",
+            f"the model learns two kinds of chats: give the one that is missing with {prompt} TEXT, or take it out of all "
+            "rows",
+        )
+    count = _Count("empty_answers", signs.rows_with_empty_answer, found.chats)
+    yield (
+        count,
+        f"{count} have an empty answer ({_first(found, signs.first.get('rows_with_empty_answer', ''))})",
+        "they teach the model to say nothing: fill them in, or remove the rows",
+    )
+
+
+def _of_rows(found: TextStatistics) -> Iterator[_Finding]:
+    repeats, leak = found.repeats, found.leak
+    where = _first(found, *(repeats.first or ()))
+    never = "and never split them over training and evaluation"
+    if found.plain_text:
+        count = _Count("duplicate_texts", repeats.rows, found.rows_usable)
+        advice = f"remove them: what is repeated is learnt by heart; {never}"
+        yield count, f"{count} repeat the text of an earlier one ({where})", advice
+    else:
+        count = _Count("duplicate_questions", repeats.rows, found.rows_usable)
+        copies = repeats.same_answer == repeats.rows
+        remedy = "remove them" if copies else "several answers to a question may be meant, copies hardly are"
+        yield (
+            count,
+            f"{count} repeat the question of an earlier one, {repeats.same_answer:,} of them with the same answer ({where})",
+            f"{remedy} (stepjepa prepare --{_NAME.dedup} keeps the first of each); {never}",
+        )
+    if leak is not None:
+        count = _Count("eval_in_train", leak.found, leak.rows)
+        where = printable(" and ".join(leak.first or ()))
+        yield (
+            count,
+            f"{count} of {printable(leak.source)} ask what a row of the training file asks (first: {where})",
+            "an evaluation on them measures memory: remove them from one of the two files",
+        )
+
+
+def _of_tokens(found: TokenStatistics) -> Iterator[_Finding]:
+    data, cut, chats = found.data, found.truncation, found.chats
+    if found.objective.makes_pairs and not data.pairs:
+        yield (
+            _Count("no_pairs", data.examples, data.examples),
+            f"no example of {data.examples:,} has a pair for {found.objective.label}",
+            "stepjepa train would stop: see the reasons under Pairs",
+        )
+    if cut is not None:
+        count, longest = _Count("truncated", cut.chats, data.rows_read), _NAME.max_length
+        yield (
+            count,
+            f"{count} are cut or skipped at {longest} {cut.max_length:,}",
+            f"the model does not learn how such answers end: raise --{longest} to {cut.enough}, or take them out",
+        )
+    count = _Count("one_token_targets", found.one_token_targets, data.pairs, above=0.05, what="pair")
+    yield (
+        count,
+        f"{count} have a target of a single token",
+        "such a target is hardly more than that token's embedding: choose other views, or write short steps at the end of "
+        "the step before (stepjepa prepare does)",
+    )
+    folded_in = counted(data.system_folded, "system message")
+    yield (
+        _Count("folded_system", data.system_folded, data.rows_read),
+        f"the chat template has no system role: {folded_in} are part of the first user message",
+        f"nothing to do in training; in use, put it there as well, or choose another --{_NAME.chat_template}",
+    )
+    unknown = found.unknown_tokens or 0
+    yield (
+        _Count("unknown_tokens", unknown, data.tokens, above=0.001),
+        f"{unknown:,} of {data.tokens:,} tokens ({100 * unknown / data.tokens:.2f} %) are the tokenizer's unknown token",
+        "the model cannot read or write them: take a tokenizer that knows these characters (any byte-level one does)",
+    )
+    end, examples = escaped(found.end_of_turn or ""), counted(chats, "example")
+    if found.end_of_turn is None:
+        yield (
+            _Count("no_end_of_turn", chats, chats),
+            "nothing ends an answer: the template writes no special token and the tokenizer has no EOS",
+            f"the model is not taught to stop: give the tokenizer an eos_token, or a --{_NAME.chat_template} that ends "
+            "turns",
+        )
+    elif not found.end_labelled:
+        yield (
+            _Count("end_of_turn_unlabelled", chats, chats),
+            f"--{_NAME.labels} reference leaves {end}, the end of turn, out of {examples}",
+            f"as the published code does; the model is not taught to stop: leave --{_NAME.labels} out unless that is to be "
+            "compared",
+        )
+    elif "padding" in found.end_is:
+        yield (
+            _Count("end_of_turn_is_padding", chats, chats),
+            f"the end of turn, {end}, is also the {' and '.join(found.end_is)} token, in {examples}",
+            "labels go by position here, so it is trained on; code that leaves out padding by its id, as the published code "
+            "does, would never teach the model to stop. For such code give the tokenizer another pad_token",
+        )
