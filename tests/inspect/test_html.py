@@ -11,7 +11,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.sources import texts_of
-from stepjepa.inspect.html import LIMIT, FormRows, Variant, page_data, page_html, row_data, script_json
+from stepjepa.inspect.html import FormRows, Variant, page_data, page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.record import FIELDS, KINDS, token_label
 from stepjepa.inspect.rows import show_rows
@@ -148,17 +148,8 @@ def test_only_the_page_s_own_script_may_run_and_nothing_may_be_loaded():
         "form-action": "'none'",
     }
     script = found.texts["script"][1]
-    for word in (
-        "innerHTML",
-        "outerHTML",
-        "insertAdjacentHTML",
-        "document.write",
-        "eval(",
-        "fetch(",
-        "XMLHttp",
-        "import(",
-    ):
-        assert word not in script
+    unsafe = "innerHTML outerHTML insertAdjacentHTML document.write eval( fetch( XMLHttp import(".split()
+    assert [word for word in unsafe if word in script] == []
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", script + found.texts["style"][0])
     assert "url(" not in found.texts["style"][0] and "@import" not in found.texts["style"][0]
 
@@ -167,12 +158,6 @@ def test_what_is_no_number_is_refused():
     assert script_json({"a": "<&>"}) == '{"a":"\\u003c\\u0026\\u003e"}'
     with pytest.raises(ValueError):
         script_json({"loss": float("nan")})
-
-
-def test_size_of_a_long_row():
-    rows = records(stepped_example(1000, 8), lambda index: f" word{index}")
-    variants = [Variant(2, "packed", {form: FormRows([row]) for form, row in rows.items()})]
-    assert len(rows["packed"]) > 1600 and len(page_html(page_data("", variants))) < 0.2 * LIMIT
 
 
 def test_padding_is_one_lane_s_end():

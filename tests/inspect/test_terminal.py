@@ -2,8 +2,6 @@
 
 import io
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from rich.cells import cell_len
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Span
 from stepjepa.inspect.layout import row_records
-from stepjepa.inspect.record import ASCII, KINDS, UNICODE, token_label
+from stepjepa.inspect.record import ASCII, UNICODE, token_label
 from stepjepa.inspect.terminal import draw, make_console, mask_lines, shown_positions, token_lines
 from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.models import Views, paired
@@ -248,6 +246,8 @@ def test_text_in_the_data_does_nothing():
     coloured = drawn(record(words=HOSTILE), file=Screen())
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == drawn(record(words=HOSTILE))  # only rich's own colours are added
 
+    assert token_label(" a\tb\r\n") == "·a⇥b\\r↵" and token_label(" a\tb\r\n", ASCII) == " a\\tb\\r\\n"
+
 
 def test_colour_on_terminals_only(monkeypatch):
     assert "\x1b[" in drawn(record(), file=Screen())
@@ -308,15 +308,3 @@ def test_rows_side_by_side():
     lines = side_by_side(125, (0, 1, 2))
     heads = [line.split() for line in lines if line.startswith("K = ") and "packing" not in line]
     assert heads == [["K", "=", "0", "K", "=", "1"], ["K", "=", "2"]]
-
-
-def test_labels_of_tokens():
-    assert token_label(" a\tb\r\n") == "·a⇥b\\r↵"
-    assert token_label(" a\tb\r\n", ASCII) == " a\\tb\\r\\n"
-    assert token_label("") == ""
-    assert len({kind.letter for kind in KINDS.values()}) == len(KINDS)
-
-
-def test_no_torch_is_loaded():
-    code = "import sys, stepjepa.inspect.terminal, stepjepa.cli.check; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
