@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepjepa.data.signs import cuts_inside
+from stepjepa.inspect.check.quality import cuts_inside
 from stepjepa.inspect.check.report import DataWarning, text_warnings, warning_lines
 from support.checks import check_format
 

@@ -6,7 +6,7 @@ import pytest
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Term
 from stepjepa.data.types import Span as Tokens
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.inspect.layout import Span, packing_line, row_records
+from stepjepa.inspect.layout import packing_line, row_records
 from stepjepa.inspect.record import KINDS, Readout
 from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.load import train_tokenizer
@@ -81,16 +81,6 @@ LAYOUTS = {
         "prompt answer source_end original original answer predictor predictor target target",
         [(2, 7, 9, None, (3, 5), (8, 10))],
     ),
-    "every_step": (
-        (every_step, 2, "packed"),
-        ["q", "a", "b", "c", "e", P1, P2, "b", P1, P2, "c"],
-        [0, 1, 2, 3, 4, 2, 3, 4, 3, 4, 5],
-        [0] * 5 + [1, 1, 2, 3, 3, 4],
-        "trunk: prompt 1|trunk: answer 4|branch 1 2|target 1 1|branch 2 2|target 2 1",
-        # b is the first pair's target and ends the second pair's source.
-        "prompt source_end source_end original answer predictor predictor target predictor predictor target",
-        [(1, 6, 7, None, (2, 3), (7, 8)), (2, 9, 10, None, (3, 4), (10, 11))],
-    ),
     "shared": (
         (horizons, 1, "packed"),
         ["q", "a", "b", "c", "e", P1, "b", "c", P1],
@@ -126,15 +116,6 @@ LAYOUTS = {
         "trunk: prompt 1|trunk: answer 2|predictors 2|trunk: answer 3",
         "prompt answer source_end predictor predictor isolated isolated answer",
         [(2, 4, 6, None, (5, 7), (5, 7))],
-    ),
-    "two_pass": (
-        (steps, 2, "two_pass"),
-        [*WORDS, "q", "a", "b", P1, P2, "c", "d"],
-        [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6],
-        [0] * 6 + [1] * 5 + [2] * 2,
-        "trunk: prompt 1|trunk: answer 5|source 1 5|target 1 2",
-        "prompt answer source_end original original answer source source source predictor predictor target target",
-        [(2, 10, 12, (6, 11), (3, 5), (11, 13))],
     ),
     "two_pass_shared": (
         (horizons, 1, "two_pass"),
@@ -258,13 +239,6 @@ def test_sums_of_states_of_any_objective():
         assert (pair.source.name, pair.source.covered) == ("source", ((first, first + 2),))
         assert (pair.target.name, pair.target.covered) == ("target", ((first + 2, first + 4),))
         assert row.counts.endswith("; 1 pair of vectors")
-
-
-def test_spans_name_the_trunk_and_are_cut_with_it():
-    spans = [Span("user", 0, 1), Span("step 1", 1, 3), Span("step 2", 3, 5), Span("step 3", 6, 9)]
-    names = record(steps, spans=[spans]).names[:6]
-    expected = "user, step 1, step 1, step 2, step 2, end of turn"
-    assert ", ".join(name.removeprefix("trunk: ") for name in names) == expected
 
 
 # Trunks of 6, 6 and 3 tokens; with K = 2 the first two have 2 predictors and 2 target tokens.

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from stepjepa.data.types import Example, Span
-from stepjepa.objectives.semantic_tube import draw_pairs, pairs_of_spans
+from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.records import tube_record
-from support.tube import tube_of, tube_options
+from support.tube import tube_options
 
 #       0    1    2  3  4   5    6    7  8  9
 WORDS = "bos  hdr  a  b  c   eot  hdr2 d  e  eot2".split()
@@ -79,24 +79,3 @@ def test_weights_and_several_examples():
     (sampled,) = tube_record([example.plain(), example], WORDS.__getitem__).pairs
     assert (sampled.example, sampled.number) == (1, 1) and sampled.target.covered == ((13, 14),)
     assert [(name, term.index, term.text) for name, term in sampled.ends] == [("s", 12, "a"), ("t", 13, "b")]
-
-
-@pytest.mark.parametrize("mode", NAMES)
-def test_records_are_the_tubes_terms(mode):
-    # A content that begins with token 0, one that ends where the other begins, and one turn after another.
-    options = tube_options(mode=mode, times=4 if mode in ("span", "three_index") else 1)
-    rng = np.random.default_rng(0)
-    turns = [((0, 3), (3, 6)), ((7, 8), (8, 10)), ((11, 15), (17, 20))]
-    pairs = [pair for user, answer in turns for pair in draw_pairs(Span(*user), Span(*answer), options, rng)]
-    tube, words = tube_of(pairs), [str(number) for number in range(20)]
-    row = tube_record([example_of(pairs, 20, 3)], words.__getitem__, mode)
-    assert len(row.pairs) == len(tube.weight) > 1
-    for name in ("source", "target"):
-        want, got = np.zeros((2, len(row.pairs), 20), np.float32)
-        side = getattr(tube, name)
-        np.add.at(want, (side.pair, side.position), side.coefficient)
-        for pair, sampled in enumerate(row.pairs):
-            for term in getattr(sampled, name).terms:
-                got[pair, term.index] = term.coefficient
-                assert term.text == words[term.index]
-        np.testing.assert_array_equal(got, want)

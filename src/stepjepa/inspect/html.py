@@ -38,7 +38,6 @@ LIMIT = 3_000_000  # bytes of a page
 _BLOCK = 512  # queries whose visibility is computed at once
 _PARTS = files("stepjepa.inspect") / "page"
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
-_POLICY = "default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
 Map = tuple[int, int | None]  # a layer and a head of it, both from 1 on; no head: the mean over them
 
 
@@ -168,8 +167,7 @@ def _plain(value: Any) -> Any:
 def page_html(data: Mapping[str, Any]) -> str:
     """The page, in ASCII, of what `page_data` returns."""
     style, script = _colours() + base_style() + _part("page.css"), "".join(map(_part, _SCRIPTS))
-    policy = _POLICY.format(style=element_hash(style), script=element_hash(script))
-    page = _part("page.html")
+    page, policy = _part("page.html"), page_policy(style, script)
     # The data last: no text in it is taken for a place to fill.
     for name, text in (("policy", policy), ("style", style), ("script", script), ("data", script_json(data))):
         page = page.replace(f"{{{{{name}}}}}", text, 1)
@@ -198,9 +196,17 @@ def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def element_hash(text: str) -> str:
-    """The hash by which a Content-Security-Policy names a style or a script."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+def page_policy(style: str, script: str, images: str = "") -> str:
+    """The Content-Security-Policy of a page: its own style and script, known by their hashes, and nothing that is fetched.
+
+    Args:
+        images: where pictures may come from, such as ``data:``; none without it.
+    """
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    own = "; ".join(
+        f"{kind} 'sha256-{digest}'" for kind, digest in zip(("script-src", "style-src"), hashes, strict=True)
+    )
+    return f"default-src 'none'; {f'img-src {images}; ' if images else ''}{own}; base-uri 'none'; form-action 'none'"
 
 
 def base_style() -> str:

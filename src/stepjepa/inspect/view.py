@@ -246,6 +246,8 @@ def inspect(
         >>> print(view)
         >>> view.save("row.html")
     """
+    from stepjepa.modeling.load import is_preset
+
     for name in options:
         if name not in options_of(JEPAOptions):
             near = nearest(name, options_of(JEPAOptions))
@@ -278,8 +280,9 @@ def inspect(
     if overwrite and not files:
         notes.append(f"--{_NAME.overwrite} has no effect without --{_NAME.png} or --{_NAME.html}")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
-    runs = model is not None and _runs_model(model, run_model)
-    view = RowView(f"row {row} ({place})", shown, notes, model if runs else None, attention_layers)
+    if run_model is None:  # by default the model in a local folder is run
+        run_model = model is not None and os.path.isdir(model) and not is_preset(model)
+    view = RowView(f"row {row} ({place})", shown, notes, model if run_model else None, attention_layers)
     for file in files:
         try:
             view._write(file)
@@ -306,13 +309,6 @@ def _check_output(
         raise ConfigError(f"{what}: is a folder; give a file")
     if path.exists() and not overwrite:
         raise ConfigError(f"{what}: exists; choose another name, or {remedy}")
-
-
-def _runs_model(name: str, asked: bool | None) -> bool:
-    """Whether the page gets a model's numbers: asked for, or by default for a local folder with a model."""
-    from stepjepa.modeling.load import is_preset
-
-    return os.path.isdir(name) and not is_preset(name) if asked is None else asked
 
 
 def _add_numbers(numbers: ModelNumbers, variants: Sequence[Variant], room: int) -> None:

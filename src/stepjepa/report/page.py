@@ -24,7 +24,7 @@ from stepjepa.config.option import Names, check_fields, option, options_of, unre
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
-from stepjepa.inspect.html import base_style, element_hash, script_json, write_page
+from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.report.charts import (
     FRAME,
     SIGNS,
@@ -67,9 +67,6 @@ _LONGEST, _SHORTEST = 6000, 400  # of one text, however many there are
 _MOST_SERIES = 8
 _ALL_PAIRS = 5  # runs of which every two are compared; of more each with the first
 _LARGE = 3_000_000  # bytes of a page
-_POLICY = (
-    "default-src 'none'; img-src data:; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
-)
 Row = tuple[str, list[str], bool]  # name, a cell for each run, whether the cells differ
 
 
@@ -167,7 +164,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         short=short,
         version=__version__,
         problems=reader.problems,
-        policy=_POLICY.format(style=element_hash(style), script=element_hash(script)),
+        policy=page_policy(style, script, "data:"),
         style=Markup(style),
         script=Markup(script),
         data=Markup(script_json({"frame": FRAME, "charts": charts, "predictions": predictions})),

@@ -12,8 +12,8 @@ from stepjepa.config.option import Names, Unread, check_fields, option, options_
 from stepjepa.data.options import ColumnOptions, StepsOptions
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.report import REASONS
-from stepjepa.data.signs import LONG_STEP
 from stepjepa.data.sources import RowSource
+from stepjepa.inspect.check.quality import LONG_STEP
 from stepjepa.inspect.check.texts import TextStatistics, read_texts
 from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens, share_of
 from stepjepa.inspect.record import counted

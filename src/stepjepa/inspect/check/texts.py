@@ -14,12 +14,13 @@ from typing import Any
 from stepjepa.config.option import Names
 from stepjepa.data.chat import RowError
 from stepjepa.data.encode import EncodeOptions, chat_of
+from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
-from stepjepa.data.signs import Leak, Repeats, Signs, question_of
 from stepjepa.data.sources import PairColumns, RowSource, is_stream, row_to_messages
 from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_ids
 from stepjepa.errors import DataError
+from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
 from stepjepa.inspect.record import counted
 from stepjepa.training.encoding import pair_columns
 from stepjepa.training.options import ExampleOptions, JEPAOptions
@@ -116,7 +117,7 @@ class TextStatistics:
     characters: int = 0
     ids: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
-    signs: Signs = field(default_factory=Signs)
+    signs: QualityCounts = field(default_factory=QualityCounts)
     repeats: Repeats = field(default_factory=Repeats)
     leak: Leak | None = None
     samples: list[RowSample] = field(default_factory=list)
