@@ -139,14 +139,6 @@ def test_labels(inspect):
     assert f"-{length - 2}\n" in inspect("--labels reference")  # not on the end of turn
 
 
-def test_a_template(inspect, tmp_path):
-    template = tmp_path / "chat.jinja"
-    template.write_text("{% for m in messages %}<<{{ m['role'] }}>>{{ m['content'] }}{% endfor %}")
-    out = inspect("--step_jepa --chat_template", template)
-    assert cells(out, "trunk: template") == "<<user>>"
-    assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
-
-
 def test_plain_text(inspect, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "One and two are three."}\n{"text": ""}\n{"input_ids": [5, 6, 7, 8, 9]}\n')

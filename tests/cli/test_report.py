@@ -46,13 +46,15 @@ def test_another_file_geometry_and_a_limit(tmp_path):
 
 def test_nothing_is_written_over(tmp_path, capsys):
     run = write_run(tmp_path / "run")
+    (run / "run.json").write_text("{")
     page = run / "report.html"
     page.write_text("mine")
     assert report(run) == 2 and page.read_text() == "mine"
     assert capsys.readouterr().err == (
         f"stepjepa report: error: {page} exists; replace it with --overwrite, or give another --output_file\n"
     )
-    assert report("--overwrite", run) == 0 and page.read_text() != "mine"
+    assert report("--overwrite", run) == 0 and "Left out" in page.read_text()
+    assert f"left out {run / 'run.json'}: cannot be read" in capsys.readouterr().out
     assert report(run, "--output_file", tmp_path) == 2
     assert "is a folder; give a file" in capsys.readouterr().err
 
@@ -70,14 +72,6 @@ def test_what_is_no_run(tmp_path, capsys):
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
     assert list((tmp_path / "empty").iterdir()) == []
-
-
-def test_what_is_left_out_is_said(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    (run / "run.json").write_text("{")
-    assert report(run) == 0
-    assert f"left out {run / 'run.json'}: cannot be read" in capsys.readouterr().out
-    assert "Left out" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

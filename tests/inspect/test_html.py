@@ -58,7 +58,7 @@ def test_the_page_holds_the_records(file, tmp_path, options, forms):
     for form in forms:
         method = JEPAOptions(**options, forward=form)
         method.check()
-        records = show_rows(file, 0, tokenizer, method, 42, 4).records()
+        records = show_rows(file, 0, tokenizer, method, 42, 4).records
         for row, record in zip(variant["forms"][form]["rows"], records, strict=True):
             texts = {}
             assert row | {"tokens": []} == json.loads(json.dumps(row_data(record, texts) | {"tokens": []}))

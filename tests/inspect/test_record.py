@@ -5,8 +5,7 @@ import pytest
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Term
 from stepjepa.data.types import Span as Tokens
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.inspect.layout import packing_line, row_records
+from stepjepa.inspect.layout import packing_line
 from stepjepa.inspect.record import KINDS, Readout
 from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.load import train_tokenizer
@@ -244,23 +243,6 @@ def test_sums_of_states_of_any_objective():
 # Trunks of 6, 6 and 3 tokens; with K = 2 the first two have 2 predictors and 2 target tokens.
 PLAIN = paired(range(3), ((1, 3),))
 BATCH = [steps(), steps(), PLAIN]
-
-
-@pytest.mark.parametrize("longest", [None, 10, 13])
-@pytest.mark.parametrize("form", ["packed", "inline"])
-def test_rows_are_the_collator_s(form, longest):
-    rows = row_records(BATCH, form_of(2, 6, forward=form, pad_token_id=5, max_row_length=longest), str)
-    batch = ForestCollator((6, 7), 5, 1, max_row_length=longest, inline=form == "inline")(BATCH)
-    packed = batch.rows
-    assert len(rows) == len(packed.input_ids)
-    for number, row in enumerate(rows):
-        assert row.batch == 3 and row.ids.tolist() == packed.input_ids[number].tolist()
-        assert row.examples.tolist() == packed.example[number].tolist()
-        assert row.segments.tolist() == packed.segment[number].tolist()
-        assert [kind == "padding" for kind in row.kinds] == (packed.example[number] < 0).tolist()
-    width = len(rows[0])
-    found = [number * width + pair.source.index for number, row in enumerate(rows) for pair in row.pairs]
-    assert sorted(found) == sorted(batch.sources.positions.tolist())
 
 
 def test_how_many_positions_it_takes():

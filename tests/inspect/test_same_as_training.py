@@ -87,7 +87,7 @@ def both(file, row, index, **options):
     shown = JEPAOptions(**options)
     shown.check()
     tokenizer = load_tokenizer("tiny", texts_of([file]))
-    (record,) = show_rows(file, row, tokenizer, shown, SEED).records()
+    (record,) = show_rows(file, row, tokenizer, shown, SEED).records
     method, batch, (example,) = trained(file, options, tokenizer, [index])
     assert shown == method  # the splitter is settled alike
     return record, batch, example
@@ -198,7 +198,7 @@ def test_several_examples_are_packed_as_in_training(files, options):
     options = {**options, "forward": "inline" if options in INLINE else "packed", "max_row_length": 120}
     method, tokenizer = JEPAOptions(**options), load_tokenizer("tiny", texts_of([files["chats"]]))
     method.check()
-    records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records()
+    records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records
     _, batch, _ = trained(files["chats"], options, tokenizer, [1, 2, 3, 4])
     rows, width = batch.rows, len(records[0])
     assert len(records) == len(rows.input_ids) > 1

@@ -101,7 +101,6 @@ TARGET = Segment(np.array([0, 3], np.int32), ISOLATED, 0)
 STANDALONE = Example(
     np.arange(2, dtype=np.int32), (Span(1, 2),), (SOURCE, TARGET), (Pair(Read.one(1, 2), Read.one(2, 1)),)
 )
-SHARED = [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -146,21 +145,13 @@ SHARED = [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)]
             ],
         ),
         (
-            paired(range(5), ((1, 5),), SHARED, 1),
-            1,
-            "packed",
-            [
-                "trunk: answer      1         1  a «end of source 1, 2»│b «end of source 3»│c│d",
-                "branch 1           5         2  <|predictor_1|> «source 1, 2»",
-                "target 2           7         4  c «target 2, 3»",
-                "branch 3           8         3  <|predictor_1|> «source 3»",
-            ],
-        ),
-        (
-            paired(range(5), ((1, 5),), SHARED),
+            paired(range(5), ((1, 5),), [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)]),
             0,
             "packed",
-            ["trunk: answer      1         1  a «end of source 1, 2; source 1, 2»│b «end of source 3; source 3»│c│d"],
+            [
+                "trunk: answer      1         1  a «end of source 1, 2; source 1, 2»│b «end of source 3; source 3»│c│d",
+                "target 2           6         3  c «target 2, 3»",
+            ],
         ),
     ],
 )

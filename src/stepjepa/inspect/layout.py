@@ -216,7 +216,7 @@ class _LaidOut(NamedTuple):
             if views:
                 sides = Vector(tuple(source)), Vector(tuple(target))
                 read = (("source", source[0]), ("target", target[0]))
-                found.append(RowPair(self.number, number + 1, *sides, read, views))
+                found.append(RowPair(self.number, number + 1, *sides, read, views, weight=pair.weight))
                 continue
             names = self.form.vector_names
             first, second = _vector(names.source, source), _vector(names.target, target)

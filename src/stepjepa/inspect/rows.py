@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class ShownRows:
     spans: list[tuple[Span, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @cached_property
     def records(self) -> list[RowRecord]:
         """The rows that the examples are packed into; loads torch."""
         return row_records(self.examples, self.form, token_text(self.tokenizer), self.spans)

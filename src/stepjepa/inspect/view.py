@@ -6,7 +6,6 @@ import html
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,19 +95,18 @@ class RowView:
         counts = ", ".join(str(one.method.predictors) for one in shown)
         self.title = f"{place}, {summary(first).replace(f'K = {first.predictors}', f'K = {counts}')}"
 
-    @cached_property
+    @property
     def records(self) -> list[RowRecord]:
         """The packed rows of the first K (`stepjepa.inspect.record.RowRecord`)."""
-        return self._shown[0].records()
+        return self._shown[0].records
 
     def _rows(self) -> list[tuple[str, RowRecord]]:
         """A heading for each row, and its record: of every K."""
         found = []
         for one in self._shown:
-            records = self.records if one is self._shown[0] else one.records()
-            for number, record in enumerate(records, 1):
+            for number, record in enumerate(one.records, 1):
                 parts = [f"K = {one.method.predictors}"] if len(self._shown) > 1 else []
-                parts += [f"packed row {number} of {len(records)}"] if len(records) > 1 else []
+                parts += [f"packed row {number} of {len(one.records)}"] if len(one.records) > 1 else []
                 found.append((", ".join(parts), record))
         return found
 
@@ -171,13 +169,12 @@ class RowView:
             except (ConfigError, DataError) as error:
                 variant.why_not[form] = str(error)
                 continue
-            records = self.records if other is self._shown[0] else other.records()
-            tokens = sum(map(len, records))
+            tokens = sum(map(len, other.records))
             if form != variant.shown and tokens > MOST_TOKENS:
                 much = f"it takes {tokens:,} tokens, too many next to another form"
                 variant.why_not[form] = f"{much}; --{_NAME.forward} {form} shows it"
             else:
-                variant.rows[form] = FormRows(records, other.packing(), list(other.notes))
+                variant.rows[form] = FormRows(other.records, other.packing(), list(other.notes))
         return variant
 
     def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:

@@ -21,7 +21,6 @@ from markupsafe import Markup
 
 from stepjepa.analysis.geometry import ADVICE
 from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
-from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
@@ -45,6 +44,7 @@ from stepjepa.report.reading import (
     Run,
     Study,
     arm_runs,
+    data_lines,
     geometry_record,
     number,
     parts_of,
@@ -308,18 +308,6 @@ def versions(records: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Versions by package."""
     rows = [(name, [plain(one[name]) if name in one else "" for one in records]) for name in _VERSIONS]
     return [(name, cells, len(set(cells)) > 1) for name, cells in rows if any(cells)]
-
-
-def data_lines(data: Mapping[str, Any]) -> list[str]:
-    """A data report (``data_report.json``) as training has printed it."""
-    lines = []
-    for split, record in data.items():
-        try:
-            found = DataReport.from_dict({"source": "", **table(record)}).lines()
-        except (TypeError, ValueError, KeyError, AttributeError):  # of another version
-            found = [f"{split}: the data report cannot be read"]
-        lines += [f"{split}: {found[0]}", *found[1:]]
-    return lines
 
 
 def accuracy_rows(runs: Sequence[Run]) -> list[tuple[list[str], list[float] | None]]:

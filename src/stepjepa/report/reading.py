@@ -17,6 +17,7 @@ import yaml
 
 from stepjepa.analysis.geometry import CollapseSign, collapsed
 from stepjepa.analysis.plots import METHOD_TITLES
+from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import parse_json, weights_digest
@@ -192,6 +193,18 @@ class Study:
             for block, about in table(self.state, "identity", "blocks").items()
             for arm, settings in table(about, "arms").items()
         }
+
+
+def data_lines(data: Mapping[str, Any]) -> list[str]:
+    """A data report (``data_report.json``) as training has printed it."""
+    lines = []
+    for split, record in data.items():
+        try:
+            found = DataReport.from_dict({"source": "", **table(record)}).lines()
+        except (TypeError, ValueError, KeyError, AttributeError):  # of another version
+            found = [f"{split}: the data report cannot be read"]
+        lines += [f"{split}: {found[0]}", *found[1:]]
+    return lines
 
 
 def arm_runs(study: Study, runs: Sequence[Run]) -> dict[str, list[Run]]:
