@@ -8,7 +8,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.config.parser import StrictParser, positional_argument
-from stepjepa.inspect.check.report import CheckOptions, folded
+from stepjepa.inspect.check import CheckOptions, folded
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
 STEPS = {"question": "How many are they?", "answer": "First one.\n\nThen two.\n\nSo three."}

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from stepjepa.analysis.run import FIGURES
+from stepjepa.report import chosen, cut, report_page, settings_table
 from stepjepa.report.charts import duration, mean_points
-from stepjepa.report.page import chosen, cut, report_page, settings_table
 from stepjepa.report.reading import TITLES, read_folders
 from support.reports import (
     TABLES,

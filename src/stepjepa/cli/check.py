@@ -6,7 +6,7 @@ from stepjepa.api import check
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.check.report import CheckOptions
+from stepjepa.inspect.check import CheckOptions
 from stepjepa.utils.terminal import print_drawn, print_json
 
 

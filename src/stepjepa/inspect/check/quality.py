@@ -1,4 +1,4 @@
-"""What may be wrong with a data set, counted row by row while it is read; `check.report` warns of it.
+"""What may be wrong with a data set, counted row by row while it is read; `check` warns of it.
 
 Texts are not kept: questions are compared by hashes.
 """
