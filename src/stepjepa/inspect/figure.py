@@ -90,14 +90,7 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
 
 
 def save_png(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG with an atomic write.
-
-    Args:
-        dpi: pixels an inch; 100 makes it 800 wide.
-
-    Raises:
-        ConfigError: it could not be written; an earlier file is unchanged.
-    """
+    """Write a figure as PNG, as `write_page` does; `dpi` is pixels an inch, and 100 makes it 800 wide."""
     memory = io.BytesIO()
     figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
     write_page(memory.getvalue(), path)

@@ -84,11 +84,7 @@ def page_data(
 ) -> dict[str, Any]:
     """All that the page shows, ready for JSON. Text of the data is in it with control and format characters escaped.
 
-    Args:
-        title: of the page.
-        variants: at least one.
-        notes: what there is to say about all of them.
-        model: which model gave numbers, with `model_notes`; None for no model.
+    `notes` are about all variants, `model_notes` about the model that gave numbers, where there is one.
     """
     texts: dict[str, int] = {}
 
@@ -141,12 +137,7 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for block in blocks for row in block],
         "pairs": _plain(record.pairs),
-        "lanes": {
-            "columns": lanes.columns.tolist(),
-            "of": lanes.of_section,
-            "names": lanes.names,
-            "width": lanes.width,
-        },
+        "lanes": {**vars(lanes), "columns": lanes.columns.tolist()},
     }
 
 
@@ -304,11 +295,7 @@ class ModelNumbers:
 
 
 def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
-    """Cosine of the two sides of each pair.
-
-    Args:
-        states: (L, D) float32, the last ones of the row's tokens.
-    """
+    """Cosine of the two sides of each pair, of the last states (L, D) float32 of the row's tokens."""
 
     def vector(side: Vector) -> np.ndarray:
         return sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))

@@ -344,12 +344,7 @@ class Padding:
 def measure_padding(
     examples: Sequence[Example], form: Form, batch_size: int, max_length: int = 1, multiple: int = 8
 ) -> Padding:
-    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone.
-
-    Args:
-        examples: at least one, as training samples them.
-        multiple: rows are rounded up to it.
-    """
+    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone."""
     collator = form.collator(multiple)
     rows_apart = replace(form, forward="two_pass", separate_targets=False).collator()
     count = max(len(examples) // batch_size, 1)

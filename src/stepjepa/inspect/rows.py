@@ -98,12 +98,7 @@ class ShownRows:
         return packing_line(self.examples, self.form)
 
     def in_form(self, forward: str) -> ShownRows:
-        """The same examples under another ``forward``.
-
-        Raises:
-            ConfigError: the options do not allow it.
-            DataError: training would skip the row.
-        """
+        """The same examples under another ``forward``; raises as `show_rows` does, or where the options do not allow it."""
         objective = objective_of(self.method)
         if not objective.makes_pairs:
             raise ConfigError(f"objective {self.method.objective} makes no pair: every forward is the chat alone")
@@ -166,13 +161,7 @@ def show_rows(
 
 
 def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, report: DataReport) -> Iterator[str]:
-    """What training does with an example and its picture does not show.
-
-    Args:
-        example: as it was encoded; `sampled`: as training samples it.
-        index: of the example among all examples.
-        report: on its row.
-    """
+    """What training does with an example and its picture does not show; `sampled` is the example as training samples it."""
     from stepjepa.training.batches import keeps_pairs
 
     method, objective, pairs = shown.method, objective_of(shown.method), example.view_pairs

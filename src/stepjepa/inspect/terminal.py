@@ -62,14 +62,9 @@ def draw(
     notes: Sequence[str] = (),
     packing: Sequence[str] = (),
 ) -> None:
-    """Print rows: several of them side by side as far as the width allows, else one below the other.
+    """Print rows (heading, record): several side by side as far as the width allows, else one below the other.
 
-    Args:
-        rows: (heading, record), at least one.
-        console: for instance `make_console`'s; its encoding decides between half blocks and plain ASCII.
-        title: first line; of a single row its counts follow.
-        notes: further lines below the title.
-        packing: lines on how the rows were packed, above the notes.
+    The console's encoding decides between half blocks and plain ASCII. The lines `packing` stand above the `notes`.
     """
     glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     alone = len(rows) == 1

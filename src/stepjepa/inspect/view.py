@@ -294,11 +294,7 @@ show_row = inspect
 def _check_output(
     suffixes: Sequence[str], file: str | os.PathLike[str], overwrite: bool, what: str, remedy: str
 ) -> None:
-    """Refuse an output that cannot be written.
-
-    Raises:
-        ConfigError: it has another suffix, is a folder, or exists already.
-    """
+    """Refuse an output (ConfigError) that has another suffix, is a folder, or exists already."""
     path = Path(file)
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{what}: the file's name must end in {' or '.join(suffixes)}")

@@ -127,11 +127,7 @@ def report(options: ReportOptions) -> ReportResult:
 
 
 def report_page(found: Found, max_predictions: int = 200) -> str:
-    """The page, in ASCII.
-
-    Args:
-        max_predictions: questions whose answers are put into the page, of each evaluation; counts are of all.
-    """
+    """The page, in ASCII; `max_predictions` is as in `ReportOptions`."""
 
     runs, reader = found.runs, found.reader
     context = _runs_sections(runs) if found.study is None else _study_sections(found.study, runs, reader)

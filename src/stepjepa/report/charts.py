@@ -137,12 +137,7 @@ def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> l
 
 
 def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple[str, str]]) -> list[Chart]:
-    """A chart for each quantity that was logged, evaluations (``eval_...``) in the same one.
-
-    Args:
-        runs: (name, key -> points).
-        quantities: (key, title).
-    """
+    """A chart for each quantity (key, title) that one of the runs (name, key -> points) has logged, evaluations in it."""
     charts = []
     for key, title in quantities:
         kinds = {"training": key, "evaluation": f"eval_{key}"}

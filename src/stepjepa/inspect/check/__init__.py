@@ -216,14 +216,11 @@ _Finding = tuple[_Count, str, str]  # with what was found and what it means
 
 
 def text_warnings(found: TextStatistics, steps: bool = True) -> list[DataWarning]:
-    """What the text of a data set gives reason to warn of.
-
-    Args:
-        steps: also of what matters to objectives with steps alone.
-    """
-    chats = bool(found.chats) and not found.plain_text
-    findings = [*_of_steps(found)] if chats and steps else []
-    return _warnings([*findings, *(_of_chats(found) if chats else ()), *_of_rows(found)])
+    """What the text of a data set gives reason to warn of; with `steps` also of what matters to objectives with steps."""
+    rules = [_of_rows]
+    if found.chats and not found.plain_text:
+        rules = [*([_of_steps] if steps else []), _of_chats, _of_rows]
+    return _warnings(finding for rule in rules for finding in rule(found))
 
 
 def token_warnings(found: TokenStatistics) -> list[DataWarning]:
@@ -231,7 +228,7 @@ def token_warnings(found: TokenStatistics) -> list[DataWarning]:
     return _warnings(_of_tokens(found))
 
 
-def _warnings(findings: Iterator[_Finding] | list[_Finding]) -> list[DataWarning]:
+def _warnings(findings: Iterator[_Finding]) -> list[DataWarning]:
     return [DataWarning(*count[:3], *texts) for count, *texts in findings if count.number > count.above * count.total]
 
 

@@ -371,11 +371,7 @@ class _AnyTokenizer:
 
 
 def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: PairColumns | None) -> Leak:
-    """Count the rows of `others` whose question is in `rows`, which `found` is about.
-
-    Raises:
-        DataError: `others` is empty or broken, or has no usable row.
-    """
+    """Count the rows of `others` whose question is in `rows`, which `found` is about."""
     leak, skipped = Leak(others.name), ""
     for number, row in others:
         try:
@@ -403,11 +399,7 @@ def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) 
 
 
 def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
-    """What a row asks; of plain text the text itself.
-
-    Raises:
-        RowError: the row cannot be used.
-    """
+    """What a row asks; of plain text the text itself. RowError if it cannot be used."""
     if plain_text and is_stream(row):
         ids = stream_ids(row, _AnyTokenizer())
         return " ".join(map(str, ids.tolist())) if len(ids) else row["text"]

@@ -224,11 +224,7 @@ def share_of(count: int, total: int, what: str) -> str:
 
 
 def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
-    """The positions of a batch in a table.
-
-    Args:
-        trunks: what the examples are: ``chats`` or ``texts``.
-    """
+    """The positions of a batch in a table; `trunks` are ``chats`` or ``texts``."""
     batches = counted(padding.batches, "batch", "batches")
     rows = [(f"{trunks} alone, a row each", padding.fixed_chats, padding.longest_chats, f"the {trunks}")]
     if padding.sequences > padding.batch_size:

@@ -50,7 +50,7 @@ class Forest {
     svg.setAttribute("aria-label", `The row by positions: ${raw.counts}`);
     this.laneOf = new Int32Array(this.row.length);
     const free = raw.lanes.names.map(() => 0);
-    raw.sections.forEach((section, number) => this.drawSection(svg, section, raw.lanes.of[number], free));
+    raw.sections.forEach((section, number) => this.drawSection(svg, section, raw.lanes.of_section[number], free));
     let last = "";
     raw.lanes.names.forEach((name, lane) => {
       if (name !== last) svg.append(this.part("text", { class: "lane", x: 0, y: this.y(lane) + BAR - 2 }, name));
