@@ -27,7 +27,7 @@ TOP = (
     "stepjepa.training.config",
     "stepjepa.training.trainer",
     "stepjepa.inspect.view",
-    "stepjepa.inspect.check.report",
+    "stepjepa.inspect.check",
     "stepjepa.errors",
 )
 
@@ -52,10 +52,18 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def public_modules(package: str) -> list[str]:
-    """Dotted names of a package's modules, those with a leading underscore left out, in alphabetical order."""
-    files = sorted((SOURCE / package).rglob("*.py"))
+    """Dotted names of a package's modules, those with a leading underscore left out, in alphabetical order.
+
+    A package is a module itself where its ``__init__`` defines something.
+    """
+    files = (file for file in (SOURCE / package).rglob("*.py") if not file.name.startswith("__") or _defines(file))
     parts = [file.relative_to(SOURCE).with_suffix("").parts for file in files]
-    return [".".join(("stepjepa", *part)) for part in parts if not any(name.startswith("_") for name in part)]
+    parts = [part[:-1] if part[-1] == "__init__" else part for part in parts]
+    return sorted(".".join(("stepjepa", *part)) for part in parts if not any(name.startswith("_") for name in part))
+
+
+def _defines(file: Path) -> bool:
+    return any(line.startswith(("def ", "class ")) for line in file.read_text(encoding="utf-8").splitlines())
 
 
 def api_pages() -> dict[str, str]:

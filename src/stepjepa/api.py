@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepjepa.evaluation.compare import Analysis, Comparison
     from stepjepa.evaluation.predictions import EvaluationResult
     from stepjepa.generation.solve import GenerationResult
-    from stepjepa.inspect.check.report import check
+    from stepjepa.inspect.check import check
     from stepjepa.inspect.view import inspect
     from stepjepa.modeling.export import Export
     from stepjepa.report import ReportResult
@@ -43,7 +43,7 @@ __all__ = [
 T = TypeVar("T")
 
 # Functions that are public as they are, and their modules.
-_HOMES = {"check": "stepjepa.inspect.check.report", "inspect": "stepjepa.inspect.view"}
+_HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view"}
 _LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
 
 

@@ -108,17 +108,6 @@ def command(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     file = folder / "data.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in step_rows(8, seed=3)))
-    words = [
-        "--model_name",
-        "tiny",
-        "--run_model",
-        "--predictors",
-        "1",
-        "2",
-        "--rows_packed",
-        "5",
-        "--max_row_length",
-        "120",
-    ]
-    assert main(["inspect", str(file), "--step_jepa", *words, "--html", str(folder / "page.html")]) == 0
+    words = "--step_jepa --model_name tiny --run_model --predictors 1 2 --rows_packed 5 --max_row_length 120".split()
+    assert main(["inspect", str(file), *words, "--html", str(folder / "page.html")]) == 0
     return folder / "page.html"

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from stepjepa.data.types import Example, Span
+from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.browsing import EXAMPLE, hover, settled, words_of
-from support.pages import read_page
-from support.records import row_record
+from support.pages import read_page, write_rows
+from support.records import row_record, tube_record
+from support.tube import tube_options
 
 
 def marked(page):
@@ -74,6 +77,17 @@ def test_pairs(open_page, small):
     assert [pair.get_attribute("aria-pressed") for pair in (first, second)] == ["false", "true"]
     second.click()
     assert not any(parts(page).values())
+
+
+def test_sums_of_states(open_page, tmp_path):
+    pairs = pairs_of_spans(Span(1, 4), Span(5, 8), [(1, 2)], tube_options())
+    example = Example(np.arange(8, dtype=np.int32), (Span(5, 8),), pairs=tuple(pairs))
+    page = open_page(write_rows(tmp_path / "tube.html", {"packed": tube_record([example], words_of)}))
+    (pair,) = page.locator(".pair").all()
+    said = " ".join(pair.inner_text().split())
+    assert "pair 1, span" in said and "P (target): 2; \u2212 h[1] + h[2]" in said
+    pair.click()
+    assert parts(page)["target"] == [2] and parts(page)["read"] == [1, 2]
 
 
 def test_keyboard(open_page, small):

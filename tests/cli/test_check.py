@@ -3,18 +3,16 @@
 import json
 import subprocess
 import sys
-from typing import get_args, get_type_hints
 
 import pytest
 
-from stepjepa.cli.check import CheckOptions
 from stepjepa.cli.main import main
 from stepjepa.config.parser import StrictParser, positional_argument
-from stepjepa.inspect.check.report import folded
-from stepjepa.training.options import JEPAOptions
+from stepjepa.inspect.check import CheckOptions, folded
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
 STEPS = {"question": "How many are they?", "answer": "First one.\n\nThen two.\n\nSo three."}
+PAIR = {"question": "q", "answer": "a"}
 
 
 @pytest.fixture
@@ -27,11 +25,30 @@ def data(tmp_path):
     return write
 
 
+@pytest.fixture
+def check(capsys):
+    """What the command prints, which has no line that is too long; with ``--json`` its record."""
+
+    def call(*words):
+        assert main(["check", *words]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        if "--json" in words:
+            return json.loads(out)
+        assert all(len(line) <= 100 or len(line.split()) < 4 for line in out.splitlines())
+        return " ".join(out.split())
+
+    return call
+
+
+def names(record):
+    return [warning["name"] for warning in record["warnings"]]
+
+
 def test_a_good_file(data, capsys):
     file = data(ROW, ROW)
     assert main(["check", file]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+    lines = capsys.readouterr().out.splitlines()
     for line in (
         f"Format check: {file}",
         "  Rows: 2 read, 2 usable, 0 skipped",
@@ -43,58 +60,44 @@ def test_a_good_file(data, capsys):
         "    2          2 rows 100.0 %  ########################################",
         "Verdict: ready for step_jepa: 2 of 2 rows have two or more steps",
     ):
-        assert line in out.splitlines()
+        assert line in lines
+    assert main(["check", file, "--show", "0"]) == 0
+    assert "Total steps" not in capsys.readouterr().out
 
 
-def test_options(data, capsys):
+def test_options(data, check):
     file = data({"question": "q", "answer": "a\nb"}, ROW, 3)
-    assert main(["check", "--step_splitter", "lines", "--show", "2", file]) == 0
-    out = capsys.readouterr().out
-    assert "Verdict: ready for step_jepa: 2 of 2" in out
-    assert out.count("Total messages: 2") == 2
-    assert main(["check", file, "--step_separator", "<STEP>", "--show", "0"]) == 0
-    out = capsys.readouterr().out
-    assert "Total messages" not in out
-    said = " ".join(out.split())
+    said = check("--step_splitter", "lines", "--show", "2", file)
+    assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total messages: 2") == 2
+    said = check(file, "--step_separator", "<STEP>")
     assert "splitter 'separator' (<STEP>); the splitter that auto chooses" in said
 
 
-def test_json(data, capsys):
-    assert main(["check", "--json", data(ROW, 3)]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_json(data, check):
+    report = check("--json", data(ROW, 3))
     assert report["rows_usable"] == 1
     assert report["rows_skipped"] == {"not_an_object": 1}
     assert report["ready_for_step_jepa"] is True
-    assert [caution["name"] for caution in report["warnings"]] == ["no_system_prompt"]
+    assert names(report) == ["no_system_prompt"]
     assert "feeding" not in report
 
 
-def test_warnings(data, capsys):
-    file = data(ROW, ROW)
-    held_out = data(ROW, STEPS, name="test.jsonl")
-    assert main(["check", file, "--eval_file", held_out]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+def test_warnings(data, check):
+    file, held_out = data(ROW, ROW), data(ROW, STEPS, name="test.jsonl")
+    said = check(file, "--eval_file", held_out)
     assert "Warnings: 3 1. No row of 2 has a system message." in said
     assert "2. 1 of 2 rows (50.0 %) repeat the question of an earlier one, 1 of them with the same answer" in said
     assert f"3. 1 of 2 rows (50.0 %) of {held_out} ask what a row of the training file asks" in said
-    assert main(["check", data(STEPS), "--system_prompt", "Be brief."]) == 0
-    assert "Warnings: none" in capsys.readouterr().out
-    one = data({"question": "q", "answer": "a"})
-    assert main(["check", one, "--json", "--objective", "llm_jepa"]) == 0
-    names = [caution["name"] for caution in json.loads(capsys.readouterr().out)["warnings"]]
-    assert names == ["no_system_prompt"]  # steps are nothing to llm_jepa
-    assert main(["check", one, "--json", "--step_jepa"]) == 0
-    assert json.loads(capsys.readouterr().out)["warnings"][0]["name"] == "one_step"
+    assert "Warnings: none" in check(data(STEPS), "--system_prompt", "Be brief.")
+    one = data(PAIR)
+    assert names(check(one, "--json", "--objective", "llm_jepa")) == ["no_system_prompt"]  # steps are nothing to it
+    assert names(check(one, "--json", "--step_jepa"))[0] == "one_step"
 
 
-def test_what_a_model_will_see(data, capsys):
+def test_what_a_model_will_see(data, check):
     file = data(ROW, STEPS, 3, {"question": "How " * 40, "answer": "One."})
-    arguments = ["check", file, "--model_name", "tiny", "--step_jepa", "--max_length", "40", "--batch_size", "2"]
-    assert main(arguments) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert all(len(line) <= 100 or len(line.split()) < 4 for line in out.splitlines())
-    said = " ".join(out.split())
+    arguments = [file, "--model_name", "tiny", "--step_jepa", "--max_length", "40", "--batch_size", "2"]
+    said = check(*arguments)
     for words in (
         "What a model will see: tokenizer tiny (",
         "entries), step_jepa, K = 2, packed Rows: 4 read, 2 kept, 2 skipped",
@@ -106,146 +109,104 @@ def test_what_a_model_will_see(data, capsys):
         "1 of 4 rows (25.0 %) are cut or skipped at max_length 40",
     ):
         assert words in said
-    assert main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = check(*arguments, "--json")
     feeding = report["feeding"]
     assert feeding["data"]["rows_skipped"] == {"not_an_object": 1, "no_room_for_answer": 1}
     assert feeding["padding"]["fixed_views"] == 6 * 40  # two chats, two sources, two targets
     assert feeding["segments"]["predictors"] == 4
-    assert {"no_system_prompt", "truncated"} <= {caution["name"] for caution in report["warnings"]}
+    assert {"no_system_prompt", "truncated"} <= set(names(report))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ["--regular"],
-        ["--step_jepa", "--forward", "two_pass"],
-        ["--step_jepa", "--forward", "inline", "--same_predictor"],
-        ["--step_jepa", "--step_pairs", "random", "--jepa_ratio", "0.5", "--target_encoder", "ema"],
-        ["--objective", "semantic_tube"],
-        ["--objective", "split", "--plain"],
-        ["--front_pred", "--predictors", "1", "--reverse_pred"],
+        "--regular",
+        "--step_jepa --forward two_pass",
+        "--step_jepa --forward inline --same_predictor",
+        "--step_jepa --step_pairs random --jepa_ratio 0.5 --target_encoder ema",
+        "--objective semantic_tube",
+        "--objective split --plain",
+        "--front_pred --predictors 1 --reverse_pred",
     ],
 )
-def test_every_form(data, capsys, options):
-    file = data(*[STEPS, ROW] * 5)
-    assert main(["check", file, "--model_name", "tiny", "--json", *options]) == 0
-    feeding = json.loads(capsys.readouterr().out)["feeding"]
+def test_every_form(data, check, options):
+    feeding = check(data(*[STEPS, ROW] * 5), "--model_name", "tiny", "--json", *options.split())["feeding"]
     assert feeding["padding"]["packed"] >= feeding["padding"]["tokens"] > 0
-    assert (feeding["data"]["pairs"] == 0) == (options == ["--regular"])
+    assert (feeding["data"]["pairs"] == 0) == (options == "--regular")
 
 
-def test_plain_text(data, capsys):
+def test_plain_text(data, check, capsys):
     file = data({"text": "One and two are three."}, {"input_ids": [5, 6, 7, 8]})
-    assert main(["check", file]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Plain text: 1 row, 22 characters Token ids: 1 row, 4 ids" in said
+    said = check(file, "--model_name", "tiny")
     assert "Verdict: plain text: train with --objective split or regular" in said
-    assert main(["check", file, "--model_name", "tiny"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
     assert "entries), split, K = 1, packed Rows: 2 read, 2 kept as 2 examples" in said
     assert "texts and views, a row each" in said
-    assert main(["check", file, "--model_name", "tiny", "--regular"]) == 0
-    assert "entries), regular" in capsys.readouterr().out
+    assert "entries), regular" in check(file, "--model_name", "tiny", "--regular")
     assert main(["check", file, "--model_name", "tiny", "--step_jepa"]) == 2
     assert "step_jepa needs chats" in capsys.readouterr().err
 
 
-def test_named_columns(data, capsys):
-    file = data({"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": 1})
-    columns = ["--source_column", "sentence", "--target_column", "texts", "--choice_column", "right"]
-    assert main(["check", file, "--model_name", "tiny", *columns]) == 0
-    out = capsys.readouterr().out
-    assert "    a rose" in out and "Pairs: 1 in 1 of 1 example" in out
-
-
-def test_steps_in_a_column(data, capsys):
-    file = data({"question": "How?", "parts": ["We add.", "We stop."]})
-    options = ["--step_splitter", "list", "--steps_column", "parts", "--step_jepa", "--model_name", "tiny", "--json"]
-    assert main(["check", file, *options]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["step_counts"] == {"2": 1}
-    assert report["feeding"]["coverage"]["in_views"] == report["feeding"]["coverage"]["answer_tokens"] > 0
-
-
-def test_the_splitter_is_that_of_training(data, capsys):
+def test_the_splitter_is_that_of_training(data, check):
     lines = {"question": "How?", "answer": "We add two.\nWe stop here."}
-    assert main(["check", data(lines, lines, ROW), "--model_name", "tiny", "--step_jepa", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = check(data(lines, lines, ROW), "--model_name", "tiny", "--step_jepa", "--json")
     assert report["splitter"] == "lines"
     assert report["feeding"]["data"]["pairs"] == report["pairs_first"] == 3
 
 
-def test_options_without_effect(data, capsys):
+def test_options_without_effect(data, check):
     file = data(ROW)
-    assert main(["check", file, "--predictors", "3", "--batch_size", "4"]) == 0
-    out = capsys.readouterr().out
-    for name in ("predictors", "per_device_train_batch_size"):
-        assert f"Note: --{name} has no effect without --model_name" in out
-    assert main(["check", file, "--model_name", "tiny", "--step_pairs", "all", "--step_splitter", "lines"]) == 0
-    out = capsys.readouterr().out
-    assert "Note: --step_pairs has no effect with objective llm_jepa" in out
-    assert "--step_splitter has no effect" not in out  # the format check reads it
+    said = check(file, "--predictors", "3", "--batch_size", "4", "--seed", "1")
+    for name in ("per_device_train_batch_size", "predictors", "seed"):
+        assert f"Note: --{name} has no effect without --model_name" in said
+    said = check(file, "--model_name", "tiny", "--step_pairs", "all", "--step_splitter", "lines")
+    assert "Note: --step_pairs has no effect with objective llm_jepa" in said
+    assert "--step_splitter has no effect" not in said  # the format check reads it
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "words"),
+    ("rows", "options", "words"),
     [
-        ("", [], "empty"),
-        ('{"a": 1}\n', [], "none of 1 rows can be used"),
-        ('{"question": "q", "answer": "a"}\n{"question"\n', [], "line 2: broken JSON"),
-        ('{"question": "q", "answer": "a"}\n3\n', ["--strict_data"], "line 2: the row is a int"),
-        ('{"question": "q", "answer": "a"}\n', ["--step_splitter", "line"], "did you mean 'lines'"),
-        ('{"question": "q", "answer": "a"}\n', ["--step_separator", ""], "step_separator is empty"),
-        ('{"question": "q", "answer": "a"}\n', ["--splitter", "lines"], "unknown flag --splitter"),
-        ('{"question": "q", "answer": "a"}\n', ["other.jsonl"], "unexpected argument"),
-        ('{"question": "q", "answer": "a"}\n', ["--model_name", "tinny"], "did you mean tiny"),
-        ('{"question": "q", "answer": "a"}\n', ["--eval_file", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        ('{"question": "q", "answer": "a"}\n', ["--batch_size", "0"], "per_device_train_batch_size is 0"),
-        ('{"question": "q", "answer": "a"}\n', ["--step_splitter", "regex"], "needs a pattern"),
-        ('{"question": "q", "answer": "a"}\n', ["--source_column", "question"], "go together"),
-        ('{"question": "q", "answer": "a"}\n', ["--model_name", "tiny", "--max_length", "2"], "no row can be trained"),
+        ([], "", "empty"),
+        ([{"a": 1}], "", "none of 1 rows can be used"),
+        ([PAIR, 3], "--strict_data", "line 2: the row is a int"),
+        ([PAIR], "--step_splitter line", "did you mean 'lines'"),
+        ([PAIR], "--step_separator=", "step_separator is empty"),
+        ([PAIR], "--splitter lines", "unknown flag --splitter"),
+        ([PAIR], "other.jsonl", "unexpected argument"),
+        ([PAIR], "--model_name tinny", "did you mean tiny"),
+        ([PAIR], "--eval_file nowhere.jsonl", "nowhere.jsonl: no such file"),
+        ([PAIR], "--batch_size 0", "per_device_train_batch_size is 0"),
+        ([PAIR], "--show -1", "show is -1"),
+        ([PAIR], "--step_splitter regex", "needs a pattern"),
+        ([PAIR], "--source_column question", "go together"),
+        ([PAIR], "--model_name tiny --max_length 2", "no row can be trained"),
     ],
 )
-def test_what_cannot_be_used(tmp_path, capsys, content, options, words):
-    file = tmp_path / "data.jsonl"
-    file.write_text(content)
-    assert main(["check", str(file), *options]) == 2
+def test_what_cannot_be_used(data, capsys, rows, options, words):
+    assert main(["check", data(*rows), *options.split()]) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert words in err
+    assert out == "" and words in err
     assert err.startswith("stepjepa check: error: ") and err.count("\n") == 1
 
 
-def test_a_missing_file(tmp_path, capsys):
-    (tmp_path / "train.jsonl").write_text("")
-    assert main(["check", str(tmp_path / "trian.jsonl")]) == 2
-    assert "did you mean" in capsys.readouterr().err
-    assert main(["check"]) == 2
-    assert "stepjepa check FILE" in capsys.readouterr().err
-
-
-def test_hostile_text(data, capsys):
-    file = data({"question": "\x1b[2J[bold]q[/bold]\x07", "answer": "\U0001f600\r\n\r\n\x1b]0;t\x07 \u202e"})
-    assert main(["check", file]) == 0
-    out = capsys.readouterr().out
-    assert all(character == "\n" or character.isprintable() for character in out)
-    assert r"\x1b[2J[bold]q[/bold]\x07" in out
-    assert "Total steps: 2" in out
-
-
-def test_help_has_what_training_takes(capsys):
-    assert main(["check", "--help"]) == 0
-    known = ",".join(get_args(get_type_hints(JEPAOptions)["step_splitter"]))
-    assert f"--step_splitter {{{known}}}" in capsys.readouterr().out
+def test_files_that_are_not_there_or_broken(tmp_path, capsys):
+    (tmp_path / "train.jsonl").write_text(json.dumps(PAIR) + '\n{"question"\n')
+    for words, said in (
+        ([str(tmp_path / "train.jsonl")], "line 2: broken JSON"),
+        ([str(tmp_path / "trian.jsonl")], "did you mean"),
+        ([], "stepjepa check FILE"),
+    ):
+        assert main(["check", *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_no_torch_without_a_tokenizer(data):
-    for argv in (["check", "--help"], ["check", data(ROW)]):
-        code = f"import sys\nfrom stepjepa.cli.main import main\nassert main({argv!r}) == 0\n"
-        code += "assert 'torch' not in sys.modules"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    code = "import sys\nfrom stepjepa.cli.main import main\n"
+    for argv in (["check", "--help"], ["check", data(ROW)], ["inspect", "--help"]):
+        code += f"assert main({argv!r}) == 0\nassert 'torch' not in sys.modules\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--step_splitter {auto," in done.stdout and "--predictor_order {ascending,descending}" in done.stdout
 
 
 def test_long_lines_are_folded():
@@ -259,18 +220,18 @@ def test_long_lines_are_folded():
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["f", "--show", "2"], ["--show", "2", "--file=f"]),
-        (["--show", "2", "f"], ["--show", "2", "--file=f"]),
-        (["--show=2", "f"], ["--show=2", "--file=f"]),
-        (["--json", "f"], ["--json", "--file=f"]),
-        (["--json", "true", "f"], ["--json", "true", "--file=f"]),
-        (["--no_json", "f"], ["--no_json", "--file=f"]),
-        (["--step-separator", "--", "f"], ["--step-separator", "--", "--file=f"]),
-        (["--config", "c.yaml", "f"], ["--config", "c.yaml", "--file=f"]),
-        (["f", "g"], ["g", "--file=f"]),
-        (["--file", "f"], ["--file", "f"]),
-        ([], []),
+        ("f --show 2", "--show 2 --file=f"),
+        ("--show 2 f", "--show 2 --file=f"),
+        ("--show=2 f", "--show=2 --file=f"),
+        ("--json f", "--json --file=f"),
+        ("--json true f", "--json true --file=f"),
+        ("--no_json f", "--no_json --file=f"),
+        ("--step-separator -- f", "--step-separator -- --file=f"),
+        ("--config c.yaml f", "--config c.yaml --file=f"),
+        ("f g", "g --file=f"),
+        ("--file f", "--file f"),
+        ("", ""),
     ],
 )
 def test_where_the_file_may_stand(argv, expected):
-    assert positional_argument(StrictParser((CheckOptions,)), argv, "file") == expected
+    assert positional_argument(StrictParser((CheckOptions,)), argv.split(), "file") == expected.split()

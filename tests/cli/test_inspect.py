@@ -2,24 +2,26 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
-from stepjepa.cli.inspect import InspectOptions
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
+from stepjepa.inspect.html import LIMIT
+from stepjepa.inspect.view import InspectOptions
 from stepjepa.training.options import ExampleOptions
 from support.drawings import cells
+from support.pages import read_page
 
 STEPS = {"question": "How many?", "answer": "First one.\n\nThen two.\n\nSo three."}
 ONE = {"question": "How many?", "answer": "Three."}
 HOSTILE = {
     "messages": [
-        {"role": "system", "content": "[bold]Be\x1b[31m"},
-        {"role": "user", "content": "\u202e:smile:\r\n[/]"},
-        {"role": "assistant", "content": "\U0001f600 one\x07\r\n\r\ntwo\x1b]0;t\x07"},
+        {
+            "role": "user",
+            "content": "</script><script>alert(1)</script>\u202e\x00\ud83d\ude00 \u05e9\u05dc\u05d5\u05dd",
+        },
+        {"role": "assistant", "content": "\x1b[31m<!--\n\n\u0000two</title>"},
     ]
 }
 
@@ -27,141 +29,139 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "data.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in (STEPS, ONE, HOSTILE, {"messages": []})))
+    path.write_text("\n".join(json.dumps(row) for row in (STEPS, ONE, {"messages": []}, HOSTILE, STEPS)))
     return str(path)
 
 
 @pytest.fixture
 def inspect(capsys, monkeypatch, file):
-    monkeypatch.setenv("COLUMNS", "100")
+    """The output of the command with its options, or its message where it fails."""
     monkeypatch.setenv("NO_COLOR", "1")
 
-    def call(*options, status=0, file=file):
-        assert main(["inspect", file, "--model_name", "tiny", *options]) == status
+    def call(*options, status=0, width=100, file=file):
+        monkeypatch.setenv("COLUMNS", str(width))
+        words = [word for option in options for word in str(option).split(" ")]
+        assert main(["inspect", file, "--model_name", "tiny", *words]) == status
         out, err = capsys.readouterr()
         assert (err == "") == (status == 0)
+        assert not status or (err.startswith("stepjepa inspect: error: ") and err.count("\n") == 1)
         return err if status else out
 
     return call
 
 
-def test_first_pair(inspect, file):
-    out = inspect("--step_jepa")
-    assert out.startswith(f"row 0 ({file} line 1)") or file in out.splitlines()[0] + out.splitlines()[1]
-    assert "2 predictors" in " ".join(out.split())
-    assert "1 pair\n" in out
-    assert cells(out, "trunk: user") == "How·many?"
-    assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
-    assert cells(out, "trunk: step 3") == "So·three."
-    assert cells(out, "trunk: end of turn") == "<end>"
-    assert cells(out, "branch 1") == "<predictor_1><predictor_2> «source 1»"
-    assert cells(out, "target 1") == "Then·two.↵↵ «target 1»"
-    assert "branch 2" not in out
-
-
-def test_all_pairs_and_the_order_of_predictors(inspect):
-    out = inspect("--step_jepa", "--step_pairs", "all", "--predictors", "1")
-    assert "2 pairs\n" in out
-    assert cells(out, "branch 2") == "<predictor_1> «source 2»"
-    assert cells(out, "target 2") == "So·three. «target 2»"
-    out = inspect("--step_jepa", "--predictor_order", "descending")
-    assert cells(out, "branch 1") == "<predictor_2><predictor_1> «source 1»"
-
-
-def test_question_to_answer(inspect):
-    out = inspect()  # as `stepjepa train` without an objective
-    said = " ".join(out.split())  # where the title breaks depends on the file's name
-    assert "llm_jepa, in_context, K = 0, packed" in said
-    assert "predictor" not in said.split("segment")[0].split("K = 0")[1]
-    assert "branch" not in out.split("segment")[1]
-    assert cells(out, "trunk: user") == "How·many? «end of source 1; source 1»"
-    assert cells(out, "target 1") == "First·one.↵↵Then·two.↵↵So·three. «target 1»"
-    out = inspect("--objective", "llm_jepa", "--last_token", "-1")
-    assert cells(out, "target 1").endswith("<end> «target 1»")
-
-
-def test_a_row_without_a_pair_is_drawn_with_the_reason(inspect):
-    out = inspect("--step_jepa", "--row", "1")
-    assert "no pair: the answer has fewer than two steps" in out
-    assert "pairs: none" in out
-    assert cells(out, "trunk: step 1") == "Three."
-    assert "no pair: the objective regular makes none" in inspect("--objective", "regular")
-    out = inspect("--step_jepa", "--max_length", "14")
-    assert "no pair: the views were cut at max_length" in out
-    assert "cut at max_length 14" in out
-
-
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "drawn", "said"),
     [
-        ("--step_jepa --horizon 3", "no pair: the horizon reaches beyond"),
-        ("--step_jepa --forward two_pass", "every segment is a row of its own"),
-        ("--step_jepa --forward inline", "(isolated in its place)"),
-        ("--objective split", "targets get no gradient"),
-        ("--target_encoder ema", "by the EMA encoder"),
-        ("--objective semantic_tube --tube_times 2", "spans are sampled for epoch 0 with seed 42"),
-        ("--objective semantic_tube --tube_times 2", "; 2 spans"),
-        ("--objective semantic_tube --tube_mode e2e", "; 1 pair of vectors"),
-        ("--step_jepa --step_pairs random", "one of 2 pairs, sampled for epoch 0 with seed 42"),
-        ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
+        (
+            "--step_jepa",
+            {
+                "trunk: user": "How·many?",
+                "trunk: step 1": "First·one.↵↵ «end of source 1»",
+                "trunk: step 3": "So·three.",
+                "trunk: end of turn": "<end>",
+                "branch 1": "<predictor_1><predictor_2> «source 1»",
+                "target 1": "Then·two.↵↵ «target 1»",
+            },
+            ["2 predictors", "; 1 pair "],
+        ),
+        (
+            "--step_jepa --step_pairs all --predictors 1",
+            {"branch 2": "<predictor_1> «source 2»", "target 2": "So·three. «target 2»"},
+            ["; 2 pairs "],
+        ),
+        (
+            "--step_jepa --predictor_order descending",
+            {"branch 1": "<predictor_2><predictor_1> «source 1»"},
+            [],
+        ),
+        (
+            "",  # as `stepjepa train` without an objective
+            {
+                "trunk: user": "How·many? «end of source 1; source 1»",
+                "target 1": "First·one.↵↵Then·two.↵↵So·three. «target 1»",
+            },
+            ["llm_jepa, in_context, K = 0, packed"],
+        ),
+        ("--last_token -1", {"target 1": "First·one.↵↵Then·two.↵↵So·three.<end> «target 1»"}, []),
+        (
+            "--step_jepa --row 1",
+            {"trunk: step 1": "Three."},
+            ["no pair: the answer has fewer than two steps", "pairs: none"],
+        ),
+        ("--objective regular", {}, ["no pair: the objective regular makes none"]),
+        ("--step_jepa --max_length 14", {}, ["no pair: the views were cut at max_length", "cut at max_length 14"]),
+        ("--step_jepa --horizon 3", {}, ["no pair: the horizon reaches beyond"]),
+        ("--step_jepa --forward two_pass", {}, ["every segment is a row of its own"]),
+        ("--step_jepa --forward inline", {}, ["(isolated in its place)"]),
+        ("--objective split", {}, ["targets get no gradient"]),
+        ("--target_encoder ema", {}, ["by the EMA encoder"]),
+        ("--objective semantic_tube --tube_times 2", {}, ["are sampled for epoch 0 with seed 42", "; 2 spans "]),
+        ("--objective semantic_tube --tube_mode e2e", {}, ["; 1 pair of vectors "]),
+        ("--step_jepa --step_pairs random", {}, ["one of 2 pairs, sampled for epoch 0 with seed 42"]),
+        ("--step_jepa --jepa_ratio 0.000001", {}, ["leaves this row out"]),
+        ("--step_jepa --system_prompt Add.", {"trunk: system": "Add."}, []),
+        ("--step_pairs all", {}, ["--step_pairs has no effect with objective llm_jepa"]),
+        (
+            "--step_jepa --run_model --attention_layers 1 --overwrite",
+            {},
+            [f"--{name} has no effect without --html" for name in ("run_model", "attention_layers")]
+            + ["--overwrite has no effect without --png or --html"],
+        ),
     ],
 )
-def test_what_is_said_of_a_row(inspect, options, words):
-    assert words in " ".join(inspect(*options.split()).split())
+def test_a_row(inspect, options, drawn, said):
+    out = inspect(*([options] if options else []))
+    assert {name: cells(out, name) for name in drawn} == drawn
+    words = " ".join(out.split())
+    assert [one for one in said if one not in words] == []
 
 
-def test_notes_that_would_be_wrong(inspect):
-    assert "targets get no gradient" not in inspect("--objective", "split", "--target_grad")
-    assert "sampled" not in inspect("--objective", "semantic_tube", "--tube_mode", "e2e")
+def test_what_is_not_said(inspect):
+    assert "targets get no gradient" not in inspect("--objective split --target_grad")
+    assert "sampled" not in inspect("--objective semantic_tube --tube_mode e2e")
+    assert "branch 2" not in inspect("--step_jepa")
+    out = inspect("--objective regular --predictors 2 --views in_context")
+    assert "--predictors has no effect with objective regular" in out
+    assert "--views has no effect" not in out  # it is what it would be anyway
 
 
 def test_the_seed_decides_what_is_sampled(inspect):
-    seeds = range(8)
-    shown = {cells(inspect("--step_jepa", "--step_pairs", "random", "--seed", str(seed)), "target 1") for seed in seeds}
-    assert shown == {"Then·two.↵↵ «target 1»", "So·three. «target 1»"}
-    tubes = [inspect("--objective", "semantic_tube", "--seed", str(seed)) for seed in (1, 2)]
+    drawn = {cells(inspect("--step_jepa --step_pairs random --seed", seed), "target 1") for seed in range(8)}
+    assert drawn == {"Then·two.↵↵ «target 1»", "So·three. «target 1»"}
+    tubes = [inspect("--objective semantic_tube --seed", seed) for seed in (1, 2)]
     assert tubes[0] != tubes[1] and "branch" not in tubes[0]
 
 
 def test_labels(inspect):
-    length = int(" ".join(inspect("--objective", "regular").split()).split(" tokens:")[0].split()[-1])
-    assert f"LM loss on {length - 1} tokens: 1-{length - 1}\n" in inspect("--labels", "all")
-    assert f"-{length - 2}\n" in inspect("--labels", "reference")  # not on the end of turn
-
-
-def test_options_of_the_chat(inspect, tmp_path):
-    assert cells(inspect("--step_jepa", "--system_prompt", "Add."), "trunk: system") == "Add."
-    template = tmp_path / "chat.jinja"
-    template.write_text("{% for m in messages %}<<{{ m['role'] }}>>{{ m['content'] }}{% endfor %}")
-    out = inspect("--step_jepa", "--chat_template", str(template))
-    assert cells(out, "trunk: template") == "<<user>>"
-    assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
+    length = int(" ".join(inspect("--objective regular").split()).split(" tokens:")[0].split()[-1])
+    assert f"LM loss on {length - 1} tokens: 1-{length - 1}\n" in inspect("--labels all")
+    assert f"-{length - 2}\n" in inspect("--labels reference")  # not on the end of turn
 
 
 def test_plain_text(inspect, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "One and two are three."}\n{"text": ""}\n{"input_ids": [5, 6, 7, 8, 9]}\n')
-    out = inspect("--objective", "split", file=str(texts))
+    out = inspect("--objective split", file=str(texts))
     assert cells(out, "trunk: text").replace(" «end of source 1»", "") == "One·and·two·are·three.<end>"
-    out = inspect("--objective", "split", "--max_length", "3", file=str(texts))
+    out = inspect("--objective split --max_length 3", file=str(texts))
     assert re.search(r"cut into [2-9] examples of up to 3 tokens; the first is shown", " ".join(out.split()))
-    assert "regular" in inspect("--regular", "--row", "2", file=str(texts))
-    assert "'text' is empty; training skips this row" in inspect("--regular", "--row", "1", file=str(texts), status=2)
+    assert "regular" in inspect("--regular --row 2", file=str(texts))
+    assert "'text' is empty; training skips this row" in inspect("--regular --row 1", file=str(texts), status=2)
     err = inspect("--step_jepa", file=str(texts), status=2)
     assert "step_jepa needs chats" in err and "skips" not in err
     mixed = tmp_path / "mixed.jsonl"
     mixed.write_text(json.dumps(STEPS) + '\n{"text": "One and two are three."}\n')
-    assert "training skips this row" in inspect("--regular", "--row", "1", file=str(mixed), status=2)
+    assert "training skips this row" in inspect("--regular --row 1", file=str(mixed), status=2)
 
 
 def test_named_columns(inspect, tmp_path):
     rows = tmp_path / "choices.jsonl"
     rows.write_text('{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": 1}\n')
-    columns = ("--source_column", "sentence", "--target_column", "texts", "--choice_column", "right")
-    out = inspect(*columns, file=str(rows))
-    assert cells(out, "trunk: user").startswith("It·is·red.")
-    assert cells(out, "target 1") == "a·rose «target 1»"
-    err = inspect(*columns[:4], file=str(rows), status=2)
+    columns = "--source_column sentence --target_column texts"
+    out = inspect(columns, "--choice_column right", file=str(rows))
+    assert cells(out, "trunk: user").startswith("It·is·red.") and cells(out, "target 1") == "a·rose «target 1»"
+    err = inspect(columns, file=str(rows), status=2)
     assert "content of type list" in err and "training skips this row" in err
 
 
@@ -172,85 +172,135 @@ def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
     out = inspect("--step_jepa", file=str(rows))
     assert "steps: found by --step_splitter lines" in " ".join(out.split())
     assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
-    out = inspect("--step_jepa", "--step_splitter", "separator", "--row", "1", file=str(rows))
+    out = inspect("--step_jepa --step_splitter separator --row 1", file=str(rows))
     assert "no pair: the answer has fewer than two steps" in out and "are found by" not in out
 
 
-def test_options_that_are_not_read(inspect):
-    assert "--step_pairs has no effect with objective llm_jepa" in inspect("--step_pairs", "all")
-    out = inspect("--objective", "regular", "--predictors", "2", "--views", "in_context")
-    assert "--predictors has no effect with objective regular" in out
-    assert "--views has no effect" not in out  # it is what it would be anyway
-
-
 def test_options_are_those_of_training():
-    shared = options_of(ExampleOptions)
-    assert {
-        name: one for name, one in options_of(InspectOptions).items() if name in shared and name != "predictors"
-    } == {name: one for name, one in shared.items() if name != "predictors"}
+    shared = {name: one for name, one in options_of(ExampleOptions).items() if name != "predictors"}
+    assert {name: one for name, one in options_of(InspectOptions).items() if name in shared} == shared
 
 
-def test_hostile_text(inspect):
-    out = inspect("--step_jepa", "--row", "2")
-    assert all(character == "\n" or character.isprintable() for character in out)
-    assert cells(out, "trunk: system") == r"[bold]Be\x1b[31m"
-    assert cells(out, "trunk: user") == r"\u202e:smile:\r↵[/]"
-    assert cells(out, "target 1").startswith(r"two\x1b]0;t\x07")
+def test_several_examples(inspect):
+    out = inspect("--step_jepa --rows_packed 3")
+    said = " ".join(out.split())
+    assert "packing: 3 examples in " in said
+    assert "row 2 is passed over: " in said and "'messages' is not a non-empty list" in said
+    assert "row 1: no pair: the answer has fewer than two steps" in said
+    assert cells(out, "0 target 1") == "Then·two.↵↵ «target 1»"
+    assert cells(out, "1 trunk: step 1") == "Three."
+    assert "example 2, pair 1" in said  # row 3 is the batch's third example
+    assert "packed row 2 of 2" in inspect("--step_jepa --rows_packed 2 --max_row_length 30")
+    said = " ".join(inspect("--step_jepa --row 3 --rows_packed 9").split())
+    assert "2 examples are shown: there are no more after row 3" in said and "is passed over" not in said
+
+
+def test_what_is_sampled_of_later_rows_is_training_s(inspect):
+    """That of row 4 does not depend on where the picture begins."""
+    alone = inspect("--step_jepa --step_pairs random --row 4 --seed 3")
+    together = inspect("--step_jepa --step_pairs random --row 3 --rows_packed 2 --seed 3")
+    assert cells(alone, "target 1") == cells(together, "1 target 1")
+
+
+def test_several_predictors(inspect):
+    out = inspect("--step_jepa --predictors 0 2 2", width=140)
+    assert "step_jepa, K = 0, 2, packed" in " ".join(out.split())
+    assert any(line.startswith("K = 0") and "K = 2" in line for line in out.splitlines())
+    assert "K = 2: packing: 1 example" in out
+    assert out.count("predictor token") == 1
+    assert inspect("--step_jepa --predictors 2") == inspect("--step_jepa --predictors=2")
+
+
+def test_a_page_and_a_picture(inspect, tmp_path):
+    page, png = tmp_path / "new" / "page.html", tmp_path / "row.png"
+    out = inspect("--step_jepa --html", page, "--png", png)
+    assert f"written: {png}" in out and f"written: {page} (0.0" in out and "packed, two_pass, inline" in out
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    before = page.read_bytes()
+    for name, file in (("html", page), ("png", png)):
+        err = inspect("--step_jepa", f"--{name}", file, status=2)
+        assert f"--{name} {file}: exists; choose another name, or --overwrite" in err
+    assert page.read_bytes() == before
+    inspect("--step_jepa --overwrite --html", page)
+    assert page.read_bytes() == before  # the same row is the same page
+
+
+def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    inspect("--step_jepa --step_pairs all --html", page)
+    data = read_page(page)
+    (variant,) = data["variants"]
+    assert "forward=inline holds one pair" in variant["whyNot"]["inline"]
+    (note,) = variant["forms"]["two_pass"]["notes"]
+    assert note.startswith("forward two_pass: every segment is a row of its own")
+    assert variant["forms"]["packed"]["notes"] == []
+    assert "row 0 (" in data["title"] and not data["title"].endswith("packed")
+    inspect("--step_jepa --overwrite --forward two_pass --html", page)
+    assert read_page(page)["variants"][0]["shown"] == "two_pass" and "packed" in read_page(page)["variants"][0]["forms"]
+    inspect("--objective regular --overwrite --html", page)
+    assert set(read_page(page)["variants"][0]["whyNot"]) == {"two_pass", "inline"}
+    monkeypatch.setattr("stepjepa.inspect.view.MOST_TOKENS", 30)
+    inspect("--step_jepa --overwrite --html", page)
+    (variant,) = read_page(page)["variants"]
+    assert "--forward two_pass shows it" in variant["whyNot"]["two_pass"]
+    assert list(variant["forms"]) == ["packed", "inline"]
+
+
+def test_hostile_text(inspect, tmp_path):
+    page = tmp_path / "page.html"
+    inspect("--step_jepa --row 3 --html", page)
+    text = page.read_text(encoding="ascii")
+    assert text.count("<script") == 2 and text.count("</script") == 2
+    texts = "".join(read_page(page)["texts"])
+    assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts
+
+
+def test_a_page_of_a_long_row_is_small(tmp_path, inspect):
+    """1,000 tokens, with the attention of a model in all the room that is left."""
+    file, page = tmp_path / "long.jsonl", tmp_path / "page.html"
+    steps = [f"Step {n} adds {n} and {n + 1} and gives {2 * n + 1}." for n in range(60)]
+    file.write_text(json.dumps({"question": "Add all of it.", "answer": "\n\n".join(steps)}))
+    inspect("--step_jepa --step_pairs first --run_model --html", page, file=str(file))
+    row = read_page(page)["variants"][0]["forms"]["packed"]["rows"][0]
+    assert len(row["ids"]) > 900 and 1e6 < page.stat().st_size < LIMIT == 3_000_000
+    assert 0 < len(row["attention"]["maps"]) < 12
+    assert "the means over the heads" in str(read_page(page)["variants"][0])
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--row", "4"], "has 4 rows, counted from 0, so the last one is row 3"),
-        (["--row", "-1"], "row is -1; it must be a whole number from 0 on"),
-        (["--row", "3"], "line 4: 'messages' is not a non-empty list"),
-        (["--max_length", "5"], "line 1: the prompt has"),
-        (["--predictors", "-1"], "predictors is -1"),
-        (["--last_token", "1"], "last_token is 1"),
-        (["--step_pairs", "every"], "--step_pairs"),
-        (["--lbd", "1"], "unknown flag --lbd"),
-        (["--front_pred"], "front_pred puts predictors in front"),
-        (["--step_jepa", "--views", "standalone"], "use it with objective llm_jepa"),
-        (["--step_jepa", "--forward", "inline", "--step_pairs", "all"], "forward=inline holds one pair"),
-        (["--objective", "semantic_tube", "--predictors", "1"], "semantic_tube has no predictor tokens"),
-        (["--objective", "semantic_tube", "--tube_mode", "mean", "--tube_times", "2"], "draws no spans"),
-        (["--source_column", "question"], "give both"),
-        (["--plain", "--chat_template", "x"], "leave one of them out"),
-        (["--horizon", "0"], "horizon is 0"),
-        (["--chat_template", "no.jinja"], "no.jinja"),
+        ("--row 5", "has 5 rows, counted from 0, so the last one is row 4"),
+        ("--row -1", "row is -1; it must be at least 0"),
+        ("--row 2", "line 3: 'messages' is not a non-empty list"),
+        ("--rows_packed 0", "rows_packed is 0; it must be at least 1"),
+        ("--max_length 5", "line 1: the prompt has"),
+        ("--predictors 1 -1", "predictors is -1"),
+        ("--predictors two", "a whole number"),
+        ("--lbd 1", "unknown flag --lbd"),
+        ("--step_jepa --forward inline --step_pairs all", "forward=inline holds one pair"),
+        ("--source_column question", "give both"),
+        ("--chat_template no.jinja", "no.jinja"),
+        ("--png row.jpg", "must end in .png"),
+        ("--html page", "must end in .html or .htm"),
+        ("--html {folder}/folder.html", "is a folder"),
+        ("--html {folder}/file/page.html", "cannot be written"),
     ],
 )
-def test_what_cannot_be_drawn(inspect, options, words):
-    err = inspect(*options, status=2)
-    assert words in err
-    assert err.startswith("stepjepa inspect: error: ") and err.count("\n") == 1
+def test_what_cannot_be_drawn(inspect, tmp_path, options, words):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("kept")
+    assert words in inspect(options.format(folder=tmp_path), status=2)
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_files_that_cannot_be_used(tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    assert main(["inspect", str(empty)]) == 2
-    assert "empty" in capsys.readouterr().err
-    assert main(["inspect", str(tmp_path / "none.jsonl")]) == 2
-    assert "no such file" in capsys.readouterr().err
-    assert main(["inspect", "--row", "2"]) == 2
-    assert "stepjepa inspect FILE" in capsys.readouterr().err
-
-
-def test_help(capsys):
-    assert main(["inspect", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "--predictor_order {ascending,descending}" in out and "also --step_jepa" in out
-    code = (
-        "import sys\nfrom stepjepa.cli.main import main\nmain(['inspect', '--help'])\nsys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
-
-
-def test_published_data(shared_dir, capsys, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    file = str(shared_dir / "data" / "gsm8k_test.jsonl")
-    assert main(["inspect", file, "--model_name", "tiny", "--step_jepa", "--step_pairs", "all"]) == 0
-    out = capsys.readouterr().out
-    assert "target 2" in out and "####" in out
-    assert "steps: found by --step_splitter lines" in " ".join(out.split())
+    for words, said in (
+        ([str(empty)], "empty"),
+        ([str(tmp_path / "none.jsonl")], "no such file"),
+        ([], "inspect FILE"),
+    ):
+        assert main(["inspect", *words]) == 2
+        assert said in capsys.readouterr().err

@@ -26,19 +26,14 @@ def test_a_page_of_two_runs(tmp_path, capsys):
     a, b = write_pair(tmp_path)
     assert report(a, b) == 0
     page = a / "report.html"
-    assert capsys.readouterr().out == f"written: {page} ({page.stat().st_size / 1e6:.2f} MB)\n"
+    said = capsys.readouterr().out
+    assert said == f"written: {page} ({page.stat().st_size / 1e6:.2f} MB)\n"
     assert '<h1 dir="auto">regular and step</h1>' in page.read_text("ascii")
     assert [path.name for path in a.iterdir() if path.name.startswith(".")] == []
-
-
-def test_from_python(tmp_path):
-    """The same options by name; printed, what the command prints."""
-    run = write_run(tmp_path / "run")
-    done = stepjepa.report(folders=[str(run)], max_predictions=3)
-    assert done.path == run / "report.html" and done.bytes == done.path.stat().st_size and done.problems == []
-    assert str(done) == f"written: {done.path} ({done.bytes / 1e6:.2f} MB)"
+    done = stepjepa.report(folders=[str(a), str(b)], overwrite=True)  # the same options by name
+    assert (done.path, done.bytes, done.problems, f"{done}\n") == (page, page.stat().st_size, [], said)
     with pytest.raises(ConfigError, match="report.html exists"):
-        stepjepa.report(folders=[str(run)])
+        stepjepa.report(folders=[str(a)])
 
 
 def test_another_file_geometry_and_a_limit(tmp_path):
@@ -51,13 +46,15 @@ def test_another_file_geometry_and_a_limit(tmp_path):
 
 def test_nothing_is_written_over(tmp_path, capsys):
     run = write_run(tmp_path / "run")
+    (run / "run.json").write_text("{")
     page = run / "report.html"
     page.write_text("mine")
     assert report(run) == 2 and page.read_text() == "mine"
     assert capsys.readouterr().err == (
         f"stepjepa report: error: {page} exists; replace it with --overwrite, or give another --output_file\n"
     )
-    assert report("--overwrite", run) == 0 and page.read_text() != "mine"
+    assert report("--overwrite", run) == 0 and "Left out" in page.read_text()
+    assert f"left out {run / 'run.json'}: cannot be read" in capsys.readouterr().out
     assert report(run, "--output_file", tmp_path) == 2
     assert "is a folder; give a file" in capsys.readouterr().err
 
@@ -75,14 +72,6 @@ def test_what_is_no_run(tmp_path, capsys):
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
     assert list((tmp_path / "empty").iterdir()) == []
-
-
-def test_what_is_left_out_is_said(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    (run / "run.json").write_text("{")
-    assert report(run) == 0
-    assert f"left out {run / 'run.json'}: cannot be read" in capsys.readouterr().out
-    assert "Left out" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

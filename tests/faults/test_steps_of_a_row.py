@@ -150,7 +150,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
     ],
 )
 def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path, capsys, form, words):
-    from stepjepa.report.page import data_lines
+    from stepjepa.report.reading import data_lines
 
     file, folder = tmp_path / "it's train.jsonl", tmp_path / "run"
     raw = write(tmp_path / "raw.jsonl", raw_rows(form))

@@ -130,11 +130,6 @@ def test_plain_text():
         tokens_of(rows, "step_jepa")
 
 
-def test_nothing_to_train_on():
-    with pytest.raises(DataError, match="no row can be trained on: 1 read"):
-        tokens_of(ROWS[:1], max_length=3)
-
-
 def test_the_record_and_the_lines():
     found = tokens_of([*ROWS, {"question": "how \x1b[31m", "answer": "one"}, 3])
     record = json.loads(json.dumps(found.to_dict()))
@@ -216,64 +211,38 @@ def test_other_forms():
     assert sum(two.segments.values()) - 8 - 10 - 3 == sum(inline.values()) == 34 + 4
 
 
-def test_no_pair_at_all():
-    assert warned(tokens_of([ROWS[1]]))["no_pairs"].text == "no example of 1 has a pair for step_jepa"
-    assert "no_pairs" not in warned(tokens_of([ROWS[1]], "regular"))
-    assert "no_pairs" not in warned(tokens_of(ROWS))
+SEVEN = [*ROWS, {"question": "how", "answer": "seven"}]
+BARE = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
+PADDING = "is also the {} token, in 3 examples"
+# warning, rows, tokenizer and options, words of its text or None where there is none
+CASES = [
+    ("no_pairs", [ROWS[1]], {}, "no example of 1 has a pair for step_jepa"),
+    ("no_pairs", [ROWS[1]], {"objective": "regular"}, None),
+    ("one_token_targets", ROWS, {}, "1 of 2 pairs (50.0 %)"),
+    ("one_token_targets", ROWS[2:], {}, None),
+    ("folded_system", ROWS, {"tokenizer": words(NO_SYSTEM)}, "1 system message are part of the first user message"),
+    ("unknown_tokens", SEVEN, {}, "1 of 41 tokens (2.44 %) are the tokenizer's unknown token"),
+    ("unknown_tokens", [*ROWS * 40, SEVEN[-1]], {}, None),  # 1 of 1,367
+    ("unknown_tokens", SEVEN, {"tokenizer": words(eos_token="<unk>")}, None),  # one token that is both, as GPT-2's is
+    ("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token="<end>")}, PADDING.format("padding and EOS")),
+    # rows are padded with the EOS then
+    ("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token=None)}, PADDING.format("padding and EOS")),
+    (
+        *("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token="<end>", eos_token="<s>")}),
+        PADDING.format("padding"),
+    ),
+    ("no_end_of_turn", ROWS, {"tokenizer": words(BARE, eos_token=None)}, "nothing ends an answer"),
+    ("no_end_of_turn", ROWS, {"tokenizer": words(BARE)}, None),  # an EOS is appended
+    ("end_of_turn_unlabelled", ROWS, {"labels": "reference"}, "--labels reference leaves <end>"),
+    ("end_of_turn_unlabelled", ROWS, {"labels": "all"}, None),
+]
 
 
-def test_targets_of_one_token():
-    warning = warned(tokens_of(ROWS))["one_token_targets"]
-    assert (warning.count, warning.total) == (1, 2)
-    assert "one_token_targets" not in warned(tokens_of(ROWS[2:]))
+@pytest.mark.parametrize(("name", "rows", "options", "text"), CASES)
+def test_warning(name, rows, options, text):
+    warning = warned(tokens_of(rows, **options)).get(name)
+    assert (warning is None) == (text is None) and (text is None or text in warning.text)
 
 
-def test_a_template_without_a_system_role():
-    warning = warned(tokens_of(ROWS, tokenizer=words(NO_SYSTEM)))["folded_system"]
-    assert (warning.count, warning.total) == (1, 3)
-    assert "folded_system" not in warned(tokens_of(ROWS))
-
-
-def test_unknown_tokens():
-    rows = [*ROWS, {"question": "how", "answer": "seven"}]
-    found = tokens_of(rows)
-    assert found.unknown_tokens == 1
-    assert warned(found)["unknown_tokens"].text == "1 of 41 tokens (2.44 %) are the tokenizer's unknown token"
-    assert "unknown_tokens" not in warned(tokens_of(ROWS))
-    assert "unknown_tokens" not in warned(tokens_of([*ROWS * 40, rows[-1]]))  # 1 of 1,367
-    # One token that is both, as GPT-2's is.
-    found = tokens_of(rows, tokenizer=words(eos_token="<unk>"))
-    assert found.unknown_tokens is None and "unknown_tokens" not in warned(found)
-
-
-@pytest.mark.parametrize(
-    ("special", "end_is"),
-    [
-        ({"pad_token": "<end>"}, ("padding", "EOS")),
-        ({"pad_token": None}, ("padding", "EOS")),  # rows are padded with the EOS then
-        ({"pad_token": "<end>", "eos_token": "<s>"}, ("padding",)),
-    ],
-)
-def test_an_end_of_turn_that_is_padding(special, end_is):
-    found = tokens_of(ROWS, tokenizer=words(**special))
-    assert found.end_is == end_is
-    also = " and ".join(end_is)
-    assert f"is also the {also} token, in 3 examples" in warned(found)["end_of_turn_is_padding"].text
-    assert not {name for name in warned(tokens_of(ROWS)) if "end" in name}
-
-
-def test_no_end_of_a_turn():
-    bare = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
-    found = tokens_of(ROWS, tokenizer=words(bare, eos_token=None))
-    assert found.end_of_turn is None
-    assert "nothing ends an answer" in warned(found)["no_end_of_turn"].text
-    found = tokens_of(ROWS, tokenizer=words(bare))
-    assert (found.end_of_turn, found.end_is) == ("<end>", ("EOS",))  # appended
-    assert "no_end_of_turn" not in warned(found)
-
-
-def test_labels_of_the_published_code():
-    found = tokens_of(ROWS, labels="reference")
-    assert not found.end_labelled
-    assert "--labels reference leaves <end>" in warned(found)["end_of_turn_unlabelled"].text
-    assert "end_of_turn_unlabelled" not in warned(tokens_of(ROWS, labels="all"))
+def test_nothing_to_warn_of():
+    assert set(warned(tokens_of(ROWS))) == {"one_token_targets"}

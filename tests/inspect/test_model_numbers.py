@@ -146,7 +146,8 @@ def cosine_of_the_pair(model, row, size):
     with torch.no_grad():
         states = model.model(torch.tensor([row["ids"]]), hidden, torch.tensor([row["positions"]])).last_hidden_state[0]
     (pair,) = row["pairs"]
-    return float(torch.nn.functional.cosine_similarity(states[pair["source"]], states[pair["target"]], dim=0))
+    source, target = (states[token] for _, token in pair["ends"])
+    return float(torch.nn.functional.cosine_similarity(source, target, dim=0))
 
 
 def test_a_folder_s_model_is_run(workplace, capsys):
@@ -184,7 +185,7 @@ def test_layers_that_are_asked_for(workplace, capsys):
     assert data["variants"][0]["forms"]["packed"]["rows"][0]["attention"]["maps"] == [[2, None], [2, 1], [2, 2], [2, 3]]
     assert "attention: 1 of 3 layers (2), 3 of their 3 heads" in data["variants"][0]["forms"]["packed"]["notes"][-1]
     assert run(workplace, "--attention_layers", "4")[0] == 2
-    assert "--attention_layers 4: this model has layers 1 to 3" in capsys.readouterr().err
+    assert "no attention of layer 4: this model has layers 1 to 3" in capsys.readouterr().err
 
 
 def test_presets_have_random_weights_and_are_run_if_asked(workplace, capsys):

@@ -5,8 +5,7 @@ import pytest
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Term
 from stepjepa.data.types import Span as Tokens
-from stepjepa.forest.collate import ForestCollator
-from stepjepa.inspect.layout import Span, packing_line, row_records
+from stepjepa.inspect.layout import packing_line
 from stepjepa.inspect.record import KINDS, Readout
 from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.load import train_tokenizer
@@ -81,16 +80,6 @@ LAYOUTS = {
         "prompt answer source_end original original answer predictor predictor target target",
         [(2, 7, 9, None, (3, 5), (8, 10))],
     ),
-    "every_step": (
-        (every_step, 2, "packed"),
-        ["q", "a", "b", "c", "e", P1, P2, "b", P1, P2, "c"],
-        [0, 1, 2, 3, 4, 2, 3, 4, 3, 4, 5],
-        [0] * 5 + [1, 1, 2, 3, 3, 4],
-        "trunk: prompt 1|trunk: answer 4|branch 1 2|target 1 1|branch 2 2|target 2 1",
-        # b is the first pair's target and ends the second pair's source.
-        "prompt source_end source_end original answer predictor predictor target predictor predictor target",
-        [(1, 6, 7, None, (2, 3), (7, 8)), (2, 9, 10, None, (3, 4), (10, 11))],
-    ),
     "shared": (
         (horizons, 1, "packed"),
         ["q", "a", "b", "c", "e", P1, "b", "c", P1],
@@ -127,15 +116,6 @@ LAYOUTS = {
         "prompt answer source_end predictor predictor isolated isolated answer",
         [(2, 4, 6, None, (5, 7), (5, 7))],
     ),
-    "two_pass": (
-        (steps, 2, "two_pass"),
-        [*WORDS, "q", "a", "b", P1, P2, "c", "d"],
-        [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6],
-        [0] * 6 + [1] * 5 + [2] * 2,
-        "trunk: prompt 1|trunk: answer 5|source 1 5|target 1 2",
-        "prompt answer source_end original original answer source source source predictor predictor target target",
-        [(2, 10, 12, (6, 11), (3, 5), (11, 13))],
-    ),
     "two_pass_shared": (
         (horizons, 1, "two_pass"),
         ["q", "a", "b", "c", "e", "q", "a", P1, "q", "a", "b", P1, "b", "c"],
@@ -163,30 +143,6 @@ MASKS = {
         . . . . . .  . .  1 .
         . . . . . .  . .  1 1
     """,
-    "every_step": """
-        1 . . . .  . . .  . . .
-        1 1 . . .  . . .  . . .
-        1 1 1 . .  . . .  . . .
-        1 1 1 1 .  . . .  . . .
-        1 1 1 1 1  . . .  . . .
-        1 1 . . .  1 . .  . . .
-        1 1 . . .  1 1 .  . . .
-        . . . . .  . . 1  . . .
-        1 1 1 . .  . . .  1 . .
-        1 1 1 . .  . . .  1 1 .
-        . . . . .  . . .  . . 1
-    """,
-    "shared": """
-        1 . . . .  .  .  .  .
-        1 1 . . .  .  .  .  .
-        1 1 1 . .  .  .  .  .
-        1 1 1 1 .  .  .  .  .
-        1 1 1 1 1  .  .  .  .
-        1 1 . . .  1  .  .  .
-        . . . . .  .  1  .  .
-        . . . . .  .  .  1  .
-        1 1 1 . .  .  .  .  1
-    """,
     "inline": """
         1 . .  . .  . .  .
         1 1 .  . .  . .  .
@@ -211,17 +167,13 @@ def test_layouts_by_hand(name):
     on_trunk = [one.startswith("trunk") for one in row.names]
     assert row.labelled.tolist() == [label and trunk for label, trunk in zip(labels, on_trunk, strict=True)]
     for pair, (end, source, target, segment, original, copy) in zip(row.pairs, pairs, strict=True):
-        read = [(one.index, one.text) for one in (pair.source_end, pair.source, pair.target)]
+        views = pair.views
+        read = [(one.index, one.text) for one in (views.source_end, *pair.source.terms, *pair.target.terms)]
         assert read == [(index, texts[index]) for index in (end, source, target)]
-        assert (pair.source_segment, pair.original, pair.copy) == (segment, original, copy)
-        assert pair.standalone == (name == "standalone")
-    edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(texts)]
-    expected = np.zeros((len(texts),) * 2, bool)  # every segment by itself, where no matrix is typed
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
-        expected[start:stop, start:stop] = np.tri(stop - start)
-    if name == "split":
-        expected[4, :2] = True
-    np.testing.assert_array_equal(row.visible, matrix(MASKS[name]) if name in MASKS else expected)
+        assert (views.source_segment, views.original, views.copy) == (segment, original, copy)
+        assert views.standalone == (name == "standalone")
+    if name in MASKS:
+        np.testing.assert_array_equal(row.visible, matrix(MASKS[name]))
 
 
 def test_fields_and_sections():
@@ -231,7 +183,7 @@ def test_fields_and_sections():
     assert row.attaches.tolist() == [-1] * 6 + [2, 2, -1, -1]
     assert row.sections == [(0, 1), (1, 6), (6, 8), (8, 10)]
     assert record(steps, forward="inline").floors.tolist() == [0, 0, 0, 0, 0, 5, 5, 0]
-    assert record(lambda k: halves(k, (2, 4), None), predictors=1).pairs[0].original is None  # text of its own
+    assert record(lambda k: halves(k, (2, 4), None), predictors=1).pairs[0].views.original is None  # text of its own
     kinds = {kind for row in (record(steps), record(steps, forward="inline"), record(standalone)) for kind in row.kinds}
     assert kinds == set(KINDS) - {"span", "padding"}
 
@@ -244,10 +196,21 @@ def test_two_examples_see_nothing_of_each_other():
     assert not both.visible[:first, first:].any() and not both.visible[first:, :first].any()
     assert both.texts == alone.texts + other.texts and both.examples.tolist() == [0] * first + [1] * len(other)
     assert [pair.source.index for pair in both.pairs] == [7, first + 6, first + 9]
-    assert both.pairs[1].original == (first + 2, first + 3) and both.pairs[2].copy == (first + 10, first + 11)
+    assert both.pairs[1].views.original == (first + 2, first + 3) and both.pairs[2].views.copy == (
+        first + 10,
+        first + 11,
+    )
     assert [(pair.example, pair.number) for pair in both.pairs] == [(0, 1), (1, 1), (1, 2)]
     inline = record(steps, steps, forward="inline", predictors=1)
-    assert inline.pairs[1].source == Readout(7 + 3, P1) and inline.pairs[1].copy == (7 + 4, 7 + 6)
+    assert inline.pairs[1].source.terms == (Readout(7 + 3, P1),) and inline.pairs[1].views.copy == (7 + 4, 7 + 6)
+
+
+def test_inline_holds_the_first_pair_and_rows_may_have_none():
+    row = record(lambda k: paired(range(6), ((1, 6),), [Views(2, 3, 5), Views(4, 5, 6)], k), forward="inline")
+    assert row.pairs == record(steps, forward="inline").pairs and "original" not in row.kinds
+    for forward in ("packed", "inline", "two_pass"):
+        row = record(lambda k: steps(k).plain(), forward=forward)
+        assert row.pairs == () and set(row.kinds) == {"prompt", "answer"}
 
 
 def test_predictors():
@@ -258,21 +221,9 @@ def test_predictors():
     late = steps(0)._replace(pairs=(Pair(Read.one(0, 3), steps(0).pairs[0].target),))
     row = record(lambda k: late, predictors=0)
     assert row.texts[6:] == ("c", "d") and row.visible.sum() == 21 + 3
-    assert row.pairs[0].source_end == row.pairs[0].source == Readout(3, "c")
+    assert row.pairs[0].source.terms == (row.pairs[0].views.source_end,) == (Readout(3, "c"),)
     row = record(steps, forward="inline", predictors=0)
-    assert row.pairs[0].source == Readout(2, "b") and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
-
-
-@pytest.mark.parametrize("forward", ["packed", "inline", "two_pass"])
-def test_examples_without_pairs(forward):
-    row = record(lambda k: steps(k).plain(), forward=forward)
-    assert row.pairs == () and set(row.kinds) == {"prompt", "answer"}
-    np.testing.assert_array_equal(row.visible, np.tri(6, dtype=bool))
-
-
-def test_the_inline_form_holds_the_first_pair_only():
-    row = record(lambda k: paired(range(6), ((1, 6),), [Views(2, 3, 5), Views(4, 5, 6)], k), forward="inline")
-    assert row.pairs == record(steps, forward="inline").pairs and "original" not in row.kinds
+    assert row.pairs[0].source.terms == (Readout(2, "b"),) and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
 
 
 def test_sums_of_states_of_any_objective():
@@ -282,40 +233,16 @@ def test_sums_of_states_of_any_objective():
     mean = example._replace(pairs=(Pair(source, target, weight=2.0),))
     for forward, first in (("packed", 6), ("two_pass", 9)):
         row = record(lambda k: mean, forward=forward)
-        (pair,) = row.vectors
-        assert row.pairs == () and (pair.kind, pair.weight, pair.total, pair.ends) == ("vectors", 2.0, None, ())
+        (pair,) = row.pairs
+        assert (pair.views, pair.kind, pair.weight, pair.total, pair.ends) == (None, "vectors", 2.0, None, ())
         assert (pair.source.name, pair.source.covered) == ("source", ((first, first + 2),))
         assert (pair.target.name, pair.target.covered) == ("target", ((first + 2, first + 4),))
         assert row.counts.endswith("; 1 pair of vectors")
 
 
-def test_spans_name_the_trunk_and_are_cut_with_it():
-    spans = [Span("user", 0, 1), Span("step 1", 1, 3), Span("step 2", 3, 5), Span("step 3", 6, 9)]
-    names = record(steps, spans=[spans]).names[:6]
-    expected = "user, step 1, step 1, step 2, step 2, end of turn"
-    assert ", ".join(name.removeprefix("trunk: ") for name in names) == expected
-
-
 # Trunks of 6, 6 and 3 tokens; with K = 2 the first two have 2 predictors and 2 target tokens.
 PLAIN = paired(range(3), ((1, 3),))
 BATCH = [steps(), steps(), PLAIN]
-
-
-@pytest.mark.parametrize("longest", [None, 10, 13])
-@pytest.mark.parametrize("form", ["packed", "inline"])
-def test_rows_are_the_collator_s(form, longest):
-    rows = row_records(BATCH, form_of(2, 6, forward=form, pad_token_id=5, max_row_length=longest), str)
-    batch = ForestCollator((6, 7), 5, 1, max_row_length=longest, inline=form == "inline")(BATCH)
-    packed = batch.rows
-    assert len(rows) == len(packed.input_ids)
-    for number, row in enumerate(rows):
-        assert row.batch == 3 and row.ids.tolist() == packed.input_ids[number].tolist()
-        assert row.examples.tolist() == packed.example[number].tolist()
-        assert row.segments.tolist() == packed.segment[number].tolist()
-        assert [kind == "padding" for kind in row.kinds] == (packed.example[number] < 0).tolist()
-    width = len(rows[0])
-    found = [number * width + pair.source.index for number, row in enumerate(rows) for pair in row.pairs]
-    assert sorted(found) == sorted(batch.sources.positions.tolist())
 
 
 def test_how_many_positions_it_takes():

@@ -87,7 +87,7 @@ def both(file, row, index, **options):
     shown = JEPAOptions(**options)
     shown.check()
     tokenizer = load_tokenizer("tiny", texts_of([file]))
-    (record,) = show_rows(file, row, tokenizer, shown, SEED).records()
+    (record,) = show_rows(file, row, tokenizer, shown, SEED).records
     method, batch, (example,) = trained(file, options, tokenizer, [index])
     assert shown == method  # the splitter is settled alike
     return record, batch, example
@@ -115,26 +115,25 @@ def assert_same_readouts(record, batch):
     labels = np.flatnonzero(record.labelled)
     assert (batch.label_positions + 1).tolist() == labels.tolist()
     assert batch.label_ids.tolist() == record.ids[labels].tolist()
-    if record.vectors:
-        assert not record.pairs and batch.pairs == len(record.vectors)
-        return
-    assert batch.sources.positions.tolist() == [pair.source.index for pair in record.pairs]
-    assert batch.targets.positions.tolist() == [pair.target.index for pair in record.pairs]
+    assert batch.pairs == len(record.pairs)
+    if all(pair.views for pair in record.pairs):
+        assert batch.sources.positions.tolist() == [pair.source.index for pair in record.pairs]
+        assert batch.targets.positions.tolist() == [pair.target.index for pair in record.pairs]
 
 
 @pytest.mark.parametrize("options", EVERYWHERE, ids=str)
 def test_packed(files, options):
     record, batch, example = both(files["chats"], CHAT, CHAT - 1, **options)
     assert_same_row(record, batch)
-    assert len(record.pairs) + len(record.vectors) == len(example.pairs)
+    assert len(record.pairs) == len(example.pairs)
     dropped = options.get("jepa_ratio", 1) < 1
-    assert bool(record.pairs or record.vectors) == (options["objective"] != "regular" and not dropped)
-    if record.vectors:
-        drawn = [(term.index, term.coefficient) for pair in record.vectors for term in pair.target.terms]
+    assert bool(record.pairs) == (options["objective"] != "regular" and not dropped)
+    if record.pairs and not record.pairs[0].views:
+        drawn = [(term.index, term.coefficient) for pair in record.pairs for term in pair.target.terms]
         positions, coefficients = batch.targets.positions, batch.targets.coefficients
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
         weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
-        assert weights == [np.float32(pair.weight) for pair in record.vectors]
+        assert weights == [np.float32(pair.weight) for pair in record.pairs]
 
 
 @pytest.mark.parametrize("options", INLINE, ids=str)
@@ -164,9 +163,9 @@ def test_two_pass(files, options):
         np.testing.assert_array_equal(record.visible[own, own], np.tri(own.stop - own.start))
         edges.append(own.stop)
     assert edges[-1] == len(record) and record.visible.sum() == sum(n * (n + 1) // 2 for n in np.diff(edges))
-    assert len(record.pairs) + len(record.vectors) == len(example.pairs) == batch.pairs
+    assert len(record.pairs) == len(example.pairs) == batch.pairs
     if batch.views is None:
-        assert not record.pairs
+        assert not any(pair.views for pair in record.pairs)
         return
     chat, width = batch.rows.input_ids.numel(), batch.views.input_ids.shape[1]
 
@@ -190,9 +189,8 @@ def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
     record, batch, example = both(files["chats"], row, row - (row > 1), **options)
     assert_same_row(record, batch)
-    if record.vectors:
-        positions = [term.index for pair in record.vectors for term in pair.source.terms]
-        assert sorted(positions) == sorted(batch.sources.positions.tolist())
+    positions = [term.index for pair in record.pairs for term in pair.source.terms]
+    assert sorted(positions) == sorted(batch.sources.positions.tolist())
 
 
 @pytest.mark.parametrize("options", [EVERYWHERE[1], EVERYWHERE[10], EVERYWHERE[17], INLINE[2]], ids=str)
@@ -200,7 +198,7 @@ def test_several_examples_are_packed_as_in_training(files, options):
     options = {**options, "forward": "inline" if options in INLINE else "packed", "max_row_length": 120}
     method, tokenizer = JEPAOptions(**options), load_tokenizer("tiny", texts_of([files["chats"]]))
     method.check()
-    records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records()
+    records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records
     _, batch, _ = trained(files["chats"], options, tokenizer, [1, 2, 3, 4])
     rows, width = batch.rows, len(records[0])
     assert len(records) == len(rows.input_ids) > 1
@@ -212,10 +210,9 @@ def test_several_examples_are_packed_as_in_training(files, options):
     flat = [(n * width + i) for n, record in enumerate(records) for i in np.flatnonzero(record.labelled)]
     assert flat == sorted((batch.label_positions + 1).tolist())
     terms = [
-        n * width + t.index for n, record in enumerate(records) for pair in record.vectors for t in pair.target.terms
+        n * width + t.index for n, record in enumerate(records) for pair in record.pairs for t in pair.target.terms
     ]
-    read = [n * width + pair.target.index for n, record in enumerate(records) for pair in record.pairs]
-    assert sorted(terms + read) == sorted(batch.targets.positions.tolist())
+    assert sorted(terms) == sorted(batch.targets.positions.tolist())
 
 
 @pytest.mark.parametrize("predictors", [0, 1, 2])

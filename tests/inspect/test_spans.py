@@ -48,8 +48,8 @@ def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer, splitter):
     row = row_record([example], 2, token_text(tokenizer), vocabulary=len(tokenizer), spans=[spans])
     start, stop = spans[1][1:]
     assert "".join(row.texts[start:stop]) == messages[1]["content"]
-    start, stop = row.pairs[0].original
-    assert row.texts[start:stop] == row.texts[slice(*row.pairs[0].copy)]
+    start, stop = row.pairs[0].views.original
+    assert row.texts[start:stop] == row.texts[slice(*row.pairs[0].views.copy)]
     assert row.texts[row.pairs[1].target.index] == "."
 
 

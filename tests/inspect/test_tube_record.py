@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from stepjepa.data.types import Example, Span
-from stepjepa.objectives.semantic_tube import draw_pairs, pairs_of_spans
+from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.records import tube_record
-from support.tube import tube_of, tube_options
+from support.tube import tube_options
 
 #       0    1    2  3  4   5    6    7  8  9
 WORDS = "bos  hdr  a  b  c   eot  hdr2 d  e  eot2".split()
@@ -54,8 +54,8 @@ NAMES = {
 @pytest.mark.parametrize(("mode", "spans", "pairs", "kinds"), CASES, ids=str)
 def test_stretches(mode, spans, pairs, kinds):
     row = record(spans, mode, times=max(len(spans), 1))
-    assert row.pairs == () and len(row) == 10 and [pair.number for pair in row.vectors] == [*range(1, len(pairs) + 1)]
-    for sampled, (ends, source, target) in zip(row.vectors, pairs, strict=True):
+    assert len(row) == 10 and [pair.number for pair in row.pairs] == [*range(1, len(pairs) + 1)]
+    for sampled, (ends, source, target) in zip(row.pairs, pairs, strict=True):
         assert ", ".join(f"{name} {term.index} {term.text}" for name, term in sampled.ends) == ends
         assert (sampled.source.covered, sampled.target.covered) == (source, target)
         total = sampled.total and sampled.total.name
@@ -66,37 +66,16 @@ def test_stretches(mode, spans, pairs, kinds):
 
 
 def test_terms():
-    (sampled,) = record([(1, 2)]).vectors
+    (sampled,) = record([(1, 2)]).pairs
     assert [(term.index, term.coefficient) for term in sampled.target.terms] == [(2, -1), (3, 1)]
     assert [(term.index, term.coefficient) for term in sampled.total.terms] == [(1, -1), (4, 1), (6, -1), (8, 1)]
     assert sampled.total.covered == ((2, 5), (7, 9))
 
 
 def test_weights_and_several_examples():
-    (sampled,) = record([(0, 1)], length_adjustment="jaccard_like").vectors
+    (sampled,) = record([(0, 1)], length_adjustment="jaccard_like").pairs
     assert sampled.weight == pytest.approx(1 - 3 / 5)
     example = example_of(pairs_of_spans(USER, ANSWER, [(1, 2)], tube_options()))
-    (sampled,) = tube_record([example.plain(), example], WORDS.__getitem__).vectors
+    (sampled,) = tube_record([example.plain(), example], WORDS.__getitem__).pairs
     assert (sampled.example, sampled.number) == (1, 1) and sampled.target.covered == ((13, 14),)
     assert [(name, term.index, term.text) for name, term in sampled.ends] == [("s", 12, "a"), ("t", 13, "b")]
-
-
-@pytest.mark.parametrize("mode", NAMES)
-def test_records_are_the_tubes_terms(mode):
-    # A content that begins with token 0, one that ends where the other begins, and one turn after another.
-    options = tube_options(mode=mode, times=4 if mode in ("span", "three_index") else 1)
-    rng = np.random.default_rng(0)
-    turns = [((0, 3), (3, 6)), ((7, 8), (8, 10)), ((11, 15), (17, 20))]
-    pairs = [pair for user, answer in turns for pair in draw_pairs(Span(*user), Span(*answer), options, rng)]
-    tube, words = tube_of(pairs), [str(number) for number in range(20)]
-    row = tube_record([example_of(pairs, 20, 3)], words.__getitem__, mode)
-    assert len(row.vectors) == len(tube.weight) > 1
-    for name in ("source", "target"):
-        want, got = np.zeros((2, len(row.vectors), 20), np.float32)
-        side = getattr(tube, name)
-        np.add.at(want, (side.pair, side.position), side.coefficient)
-        for pair, sampled in enumerate(row.vectors):
-            for term in getattr(sampled, name).terms:
-                got[pair, term.index] = term.coefficient
-                assert term.text == words[term.index]
-        np.testing.assert_array_equal(got, want)

@@ -66,7 +66,7 @@ from stepjepa.config.option import options_of
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import find_model
-from stepjepa.inspect.check.report import folded
+from stepjepa.inspect.check import folded
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of

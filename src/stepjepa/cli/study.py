@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepjepa.api import study
 from stepjepa.config.parser import StrictParser
-from stepjepa.inspect.check.report import folded
+from stepjepa.inspect.check import folded
 from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.terminal import ending, print_text
 

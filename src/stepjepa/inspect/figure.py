@@ -83,21 +83,14 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
         handles, [KINDS[kind].meaning for kind in kinds], loc="lower left", bbox_to_anchor=(0.01, 0.22 / height), ncols=2,
         fontsize=_SMALL, frameon=False, handlelength=1.2, columnspacing=2, labelcolor=INK,
     )  # fmt: skip
-    if any(record.pairs for _, record in rows):
+    if any(pair.views for _, record in rows for pair in record.pairs):
         words = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
         figure.text(0.02, 0.1 / height, words, fontsize=_SMALL, color=FAINT)
     return figure
 
 
 def save_png(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG with an atomic write.
-
-    Args:
-        dpi: pixels an inch; 100 makes it 800 wide.
-
-    Raises:
-        ConfigError: it could not be written; an earlier file is unchanged.
-    """
+    """Write a figure as PNG, as `write_page` does; `dpi` is pixels an inch, and 100 makes it 800 wide."""
     memory = io.BytesIO()
     figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
     write_page(memory.getvalue(), path)
@@ -163,10 +156,10 @@ class Strip:
             for what, _ in read:
                 colour, top = TARGET if what == "target" else SOURCE, tops[self.lane_of[index]] - 0.03
                 axes.plot([columns[index] + 0.5], [top], marker="v", markersize=5, color=colour, clip_on=False)
-        for pair in record.pairs:
+        for pair in (pair for pair in record.pairs if pair.views):
             source, target = (
-                (columns[index] + 0.5, tops[self.lane_of[index]] - 0.05)
-                for index in (pair.source.index, pair.target.index)
+                (columns[side.index] + 0.5, tops[self.lane_of[side.index]] - 0.05)
+                for side in (pair.source, pair.target)
             )
             axes.annotate(
                 "", target, xytext=source,

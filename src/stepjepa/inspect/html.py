@@ -38,7 +38,6 @@ LIMIT = 3_000_000  # bytes of a page
 _BLOCK = 512  # queries whose visibility is computed at once
 _PARTS = files("stepjepa.inspect") / "page"
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
-_POLICY = "default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
 Map = tuple[int, int | None]  # a layer and a head of it, both from 1 on; no head: the mean over them
 
 
@@ -85,11 +84,7 @@ def page_data(
 ) -> dict[str, Any]:
     """All that the page shows, ready for JSON. Text of the data is in it with control and format characters escaped.
 
-    Args:
-        title: of the page.
-        variants: at least one.
-        notes: what there is to say about all of them.
-        model: which model gave numbers, with `model_notes`; None for no model.
+    `notes` are about all variants, `model_notes` about the model that gave numbers, where there is one.
     """
     texts: dict[str, int] = {}
 
@@ -128,8 +123,7 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
     Returns:
         ``tokens`` (L,) numbers into the labels; the integer fields of `RowRecord`, (L,) each; ``kinds`` (L,) numbers into
         `KINDS`; ``sections`` [start, stop, name]; ``labelled`` [start, stop) of the tokens with an LM loss, flat; ``seen``
-        for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``vectors``; ``lanes``; ``counts``;
-        ``batch``.
+        for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``lanes``; ``counts``; ``batch``.
     """
     numbers, lanes = {kind: number for number, kind in enumerate(KINDS)}, record.lanes
     blocks = (record.seen_by(slice(start, start + _BLOCK)) for start in range(0, len(record), _BLOCK))
@@ -143,13 +137,7 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for block in blocks for row in block],
         "pairs": _plain(record.pairs),
-        "vectors": _plain(record.vectors),
-        "lanes": {
-            "columns": lanes.columns.tolist(),
-            "of": lanes.of_section,
-            "names": lanes.names,
-            "width": lanes.width,
-        },
+        "lanes": {**vars(lanes), "columns": lanes.columns.tolist()},
     }
 
 
@@ -170,8 +158,7 @@ def _plain(value: Any) -> Any:
 def page_html(data: Mapping[str, Any]) -> str:
     """The page, in ASCII, of what `page_data` returns."""
     style, script = _colours() + base_style() + _part("page.css"), "".join(map(_part, _SCRIPTS))
-    policy = _POLICY.format(style=element_hash(style), script=element_hash(script))
-    page = _part("page.html")
+    page, policy = _part("page.html"), page_policy(style, script)
     # The data last: no text in it is taken for a place to fill.
     for name, text in (("policy", policy), ("style", style), ("script", script), ("data", script_json(data))):
         page = page.replace(f"{{{{{name}}}}}", text, 1)
@@ -200,9 +187,17 @@ def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def element_hash(text: str) -> str:
-    """The hash by which a Content-Security-Policy names a style or a script."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+def page_policy(style: str, script: str, images: str = "") -> str:
+    """The Content-Security-Policy of a page: its own style and script, known by their hashes, and nothing that is fetched.
+
+    Args:
+        images: where pictures may come from, such as ``data:``; none without it.
+    """
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    own = "; ".join(
+        f"{kind} 'sha256-{digest}'" for kind, digest in zip(("script-src", "style-src"), hashes, strict=True)
+    )
+    return f"default-src 'none'; {f'img-src {images}; ' if images else ''}{own}; base-uri 'none'; form-action 'none'"
 
 
 def base_style() -> str:
@@ -253,7 +248,7 @@ class ModelNumbers:
         self.probe = load_probe(name, tokenizer, predictors, seed)
         wrong = [layer for layer in layers or () if not 1 <= layer <= self.probe.layers]
         if wrong:
-            raise ConfigError(f"--attention_layers {wrong[0]}: this model has layers 1 to {self.probe.layers}")
+            raise ConfigError(f"no attention of layer {wrong[0]}: this model has layers 1 to {self.probe.layers}")
         self.notes = []
         if is_preset(name):
             self.notes.append(f"{name} is a preset: its weights are random (seed {seed}), its numbers mean nothing")
@@ -300,19 +295,13 @@ class ModelNumbers:
 
 
 def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
-    """Cosine of the two sides of each pair, those of views first.
+    """Cosine of the two sides of each pair, of the last states (L, D) float32 of the row's tokens."""
 
-    Args:
-        states: (L, D) float32, the last ones of the row's tokens.
-    """
+    def vector(side: Vector) -> np.ndarray:
+        return sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))
+
     wide = states.astype(np.float64)
-    sides = [(wide[pair.source.index], wide[pair.target.index]) for pair in record.pairs]
-    for pair in record.vectors:
-        source, target = (
-            sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))
-            for side in (pair.source, pair.target)
-        )
-        sides.append((source, target))
+    sides = [(vector(pair.source), vector(pair.target)) for pair in record.pairs]
     lengths = [float(np.linalg.norm(source) * np.linalg.norm(target)) for source, target in sides]
     return [float(s @ t) / length if length else 0.0 for (s, t), length in zip(sides, lengths, strict=True)]
 

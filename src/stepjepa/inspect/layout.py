@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Term
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Term
 from stepjepa.forest.layout import Forest, build_forest, build_inline, segment_use
 from stepjepa.forest.packing import plan_rows
-from stepjepa.inspect.record import FIELDS, Readout, RowRecord, Vector, VectorPair, ViewPair, counted
+from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views, counted
 from stepjepa.objectives.base import VectorNames, objective_of
 from stepjepa.training.options import JEPAOptions
 
@@ -133,8 +133,6 @@ def row_records(
         for one in made:
             labelled[one.start + one.forest.label_positions + 1] = True
         pairs = [one.pairs() for one in made]
-        views = tuple(pair for own in pairs for pair in own if isinstance(pair, ViewPair))
-        vectors = tuple(pair for own in pairs for pair in own if isinstance(pair, VectorPair))
         names = [name for one in made for name in one.names()]
         kinds = [kind for one, own in zip(made, pairs, strict=True) for kind in one.kinds(labelled, own)]
         records.append(
@@ -144,8 +142,7 @@ def row_records(
                 names=(*names, *padding),
                 kinds=(*kinds, *padding),
                 labelled=labelled,
-                pairs=views,
-                vectors=vectors,
+                pairs=tuple(pair for own in pairs for pair in own),
                 batch=len(examples),
             )
         )
@@ -199,59 +196,53 @@ class _LaidOut(NamedTuple):
         """(L of the forest,) bool, the predictor tokens."""
         return np.isin(self.forest.input_ids, self.form.predictor_ids)
 
-    def pairs(self) -> list[ViewPair | VectorPair]:
+    def pairs(self) -> list[RowPair]:
         """Its pairs that are laid out (the inline form has the first one only)."""
-        forest, found = self.forest, list[ViewPair | VectorPair]()
-        on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + self.start  # of each token of the trunk
+        forest, found = self.forest, list[RowPair]()
         for number, pair in enumerate(self.example.pairs):
-            sides = [(s.position[s.pair == number] + self.start).tolist() for s in (forest.sources, forest.targets)]
-            if not sides[0]:
-                break
-            segment = self.example.segment(pair.target)
-            if not (segment and pair.source.is_state and pair.target.is_state):
-                found.append(self._vectors(number, sides))
-                continue
-            (source,), (target,) = sides
-            own = next((part for part in forest.parts if part.start <= source - self.start < part.stop), None)
-            row = (self.start + own.start, self.start + own.stop) if own and own.kind == "source" else None
-            end, original = self.example.sees(pair.source), self.example.view_on_trunk(pair.target)
-            copy = target - pair.target.terms[0].token
-            found.append(
-                ViewPair(
-                    example=self.number,
-                    number=number + 1,
-                    source_end=self._readout(row[1] - 1 if end < 0 and row else int(on_trunk[end])),
-                    source=self._readout(source),
-                    target=self._readout(target),
-                    source_segment=row,
-                    original=original and (int(on_trunk[original.start]), int(on_trunk[original.stop - 1]) + 1),
-                    copy=(copy, copy + segment.length),
-                    standalone=end < 0,
-                )
+            states = (forest.sources, forest.targets)
+            source, target = (
+                [
+                    Readout(index, self.texts[index], term.coefficient)
+                    for index, term in zip(
+                        (self.start + side.position[side.pair == number]).tolist(), terms, strict=False
+                    )
+                ]
+                for side, (terms, _) in zip(states, pair[:2], strict=True)
             )
+            if not source:
+                break
+            views = self._views(pair, source[0].index, target[0].index)
+            if views:
+                sides = Vector(tuple(source)), Vector(tuple(target))
+                read = (("source", source[0]), ("target", target[0]))
+                found.append(RowPair(self.number, number + 1, *sides, read, views, weight=pair.weight))
+                continue
+            names = self.form.vector_names
+            first, second = _vector(names.source, source), _vector(names.target, target)
+            bounds = (*second.terms[:1], *second.terms[-1:], *first.terms[-1:]) if second.terms else ()
+            ends = tuple(zip(names.ends, bounds, strict=False))
+            total = _vector(names.total, [*source, *target]) if names.total else None
+            found.append(RowPair(self.number, number + 1, first, second, ends, None, names.kind, pair.weight, total))
         return found
 
-    def _readout(self, index: int, coefficient: float = 1.0) -> Readout:
-        return Readout(index, self.texts[index], coefficient)
-
-    def _vectors(self, number: int, sides: Sequence[Sequence[int]]) -> VectorPair:
-        """A pair of sums of states, whose terms have the indices `sides`."""
-        pair, names = self.example.pairs[number], self.form.vector_names
-        reads = [
-            [self._readout(index, term.coefficient) for index, term in zip(indices, read.terms, strict=True)]
-            for indices, read in zip(sides, pair[:2], strict=True)
-        ]
-        source, target = _vector(names.source, reads[0]), _vector(names.target, reads[1])
-        bounds = (target.terms[:1] + target.terms[-1:] + source.terms[-1:]) if target.terms else ()
-        return VectorPair(
-            self.number,
-            number + 1,
-            names.kind,
-            pair.weight,
-            source,
-            target,
-            _vector(names.total, [*reads[0], *reads[1]]) if names.total else None,
-            tuple(zip(names.ends, bounds, strict=False)),
+    def _views(self, pair: Pair, source: int, target: int) -> Views | None:
+        """The views of a pair that is read at `source` and `target`; None for sums of states."""
+        segment, forest = self.example.segment(pair.target), self.forest
+        if not (segment and pair.source.is_state and pair.target.is_state):
+            return None
+        on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + self.start  # of each token of the trunk
+        own = next((part for part in forest.parts if part.start <= source - self.start < part.stop), None)
+        row = (self.start + own.start, self.start + own.stop) if own and own.kind == "source" else None
+        end, original = self.example.sees(pair.source), self.example.view_on_trunk(pair.target)
+        last = row[1] - 1 if end < 0 and row else int(on_trunk[end])
+        copy = target - pair.target.terms[0].token
+        return Views(
+            source_end=Readout(last, self.texts[last]),
+            source_segment=row,
+            original=original and (int(on_trunk[original.start]), int(on_trunk[original.stop - 1]) + 1),
+            copy=(copy, copy + segment.length),
+            standalone=end < 0,
         )
 
     def names(self) -> list[str]:
@@ -262,7 +253,7 @@ class _LaidOut(NamedTuple):
             found += [f"{part.kind} {part.pair + 1}"] * (part.stop - part.start)
         return found
 
-    def kinds(self, labelled: np.ndarray, pairs: Iterable[ViewPair | VectorPair]) -> list[str]:
+    def kinds(self, labelled: np.ndarray, pairs: Iterable[RowPair]) -> list[str]:
         """The kind of each token; `labelled` is the row's."""
         forest, start = self.forest, self.start
         kinds = ["answer" if label else "prompt" for label in labelled[start : start + forest.trunk_length]]
@@ -270,9 +261,10 @@ class _LaidOut(NamedTuple):
             kinds += ["source" if part.kind == "branch" else part.kind] * (part.stop - part.start)
         ends = []
         for pair in pairs:
-            if isinstance(pair, ViewPair):
-                kind, stretches = "original", [pair.original] if pair.original else []
-                ends += [] if pair.standalone else [pair.source_end.index - start]
+            views = pair.views
+            if views:
+                kind, stretches = "original", [views.original] if views.original else []
+                ends += [] if views.standalone else [views.source_end.index - start]
             else:  # of two ends the target's tokens are the sampled ones, of three the source's as well
                 vectors = (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]
                 kind, stretches = "span", [stretch for vector in vectors for stretch in vector.covered]
@@ -303,7 +295,7 @@ def _vector(name: str, terms: Iterable[Readout]) -> Vector:
         covered = zip(starts, [index + 1 for index in indices if index + 1 not in indices], strict=True)
     elif signs == [-1, 1] * (len(signs) // 2):
         covered = ((low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True))
-    return Vector(name, kept, tuple(covered))
+    return Vector(kept, name, tuple(covered))
 
 
 def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
@@ -352,12 +344,7 @@ class Padding:
 def measure_padding(
     examples: Sequence[Example], form: Form, batch_size: int, max_length: int = 1, multiple: int = 8
 ) -> Padding:
-    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone.
-
-    Args:
-        examples: at least one, as training samples them.
-        multiple: rows are rounded up to it.
-    """
+    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone."""
     collator = form.collator(multiple)
     rows_apart = replace(form, forward="two_pass", separate_targets=False).collator()
     count = max(len(examples) // batch_size, 1)

@@ -111,25 +111,38 @@ class Readout:
 
 
 @dataclass(frozen=True)
-class ViewPair:
-    """One pair of views; all indices count along the row.
+class Vector:
+    """One state, or a weighted sum of states.
 
     Attributes:
-        example: number of the example in its batch.
-        number: from 1, within the example.
+        terms: by index.
+        name: of a sum, such as ``T - P``.
+        covered: [start, stop) of the token stretches that a sum covers; ``h[39] - h[20]`` covers the tokens 21 to 39.
+    """
+
+    terms: tuple[Readout, ...]
+    name: str = ""
+    covered: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def index(self) -> int:
+        """Where a single state is read."""
+        return self.terms[0].index
+
+
+@dataclass(frozen=True)
+class Views:
+    """The views of a pair whose sides are one state each.
+
+    Attributes:
         source_end: last token of the source view: on the trunk, or in its own segment.
-        source, target: the tokens whose states stand for the views.
         source_segment: [start, stop) of the source's own segment; None where it is read on the trunk or in a branch.
         original: [start, stop) of the target view on the trunk; None where its tokens are not on the trunk.
         copy: [start, stop) of the tokens that are isolated; `original` itself in the `inline` form.
         standalone: the source view is not on the trunk.
     """
 
-    example: int
-    number: int
     source_end: Readout
-    source: Readout
-    target: Readout
     source_segment: tuple[int, int] | None
     original: tuple[int, int] | None
     copy: tuple[int, int]
@@ -137,41 +150,29 @@ class ViewPair:
 
 
 @dataclass(frozen=True)
-class Vector:
-    """A weighted sum of states.
+class RowPair:
+    """One pair of a row, whose two sides are compared; all indices count along the row.
 
     Attributes:
-        name: such as ``T - P``.
-        terms: by index.
-        covered: [start, stop) of the token stretches that it covers; ``h[39] - h[20]`` covers the tokens 21 to 39.
-    """
-
-    name: str
-    terms: tuple[Readout, ...]
-    covered: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class VectorPair:
-    """One pair of sums of states, by `objectives.base.VectorNames`; all indices count along the row.
-
-    Attributes:
-        example, number: as in `ViewPair`.
-        kind: what such pairs are called.
+        example: number of the example in its batch.
+        number: from 1, within the example.
+        source, target: the two sides.
+        ends: the states that are marked, by name: of views "source" and "target", of sums those that bound what was sampled.
+        views: None for sums of states, which are named by `objectives.base.VectorNames`.
+        kind: what such sums are called.
         weight: of the pair in the loss.
-        source, target: the two vectors that are compared.
-        total: their sum, where that is of interest.
-        ends: the states that bound what was sampled, by name.
+        total: the sum of both sides, where that is of interest.
     """
 
     example: int
     number: int
-    kind: str
-    weight: float
     source: Vector
     target: Vector
-    total: Vector | None
     ends: tuple[tuple[str, Readout], ...]
+    views: Views | None = None
+    kind: str = ""
+    weight: float = 1.0
+    total: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class RowRecord:
             several pairs has the number of the first. "predictors" are those within the trunk (`inline`).
         kinds: L of the keys of `KINDS`.
         labelled: (L,) bool, tokens that the LM loss predicts.
-        pairs, vectors: the pairs in the order of the losses, those of views and those of sums of states.
+        pairs: in the order of the losses.
         batch: examples of the batch; where there are several, this row may hold some of them.
     """
 
@@ -225,8 +226,7 @@ class RowRecord:
     names: tuple[str, ...]
     kinds: tuple[str, ...]
     labelled: np.ndarray
-    pairs: tuple[ViewPair, ...] = ()
-    vectors: tuple[VectorPair, ...] = ()
+    pairs: tuple[RowPair, ...] = ()
     batch: int = 1
 
     def __len__(self) -> int:
@@ -262,15 +262,12 @@ class RowRecord:
         return f"{number} {self.names[start]}" if self.batch > 1 and number >= 0 else self.names[start]
 
     @cached_property
-    def readouts(self) -> dict[int, list[tuple[str, ViewPair | VectorPair]]]:
+    def readouts(self) -> dict[int, list[tuple[str, RowPair]]]:
         """Index of a token -> (what is read there, for which pair), in the order of the pairs."""
-        found: dict[int, list[tuple[str, ViewPair | VectorPair]]] = {}
+        found: dict[int, list[tuple[str, RowPair]]] = {}
         for pair in self.pairs:
-            found.setdefault(pair.source.index, []).append(("source", pair))
-            found.setdefault(pair.target.index, []).append(("target", pair))
-        for sampled in self.vectors:
-            for name, term in sampled.ends:
-                found.setdefault(term.index, []).append((name, sampled))
+            for name, term in pair.ends:
+                found.setdefault(term.index, []).append((name, pair))
         return found
 
     @cached_property
@@ -282,10 +279,9 @@ class RowRecord:
         parts += [counted(predictors, "predictor")] if predictors else []
         places = {"source": "in sources of their own", "target": "in isolated targets", "padding": "of padding"}
         parts += [f"{self.kinds.count(kind)} {where}" for kind, where in places.items() if kind in self.kinds]
-        pairs = counted(len(self.pairs), "pair")
-        if self.vectors:
-            nouns = ("span",) if self.vectors[0].ends else ("pair of vectors", "pairs of vectors")
-            pairs = counted(len(self.vectors), *nouns)
+        sums = [pair for pair in self.pairs if not pair.views]
+        nouns = ("span",) if sums and sums[0].ends else ("pair of vectors", "pairs of vectors") if sums else ("pair",)
+        pairs = counted(len(self.pairs), *nouns)
         return f"{len(self)} {'positions' if 'padding' in self.kinds else 'tokens'}: {', '.join(parts)}; {pairs}"
 
     @cached_property

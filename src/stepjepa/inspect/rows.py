@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepjepa.config.option import Names
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource, is_stream
@@ -23,6 +25,9 @@ from stepjepa.training.options import JEPAOptions, summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_NAME = Names(JEPAOptions)
 
 
 def tokenizer_of(source: Any, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
@@ -83,6 +88,7 @@ class ShownRows:
     spans: list[tuple[Span, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @cached_property
     def records(self) -> list[RowRecord]:
         """The rows that the examples are packed into; loads torch."""
         return row_records(self.examples, self.form, token_text(self.tokenizer), self.spans)
@@ -92,12 +98,7 @@ class ShownRows:
         return packing_line(self.examples, self.form)
 
     def in_form(self, forward: str) -> ShownRows:
-        """The same examples under another ``forward``.
-
-        Raises:
-            ConfigError: the options do not allow it.
-            DataError: training would skip the row.
-        """
+        """The same examples under another ``forward``; raises as `show_rows` does, or where the options do not allow it."""
         objective = objective_of(self.method)
         if not objective.makes_pairs:
             raise ConfigError(f"objective {self.method.objective} makes no pair: every forward is the chat alone")
@@ -160,13 +161,7 @@ def show_rows(
 
 
 def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, report: DataReport) -> Iterator[str]:
-    """What training does with an example and its picture does not show.
-
-    Args:
-        example: as it was encoded; `sampled`: as training samples it.
-        index: of the example among all examples.
-        report: on its row.
-    """
+    """What training does with an example and its picture does not show; `sampled` is the example as training samples it."""
     from stepjepa.training.batches import keeps_pairs
 
     method, objective, pairs = shown.method, objective_of(shown.method), example.view_pairs
@@ -180,7 +175,7 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
         if "fewer_than_two_steps" in report.examples_without_pairs:
             yield f"(stepjepa check {shown.source} says which step splitter finds steps)"
     elif not keeps_pairs(shown.seed, 0, index, method.jepa_ratio):
-        yield f"no pair in {epoch}: jepa_ratio {method.jepa_ratio:g} leaves this row out"
+        yield f"no pair in {epoch}: {_NAME.jepa_ratio} {method.jepa_ratio:g} leaves this row out"
     elif not sampled.pairs:
         yield f"no pair: the contents are too short for {summary(method)}; it trains as plain language modelling"
     elif shown.form.vector_names.ends:
@@ -193,7 +188,7 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
     if report.examples > 1:
         yield f"the text is cut into {report.examples} examples of up to {method.max_length} tokens; the first is shown"
     if report.answers_truncated:
-        yield f"the answer is cut at max_length {method.max_length}"
+        yield f"the answer is cut at {_NAME.max_length} {method.max_length}"
     if report.system_folded:
         yield "the template has no system role: the system message is part of the user's message"
     if shown.form.forward == "two_pass":

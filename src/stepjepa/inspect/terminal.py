@@ -28,10 +28,10 @@ from stepjepa.inspect.record import (
     UNICODE,
     Glyphs,
     Readout,
+    RowPair,
     RowRecord,
     Vector,
-    VectorPair,
-    ViewPair,
+    Views,
     counted,
     edges_of,
     token_label,
@@ -62,14 +62,9 @@ def draw(
     notes: Sequence[str] = (),
     packing: Sequence[str] = (),
 ) -> None:
-    """Print rows: several of them side by side as far as the width allows, else one below the other.
+    """Print rows (heading, record): several side by side as far as the width allows, else one below the other.
 
-    Args:
-        rows: (heading, record), at least one.
-        console: for instance `make_console`'s; its encoding decides between half blocks and plain ASCII.
-        title: first line; of a single row its counts follow.
-        notes: further lines below the title.
-        packing: lines on how the rows were packed, above the notes.
+    The console's encoding decides between half blocks and plain ASCII. The lines `packing` stand above the `notes`.
     """
     glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     alone = len(rows) == 1
@@ -110,10 +105,7 @@ def _row_lines(record: RowRecord, width: int, glyphs: Glyphs) -> Iterator[Text]:
     where = ", ".join(map(_range, zip(edges[::2], edges[1::2], strict=True)))
     yield Text(f"LM loss on {counted(int(record.labelled.sum()), 'token')}{': ' if where else ''}{where}")
     yield Text()
-    if record.pairs or not record.vectors:
-        yield from _view_lines(record, glyphs)
-    if record.vectors:
-        yield from _vector_lines(record, glyphs)
+    yield from _pair_lines(record, glyphs)
     yield Text()
     yield from mask_lines(record, width, glyphs)
 
@@ -155,7 +147,8 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
 def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
     """What is said after a token: where a source view or a sampled span ends, and what is read there."""
     said: dict[int, dict[str, list[str]]] = {}
-    ends = [(pair.source_end.index, "end of source", pair) for pair in record.pairs if not pair.standalone]
+    views = [(pair, pair.views) for pair in record.pairs if pair.views]
+    ends = [(own.source_end.index, "end of source", pair) for pair, own in views if not own.standalone]
     for index, what, pair in (*ends, *((i, what, pair) for i, read in record.readouts.items() for what, pair in read)):
         said.setdefault(index, {}).setdefault(what, []).append(str(pair.number))
     left, right = glyphs.tag
@@ -165,46 +158,57 @@ def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
     }
 
 
-def _view_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
-    """Two lines a pair: its source and its target."""
-    yield Text("pairs" if record.pairs else "pairs: none", style=_FAINT)
+def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
+    """The pairs of views, then those of sums of states."""
+    sums = [pair for pair in record.pairs if not pair.views]
+    if len(sums) < len(record.pairs) or not sums:
+        yield Text("pairs" if record.pairs else "pairs: none", style=_FAINT)
     for pair in record.pairs:
+        if pair.views:
+            yield from _view_lines(record, pair, pair.views, glyphs)
+    if sums:
+        yield Text(f"{'spans' if sums[0].ends else 'vectors'} (h: the state of a token)", style=_FAINT)
+    for pair in sums[:_MOST_VECTORS]:
         title = _title(record, pair)
-        line = Text(title)
-        if pair.standalone and pair.source_segment:
-            line.append(f"source {_range(pair.source_segment)}", style=KINDS["source"].style)
-        else:
-            line.append(f"source ends at {_token(pair.source_end, glyphs)}", style=KINDS["source_end"].style)
-            if pair.source_segment:
-                line.append(f" (row {_range(pair.source_segment)})", style=KINDS["source"].style)
-        style = KINDS[record.kinds[pair.source.index]].style
-        yield line.append(", read at ").append(_token(pair.source, glyphs), style=style)
-        style = KINDS[record.kinds[pair.target.index]].style
-        line = Text(" " * len(title)).append(f"target {_range(pair.copy)}", style=style)
-        if pair.original == pair.copy:
-            line.append(" (isolated in its place)")
-        elif pair.original:
-            line.append(f" (on the trunk {_range(pair.original)})", style=KINDS["original"].style)
-        yield line.append(", read at ").append(_token(pair.target, glyphs), style=style)
-
-
-def _vector_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
-    yield Text(f"{'spans' if record.vectors[0].ends else 'vectors'} (h: the state of a token)", style=_FAINT)
-    for pair in record.vectors[:_MOST_VECTORS]:
-        title = _title(record, pair)
-        vectors = [pair.total, pair.target, pair.source] if pair.total else [pair.source, pair.target]
-        column = max(len(vector.name) for vector in vectors if vector)
-        lines = [", ".join(f"{name} = {_token(term, glyphs)}" for name, term in pair.ends)] if pair.ends else []
-        lines += [f"{vector.name:<{column}}  {_formula(record, vector, glyphs)}" for vector in vectors if vector]
-        weight = f", weight {pair.weight:.3g}" if pair.weight != 1 else ""
-        sides = zip((pair.source.name, pair.target.name), ("source", "target"), strict=True)
-        compared = " with ".join(name if name == side else f"{name} ({side})" for name, side in sides)
-        lines.append(f"compared: {compared}{weight}")
-        for line in lines:
+        for line in _sum_lines(record, pair, glyphs):
             yield Text(title + line)
             title = " " * len(title)
-    if len(record.vectors) > _MOST_VECTORS:
-        yield Text(f"  and {len(record.vectors) - _MOST_VECTORS} more")
+    if len(sums) > _MOST_VECTORS:
+        yield Text(f"  and {len(sums) - _MOST_VECTORS} more")
+
+
+def _view_lines(record: RowRecord, pair: RowPair, views: Views, glyphs: Glyphs) -> Iterator[Text]:
+    """Two lines: the source and the target."""
+    title = _title(record, pair)
+    (_, source), (_, target) = pair.ends
+    line = Text(title)
+    if views.standalone and views.source_segment:
+        line.append(f"source {_range(views.source_segment)}", style=KINDS["source"].style)
+    else:
+        line.append(f"source ends at {_token(views.source_end, glyphs)}", style=KINDS["source_end"].style)
+        if views.source_segment:
+            line.append(f" (row {_range(views.source_segment)})", style=KINDS["source"].style)
+    yield line.append(", read at ").append(_token(source, glyphs), style=KINDS[record.kinds[source.index]].style)
+    style = KINDS[record.kinds[target.index]].style
+    line = Text(" " * len(title)).append(f"target {_range(views.copy)}", style=style)
+    if views.original == views.copy:
+        line.append(" (isolated in its place)")
+    elif views.original:
+        line.append(f" (on the trunk {_range(views.original)})", style=KINDS["original"].style)
+    yield line.append(", read at ").append(_token(target, glyphs), style=style)
+
+
+def _sum_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:
+    """What was sampled, the vectors, and how they are compared."""
+    vectors = [pair.total, pair.target, pair.source] if pair.total else [pair.source, pair.target]
+    column = max(len(vector.name) for vector in vectors)
+    if pair.ends:
+        yield ", ".join(f"{name} = {_token(term, glyphs)}" for name, term in pair.ends)
+    for vector in vectors:
+        yield f"{vector.name:<{column}}  {_formula(record, vector, glyphs)}"
+    sides = zip((pair.source.name, pair.target.name), ("source", "target"), strict=True)
+    compared = " with ".join(name if name == side else f"{name} ({side})" for name, side in sides)
+    yield f"compared: {compared}" + (f", weight {pair.weight:.3g}" if pair.weight != 1 else "")
 
 
 def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
@@ -227,7 +231,7 @@ def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
     return f"{formula.removeprefix(' + ')}: {where}"
 
 
-def _title(record: RowRecord, pair: ViewPair | VectorPair) -> str:
+def _title(record: RowRecord, pair: RowPair) -> str:
     return f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
 
 
@@ -268,7 +272,7 @@ def shown_positions(record: RowRecord, room: int) -> list[int]:
     everything = range(len(record))
     if len(record) <= room:
         return list(everything)
-    needed = {*record.readouts, *(pair.source_end.index for pair in record.pairs)}
+    needed = {*record.readouts, *(pair.views.source_end.index for pair in record.pairs if pair.views)}
     needed |= {index for index, kind in enumerate(record.kinds) if kind == "predictor"}
     needed |= {edge for start, stop in record.sections for edge in (start, stop - 1)}
     kept, rest = sorted(needed), [index for index in everything if index not in needed]

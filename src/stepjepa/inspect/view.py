@@ -5,29 +5,76 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.html import FORMS, LIMIT, FormRows, ModelNumbers, Variant, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
 from stepjepa.inspect.rows import ShownRows, rows_from, show_rows, tokenizer_of
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.options import JEPAOptions, summary, without_effect
+from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
+
+@dataclass
+class RowOptions:
+    """What ``stepjepa inspect`` shows."""
+
+    file: str | None = option(None, "The data file; usually written without --file.", "inspect")
+    row: int = option(0, "Which row, counted from 0.", "inspect", at_least=0)
+    rows_packed: int = option(
+        1, "How many examples from --row on are packed as one batch, in the order of the file.", "inspect", at_least=1
+    )
+    model_name: str = option(
+        "mini", "Tokenizer: a Hub id, a local folder, or a preset (tiny, mini: trained on the file).", "inspect"
+    )
+    seed: int = option(42, "Seed of what is sampled every epoch; epoch 0 is shown.", "inspect")
+    png: str | None = option(None, "Write the picture of the rows to this PNG file (extra analysis).", "inspect")
+    html: str | None = option(
+        None, "Write a page to this file that shows, token by token, who sees whom; it needs no network.", "inspect"
+    )
+    run_model: bool | None = option(
+        None,
+        "Run the model of --model_name for the page: cosine of each pair, LM loss of each token, attention. Default: where "
+        "it is a local folder. A preset's weights are random.",
+        "inspect",
+        needs={"html": True},
+    )
+    attention_layers: list[int] | None = option(
+        None,
+        "Layers, from 1 on, whose attention the page holds. Default: as many as fit.",
+        "inspect",
+        needs={"html": True},
+    )
+    overwrite: bool = option(False, "Replace existing files.", "inspect", aliases=("overwrite_output_dir",))
+
+
+@dataclass
+class InspectOptions(ExampleOptions, RowOptions):
+    """All options of ``stepjepa inspect``; those of training mean what they mean there."""
+
+    predictors: int | list[int] | None = option(  # type: ignore[assignment]
+        None,
+        "K, learned predictor tokens after a source view; several numbers are shown side by side. Default: 2 for step_jepa, "
+        "1 for split, else 0.",
+        "method",
+    )
+
+
+_NAME = Names(InspectOptions)
 MOST_TOKENS = 8000  # of a form that was not asked for
 _PAGE_HEIGHT = 640  # pixels, in a notebook
 _SPARE = 10_000  # bytes for what is said about a model
 _LOSS = len("12.3456,")
-_SUFFIXES = {"png": (".png",), "html": (".html", ".htm")}
+_PICTURE, _PAGE = (".png",), (".html", ".htm")  # suffixes
 
 
 class RowView:
@@ -48,19 +95,18 @@ class RowView:
         counts = ", ".join(str(one.method.predictors) for one in shown)
         self.title = f"{place}, {summary(first).replace(f'K = {first.predictors}', f'K = {counts}')}"
 
-    @cached_property
+    @property
     def records(self) -> list[RowRecord]:
         """The packed rows of the first K (`stepjepa.inspect.record.RowRecord`)."""
-        return self._shown[0].records()
+        return self._shown[0].records
 
     def _rows(self) -> list[tuple[str, RowRecord]]:
         """A heading for each row, and its record: of every K."""
         found = []
         for one in self._shown:
-            records = self.records if one is self._shown[0] else one.records()
-            for number, record in enumerate(records, 1):
+            for number, record in enumerate(one.records, 1):
                 parts = [f"K = {one.method.predictors}"] if len(self._shown) > 1 else []
-                parts += [f"packed row {number} of {len(records)}"] if len(records) > 1 else []
+                parts += [f"packed row {number} of {len(one.records)}"] if len(one.records) > 1 else []
                 found.append((", ".join(parts), record))
         return found
 
@@ -109,10 +155,8 @@ class RowView:
             said = numbers.notes
             page = page_html(page_data(title, variants, notes, self._model, said))
         if len(page) > LIMIT:
-            large = (
-                f"the page is larger than {LIMIT / 1e6:g} MB: the rows are long; fewer --rows_packed make it smaller"
-            )
-            said = [*said, large]
+            remedy = f"the rows are long; fewer --{_NAME.rows_packed} make it smaller"
+            said = [*said, f"the page is larger than {LIMIT / 1e6:g} MB: {remedy}"]
         names = ", ".join(form for form in FORMS if form in variants[0].rows)
         return page, [*said, f"({len(page) / 1e6:.2f} MB: {names})"]
 
@@ -125,13 +169,12 @@ class RowView:
             except (ConfigError, DataError) as error:
                 variant.why_not[form] = str(error)
                 continue
-            records = self.records if other is self._shown[0] else other.records()
-            tokens = sum(map(len, records))
+            tokens = sum(map(len, other.records))
             if form != variant.shown and tokens > MOST_TOKENS:
                 much = f"it takes {tokens:,} tokens, too many next to another form"
-                variant.why_not[form] = f"{much}; --forward {form} shows it"
+                variant.why_not[form] = f"{much}; --{_NAME.forward} {form} shows it"
             else:
-                variant.rows[form] = FormRows(records, other.packing(), list(other.notes))
+                variant.rows[form] = FormRows(other.records, other.packing(), list(other.notes))
         return variant
 
     def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -140,14 +183,11 @@ class RowView:
         Raises:
             ConfigError: another suffix, a file that exists, or one that cannot be written.
         """
-        kind = next((kind for kind, ends in _SUFFIXES.items() if Path(file).suffix.lower() in ends), None)
-        if kind is None:
-            raise ConfigError(f"{file}: the file's name must end in {' or '.join(sum(_SUFFIXES.values(), ()))}")
-        _check_output(kind, file, overwrite, f"{file}", "give overwrite=True")
-        self._write(kind, file)
+        _check_output((*_PICTURE, *_PAGE), file, overwrite, f"{file}", f"give {_NAME.overwrite}=True")
+        self._write(file)
 
-    def _write(self, kind: str, file: str | os.PathLike[str]) -> None:
-        if kind == "html":
+    def _write(self, file: str | os.PathLike[str]) -> None:
+        if Path(file).suffix.lower() in _PAGE:
             page, said = self._page()
             write_page(page, file)
             self.written += [*said[:-1], f"written: {file} {said[-1]}"]
@@ -203,13 +243,16 @@ def inspect(
         >>> print(view)
         >>> view.save("row.html")
     """
-    for option in options:
-        if option not in options_of(JEPAOptions):
-            near = nearest(option, options_of(JEPAOptions))
-            raise ConfigError(f"inspect: unknown option {option!r}; did you mean {near!r}?")
-    for option, value, least in (("row", row, 0), ("rows_packed", rows_packed, 1)):
-        if type(value) is not int or value < least:
-            raise ConfigError(f"{option} is {value!r}; it must be a whole number from {least} on")
+    from stepjepa.modeling.load import is_preset
+
+    for name in options:
+        if name not in options_of(JEPAOptions):
+            near = nearest(name, options_of(JEPAOptions))
+            raise ConfigError(f"inspect: unknown option {name!r}; did you mean {near!r}?")
+    given = RowOptions(
+        row=row, rows_packed=rows_packed, html=html, run_model=run_model, attention_layers=attention_layers
+    )
+    check_fields(given)
     counts = list(predictors) if isinstance(predictors, Sequence) else [predictors]
     methods: dict[int, JEPAOptions] = {}
     for count in counts:
@@ -217,58 +260,48 @@ def inspect(
         method.check()
         methods.setdefault(objective_of(method).predictors, method)
     first = next(iter(methods.values()))
-    outputs = {"html": html, "png": png}  # the page first: it needs no further library
-    for kind, file in outputs.items():
-        if file is not None:
-            _check_output(kind, file, overwrite, f"--{kind} {file}", "--overwrite to replace it")
+    remedy = f"--{_NAME.overwrite} to replace it"
+    if html is not None:
+        _check_output(_PAGE, html, overwrite, f"--{_NAME.html} {html}", remedy)
+    if png is not None:
+        _check_output(_PICTURE, png, overwrite, f"--{_NAME.png} {png}", remedy)
     source = list(data) if isinstance(data, Iterator) else data
     _, place, _ = next(rows_from(source, row))
-    name = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
-    loaded: Any = tokenizer if name is None else tokenizer_of(source, name, first)
+    model = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
+    loaded: Any = tokenizer if model is None else tokenizer_of(source, model, first)
     shown = [show_rows(source, row, loaded, method, seed, rows_packed) for method in methods.values()]
-    explicit = {*options, *(["predictors"] if predictors is not None else [])}
+    explicit = {*options, *([] if predictors is None else [_NAME.predictors])}
     notes = [str(unread) for unread in without_effect(first, explicit)]
-    if not html:
-        unread = {"attention_layers": attention_layers, "run_model": run_model}
-        notes += [f"--{option} has no effect without --html" for option, value in unread.items() if value is not None]
-    if overwrite and not (html or png):
-        notes.append("--overwrite has no effect without --png or --html")
+    notes += map(str, unread_options(given, (one for one, value in vars(given).items() if value is not None)))
+    files = [file for file in (html, png) if file is not None]  # the page first: it needs no further library
+    if overwrite and not files:
+        notes.append(f"--{_NAME.overwrite} has no effect without --{_NAME.png} or --{_NAME.html}")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
-    model = name if name is not None and _runs_model(name, run_model) else None
-    view = RowView(f"row {row} ({place})", shown, notes, model, attention_layers)
-    for kind, file in outputs.items():
-        if file is not None:
-            try:
-                view._write(kind, file)
-            except ConfigError as error:
-                done = f"; {view.written[-1]}" if view.written else ""
-                raise ConfigError(f"{error}{done}" if kind == "html" else f"--png {file}: {error}{done}") from None
+    if run_model is None:  # by default the model in a local folder is run
+        run_model = model is not None and os.path.isdir(model) and not is_preset(model)
+    view = RowView(f"row {row} ({place})", shown, notes, model if run_model else None, attention_layers)
+    for file in files:
+        try:
+            view._write(file)
+        except ConfigError as error:
+            raise ConfigError("; ".join([str(error), *view.written[-1:]])) from None
     return view
 
 
 show_row = inspect
 
 
-def _check_output(kind: str, file: str | os.PathLike[str], overwrite: bool, what: str, remedy: str) -> None:
-    """Refuse an output that cannot be written.
-
-    Raises:
-        ConfigError: it has another suffix, is a folder, or exists already.
-    """
+def _check_output(
+    suffixes: Sequence[str], file: str | os.PathLike[str], overwrite: bool, what: str, remedy: str
+) -> None:
+    """Refuse an output (ConfigError) that has another suffix, is a folder, or exists already."""
     path = Path(file)
-    if path.suffix.lower() not in _SUFFIXES[kind]:
-        raise ConfigError(f"{what}: the file's name must end in {' or '.join(_SUFFIXES[kind])}")
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{what}: the file's name must end in {' or '.join(suffixes)}")
     if path.is_dir():
         raise ConfigError(f"{what}: is a folder; give a file")
     if path.exists() and not overwrite:
         raise ConfigError(f"{what}: exists; choose another name, or {remedy}")
-
-
-def _runs_model(name: str, asked: bool | None) -> bool:
-    """Whether the page gets a model's numbers: asked for, or by default for a local folder with a model."""
-    from stepjepa.modeling.load import is_preset
-
-    return os.path.isdir(name) and not is_preset(name) if asked is None else asked
 
 
 def _add_numbers(numbers: ModelNumbers, variants: Sequence[Variant], room: int) -> None:

@@ -1,4 +1,5 @@
-"""Curves of the log as the lines, ticks and numbers that the page's template draws (SVG).
+"""What the page shows of a run's log: curves as the lines, ticks and numbers that its template draws (SVG), and signs of
+collapse.
 
 Drawn here and not with matplotlib: the colours follow the page's theme and paper, a pointer and the arrow keys read the
 values, and a report needs no extra to be installed.
@@ -7,16 +8,25 @@ values, and a report needs no extra to be installed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.report.reading import number
+from stepjepa.analysis.geometry import CONE_COSINE, LOW_RANK, RANK_ROWS
+from stepjepa.report.reading import Run, number
+from stepjepa.utils.text import scaled
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 12, 44
 # Where the lines of a chart are.
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
+LOSSES = (("lm_loss", "LM loss (nats per labelled token)"), ("jepa_loss", "JEPA loss"))
+SIGNS = (
+    ("cosine_similarity", "cosine of source and target"),
+    ("target_std", "spread of the targets (target_std)"),
+    ("effective_rank", "effective rank of the targets"),
+)
+_REGULARIZER = "regularizer"
 MOST_POINTS = 400  # of a line
 MOST_ROWS = 24  # of the table below a chart
 COLOURS = 7  # classes ``c0``, ``c1``, .. of the page's style
@@ -127,12 +137,7 @@ def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> l
 
 
 def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple[str, str]]) -> list[Chart]:
-    """A chart for each quantity that was logged, evaluations (``eval_...``) in the same one.
-
-    Args:
-        runs: (name, key -> points).
-        quantities: (key, title).
-    """
+    """A chart for each quantity (key, title) that one of the runs (name, key -> points) has logged, evaluations in it."""
     charts = []
     for key, title in quantities:
         kinds = {"training": key, "evaluation": f"eval_{key}"}
@@ -225,3 +230,99 @@ def thin(points: list[Point]) -> list[Point]:
 def short(value: float) -> str:
     """Four digits that count."""
     return f"{value:.4g}"
+
+
+def loss_quantities(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """(key, title) of the losses, of the regularizer, and of whatever the evaluations while training have scored."""
+    keys = dict.fromkeys(key for run in runs for entry in run.history for key in entry)
+    own = {f"eval_{key}" for key, _ in (*LOSSES, *SIGNS)} | {"eval_loss", "eval_num_pairs", f"eval_{_REGULARIZER}"}
+    scored = [key for key in keys if key.startswith("eval_") and key not in own]
+    scored = [key for key in scored if not key.endswith(("_runtime", "_per_second"))]
+    titles = [(key, f"{key.removeprefix('eval_')} of the evaluations while training") for key in scored]
+    return [*LOSSES, *([(_REGULARIZER,) * 2] if _REGULARIZER in keys else []), *titles]
+
+
+@dataclass(frozen=True)
+class LoggedSigns:
+    """What a log says of the targets.
+
+    Attributes:
+        rows: (key, first value, last value).
+        step: of the last entry.
+        texts: the signs of collapse in the last entry.
+        collapsed: whether they amount to collapse, as a low rank does by itself.
+        by_design: whether the targets are one vector because the run is a control.
+    """
+
+    rows: list[tuple[str, float, float]]
+    step: float
+    texts: list[str]
+    collapsed: bool
+    by_design: bool
+
+
+def logged_signs(run: Run) -> LoggedSigns | None:
+    """The signs of collapse in a log, None where no targets were logged.
+
+    The log knows the targets of training batches alone. Their spread gives the mean cosine of two targets:
+    ``target_std ** 2 = 1 - mean cosine`` for unit-length states.
+    """
+    logged = {key: points for key, _ in SIGNS if (points := history_points(run.history, key))}
+    if not logged:
+        return None
+    last = {key: points[-1][1] for key, points in logged.items()}
+    pairs = history_points(run.history, "num_pairs")
+    by_design = run.settings.get("control") == "random"
+    rank, cosine = last.get("effective_rank", LOW_RANK), 1 - last.get("target_std", 1.0) ** 2
+    low = not by_design and rank < LOW_RANK and (not pairs or pairs[-1][1] >= RANK_ROWS)
+    texts = [f"target states have an effective rank of {rank:.2f} (below {LOW_RANK})"] if low else []
+    if cosine >= CONE_COSINE and not by_design:
+        texts.append(
+            f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, from target_std "
+            f"{last['target_std']:.3f} (from {CONE_COSINE}; plain models .76 to .96)"
+        )
+    rows = [(key, points[0][1], points[-1][1]) for key, points in logged.items()]
+    return LoggedSigns(rows, max(points[-1][0] for points in logged.values()), texts, low, by_design)
+
+
+def arm_signs(groups: Mapping[str, Sequence[Run]]) -> Iterator[tuple[str, LoggedSigns]]:
+    """Of every arm the signs of one run, one with signs where there is any, and how many runs have them."""
+    for arm, runs in groups.items():
+        logged = [one for run in runs if (one := logged_signs(run))]
+        shown = sorted((one for one in logged if one.texts), key=lambda one: not one.collapsed)
+        if logged:
+            yield f"{arm} ({len(shown)} of {len(logged)} runs)" if shown else arm, (shown or logged)[0]
+
+
+def cost_rows(runs: Sequence[Run]) -> Iterator[list[str]]:
+    """Of each run: steps, training time, examples and tokens per second, FLOPs, time of generating answers."""
+    for run in runs:
+        steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
+        speeds = [speed for _, speed in history_points(run.history, "tokens_per_second")]
+        logged = [
+            number(value) or 0 for entry in run.history for key, value in entry.items() if key.startswith("flops_")
+        ]
+        spent = [number(one.result, "generation", "seconds") or 0 for one in run.evaluations.values()]
+        yield [
+            run.label,
+            f"{max(steps):,.0f}" if steps else "-",
+            duration(number(run.metrics, "train_runtime")),
+            _speed(number(run.metrics, "train_samples_per_second")),
+            _speed(sum(speeds) / len(speeds) if speeds else None),
+            scaled(number(run.metrics, "total_flos") or sum(logged) or None),
+            duration(sum(spent) or None),
+        ]
+
+
+def duration(seconds: float | None) -> str:
+    """``42.1 s``, ``12 min 5 s``, ``3 h 20 min``."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def _speed(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 
 from stepjepa.analysis.geometry import CollapseSign, collapsed
 from stepjepa.analysis.plots import METHOD_TITLES
+from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import parse_json, weights_digest
@@ -193,6 +195,42 @@ class Study:
         }
 
 
+def data_lines(data: Mapping[str, Any]) -> list[str]:
+    """A data report (``data_report.json``) as training has printed it."""
+    lines = []
+    for split, record in data.items():
+        try:
+            found = DataReport.from_dict({"source": "", **table(record)}).lines()
+        except (TypeError, ValueError, KeyError, AttributeError):  # of another version
+            found = [f"{split}: the data report cannot be read"]
+        lines += [f"{split}: {found[0]}", *found[1:]]
+    return lines
+
+
+def arm_runs(study: Study, runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Each arm (with its tuned values) and its runs that have logged something, in the study's order."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.history:
+            groups.setdefault(run.label.rpartition("/")[0] or run.label, []).append(run)
+    order = list(study.arms)
+    known = {name: order.index(base) for name in groups for base in (name, name.rpartition("/")[0]) if base in order}
+    return {name: groups[name] for name in sorted(groups, key=lambda name: known.get(name, len(order)))}
+
+
+def parts_of(text: str) -> Iterator[tuple[str, Any]]:
+    """The parts of a ``table.md`` in order: a heading, a text, a list of texts, or a table of rows of cells."""
+    for part in re.split(r"\n{2,}", text.replace("`", "").strip()):
+        lines = part.splitlines()
+        if part.startswith("|"):
+            rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if not line.startswith("|---")]
+            yield "table", [[cell.strip().replace("\\|", "|") for cell in row] for row in rows]
+        elif part.startswith("- "):
+            yield "list", [line.removeprefix("- ") for line in lines]
+        elif part:
+            yield "heading" if part.startswith(("#", "**")) else "text", part.lstrip("# ").replace("**", "")
+
+
 @dataclass
 class Found:
     """All that a report is about: runs (of a study one for each folder under ``runs/``, which is its label), and folders of
@@ -217,7 +255,7 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
             raise ConfigError(f"{folder}: {why}")
     for folder in geometry:
         if not any((folder / name).is_file() for name in ("numbers.json", "curves.png", "curves.svg")):
-            raise ConfigError(f"--geometry {folder}: holds nothing that stepjepa analyze has written (numbers.json)")
+            raise ConfigError(f"{folder}: holds nothing that stepjepa analyze has written (numbers.json)")
     for folder in names:
         analyses += [file.parent for file in sorted(folder.glob("*/numbers.json")) if file.parent not in analyses]
         if (folder / "state.json").is_file() and any((folder / name).exists() for name in ("runs", "table.json")):

@@ -23,7 +23,7 @@ from stepjepa.config.values import named_by_file
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.chat import RowError
 from stepjepa.data.options import DataOptions
-from stepjepa.data.signs import question_of
+from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError

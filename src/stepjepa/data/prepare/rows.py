@@ -196,6 +196,11 @@ def question_key(question: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=KEY_BITS // 8).digest(), "big")
 
 
+def question_of(messages: Sequence[Mapping[str, str]]) -> str:
+    """What a chat asks: all that the user says in it."""
+    return "\n".join(message["content"] for message in messages if message["role"] == "user")
+
+
 def response_parts(text: str, keep_thinking: bool) -> list[str]:
     """A response without its thinking blocks; with `keep_thinking` what is inside and between them, without the marks.
 

@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stepjepa.config.option import Names
 from stepjepa.data.chat import RowError
 from stepjepa.data.encode import EncodeOptions, chat_of
+from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
-from stepjepa.data.signs import Leak, Repeats, Signs, question_of
 from stepjepa.data.sources import PairColumns, RowSource, is_stream, row_to_messages
 from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_ids
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import DataError
+from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
 from stepjepa.inspect.record import counted
 from stepjepa.training.encoding import pair_columns
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.text import escaped, printable
 
 _SHOWN_CHARACTERS = 400
@@ -29,9 +31,11 @@ _EXCERPT = 160  # characters of a row that is skipped
 _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
 _MOST_KINDS = 5  # role orders listed
 _SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
+_NAME = Names(ExampleOptions)
+_COLUMNS = f"any two columns with --{_NAME.source_column} and --{_NAME.target_column}"
 _NEEDS_CHATS = (
-    "plain text: train with --objective split or regular; other objectives need chats (messages, question/answer, "
-    "prompt/completion, text/code, or any two columns with --source_column and --target_column)"
+    f"plain text: train with --{_NAME.objective} split or regular; other objectives need chats (messages, question/answer, "
+    f"prompt/completion, text/code, or {_COLUMNS})"
 )
 
 
@@ -113,7 +117,7 @@ class TextStatistics:
     characters: int = 0
     ids: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
-    signs: Signs = field(default_factory=Signs)
+    signs: QualityCounts = field(default_factory=QualityCounts)
     repeats: Repeats = field(default_factory=Repeats)
     leak: Leak | None = None
     samples: list[RowSample] = field(default_factory=list)
@@ -149,7 +153,8 @@ class TextStatistics:
     def use_better(self) -> str:
         """How to have the better splitter."""
         better = self.better_splitter
-        return f"use --step_splitter {better}" if better != self.splitter else "leave out --step_separator"
+        use, leave_out = f"use --{_NAME.step_splitter} {better}", f"leave out --{_NAME.step_separator}"
+        return use if better != self.splitter else leave_out
 
     @property
     def ready(self) -> bool:
@@ -168,7 +173,7 @@ class TextStatistics:
             served = f"finds them in {self.other_splitters[better]:,}: {self.use_better}"
             return f"{none}; the splitter that auto chooses, {better}, {served}"
         if not self.ready:
-            return f"not for step_jepa: {none}; give --step_separator or another --objective"
+            return f"not for step_jepa: {none}; give --{_NAME.step_separator} or another --{_NAME.objective}"
         rest = f"; the other {usable - found:,} would train as plain language modelling" if found < usable else ""
         return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
 
@@ -231,8 +236,8 @@ class TextStatistics:
         if self.chats and not self.plain_text:
             lines += ["", f"Steps an answer with {self.chosen}:", *self._table()]
             if self.rows_with_steps:
-                pairs = f"{self.pairs_first:,} (--step_pairs first), {self.pairs_all:,} (--step_pairs all)"
-                lines.append(f"  Pairs: {pairs}")
+                first, every = (f"--{_NAME.step_pairs} {which}" for which in ("first", "all"))
+                lines.append(f"  Pairs: {self.pairs_first:,} ({first}), {self.pairs_all:,} ({every})")
         lines += ["", f"Verdict: {self.verdict}"]
         if not self.plain_text:
             asked = f"{self.rows_with_question:,} of {self.chats:,} rows have a user message and an answer"
@@ -275,10 +280,8 @@ def read_texts(
 
     Raises:
         DataError: a source is missing, empty or broken, or has no usable row; with ``strict_data`` the first bad row.
-        ConfigError: an unknown splitter, an empty separator, or a negative `show`.
+        ConfigError: an unknown splitter, or an empty separator.
     """
-    if show < 0:
-        raise ConfigError(f"show is {show}; give how many rows to show, 0 or more")
     columns = pair_columns(method)
     rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
     usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
@@ -309,7 +312,7 @@ def read_texts(
         except RowError as error:
             where = f"{place}: {error}"
             if method.strict_data:
-                raise DataError(f"{printable(where)} (--strict_data stops at the first such row)") from None
+                raise DataError(f"{printable(where)} (--{_NAME.strict_data} stops at the first such row)") from None
             found.rows_skipped[error.reason] += 1
             found.first_skipped.setdefault(error.reason, where)
             found.skipped_texts.setdefault(error.reason, excerpt(row))
@@ -368,11 +371,7 @@ class _AnyTokenizer:
 
 
 def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: PairColumns | None) -> Leak:
-    """Count the rows of `others` whose question is in `rows`, which `found` is about.
-
-    Raises:
-        DataError: `others` is empty or broken, or has no usable row.
-    """
+    """Count the rows of `others` whose question is in `rows`, which `found` is about."""
     leak, skipped = Leak(others.name), ""
     for number, row in others:
         try:
@@ -395,16 +394,12 @@ def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) 
     if not usable:
         message = f"{rows.name}: none of {read:,} rows can be used; {'; '.join(skipped)}"
         if "columns found" in message:
-            message += "; any two columns make a chat with --source_column and --target_column"
+            message += f"; {_COLUMNS} make a chat"
         raise DataError(message)
 
 
 def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
-    """What a row asks; of plain text the text itself.
-
-    Raises:
-        RowError: the row cannot be used.
-    """
+    """What a row asks; of plain text the text itself. RowError if it cannot be used."""
     if plain_text and is_stream(row):
         ids = stream_ids(row, _AnyTokenizer())
         return " ".join(map(str, ids.tolist())) if len(ids) else row["text"]

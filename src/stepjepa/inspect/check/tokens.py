@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepjepa.config.option import Names
 from stepjepa.data.encode import CHUNK_ROWS, RowEncoder, nothing_kept
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLE_ROWS = 2000
+_LENGTH = Names(JEPAOptions).max_length
 _UNLIMITED = 2**31 - 1
 _KINDS = {
     "template": "template and markup",
@@ -179,18 +181,18 @@ class TokenStatistics:
         share = 100 * data.labelled_tokens / max(data.tokens, 1)
         yield f"  Labelled (the LM loss predicts them): {data.labelled_tokens:,} ({share:.1f} %)"
         if cut is None:
-            yield "  Texts are cut into blocks of max_length; only a single last token is lost"
+            yield f"  Texts are cut into blocks of {_LENGTH}; only a single last token is lost"
             return
         holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"
         if not cut.tokens_lost:
-            yield f"  Truncation: none at max_length {cut.max_length:,}; the longest has {cut.holds['100']:,}, {holds}"
+            yield f"  Truncation: none at {_LENGTH} {cut.max_length:,}; the longest has {cut.holds['100']:,}, {holds}"
         else:
             yield (
-                f"  Truncation at max_length {cut.max_length:,}: {counted(cut.answers_cut, 'answer')} cut, "
+                f"  Truncation at {_LENGTH} {cut.max_length:,}: {counted(cut.answers_cut, 'answer')} cut, "
                 f"{counted(cut.rows_without_room, 'row')} skipped for a prompt that fills it; {cut.tokens_lost:,} of "
                 f"{cut.tokens:,} tokens lost ({100 * cut.tokens_lost / cut.tokens:.1f} %)"
             )
-            yield f"    all chats fit into max_length {cut.holds['100']:,}, {holds}"
+            yield f"    all chats fit into {_LENGTH} {cut.holds['100']:,}, {holds}"
         if self.end_of_turn is None:
             yield "  End of turn: none"
             return
@@ -222,11 +224,7 @@ def share_of(count: int, total: int, what: str) -> str:
 
 
 def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
-    """The positions of a batch in a table.
-
-    Args:
-        trunks: what the examples are: ``chats`` or ``texts``.
-    """
+    """The positions of a batch in a table; `trunks` are ``chats`` or ``texts``."""
     batches = counted(padding.batches, "batch", "batches")
     rows = [(f"{trunks} alone, a row each", padding.fixed_chats, padding.longest_chats, f"the {trunks}")]
     if padding.sequences > padding.batch_size:
@@ -237,11 +235,11 @@ def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
     published = ", as the published code pads," if trunks == "chats" else ""
     return [
         f"Positions in a batch of {padding.batch_size:,} (mean of {batches}):",
-        f"  {'padded to':<29}{f'max_length {padding.max_length:,}':>18}{'the longest':>14}",
+        f"  {'padded to':<29}{f'{_LENGTH} {padding.max_length:,}':>18}{'the longest':>14}",
         *(f"  {name:<29}{one:>18,.0f}{other:>14,.0f}" for name, one, other, _ in rows),
         f"  {'as stepjepa lays them out':<29}{'':>18}{padding.packed:>14,.0f}",
         f"  That is {padding.packed_rows:,.1f} rows with {empty:.1f} % padding: {100 * padding.packed / fixed:.1f} % of the "
-        f"positions of {what} padded to max_length{published} and {100 * padding.packed / longest:.1f} % of those padded "
+        f"positions of {what} padded to {_LENGTH}{published} and {100 * padding.packed / longest:.1f} % of those padded "
         "to the longest",
     ]
 

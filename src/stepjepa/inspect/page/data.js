@@ -147,12 +147,8 @@ function readouts(raw) {
   };
   for (const pair of raw.pairs) {
     const number = [pair.example, pair.number];
-    if (!pair.standalone) say(pair.source_end, "end of source", number, "");
-    say(pair.source, "source", number, "source");
-    say(pair.target, "target", number, "target");
-  }
-  for (const sampled of raw.vectors) {
-    for (const [name, token] of sampled.ends) say(token, name, [sampled.example, sampled.number], "");
+    if (pair.views && !pair.views.standalone) say(pair.views.source_end, "end of source", number, "");
+    for (const [name, token] of pair.ends) say(token, name, number, pair.views ? name : "");
   }
   return new Map(
     [...found].map(([token, said]) => [

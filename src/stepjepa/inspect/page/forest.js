@@ -50,14 +50,14 @@ class Forest {
     svg.setAttribute("aria-label", `The row by positions: ${raw.counts}`);
     this.laneOf = new Int32Array(this.row.length);
     const free = raw.lanes.names.map(() => 0);
-    raw.sections.forEach((section, number) => this.drawSection(svg, section, raw.lanes.of[number], free));
+    raw.sections.forEach((section, number) => this.drawSection(svg, section, raw.lanes.of_section[number], free));
     let last = "";
     raw.lanes.names.forEach((name, lane) => {
       if (name !== last) svg.append(this.part("text", { class: "lane", x: 0, y: this.y(lane) + BAR - 2 }, name));
       last = name;
     });
     this.drawPositions(svg);
-    this.arrows = raw.pairs.map((pair) => this.drawPair(svg, pair));
+    this.arrows = raw.pairs.map((pair) => pair.views && this.drawPair(svg, pair));
     this.marks = this.part("g", { "pointer-events": "none" });
     svg.append(this.marks);
     this.box.replaceChildren(svg);
@@ -112,8 +112,7 @@ class Forest {
 
   drawPair(svg, pair) {
     const end = (token) => [this.x(this.row.raw.lanes.columns[token] + 0.5), this.y(this.laneOf[token]) - 1];
-    const [x, y] = end(pair.source);
-    const [toX, toY] = end(pair.target);
+    const [[x, y], [toX, toY]] = pair.ends.map(([, token]) => end(token));
     const bend = Math.min(y, toY) - 10;
     const arrow = this.part("path", { class: "arrow", d: `M${x} ${y - 6}Q${(x + toX) / 2} ${bend} ${toX} ${toY - 7}` });
     svg.append(arrow);
@@ -147,6 +146,6 @@ class Forest {
 
   choose(number) {
     this.chosen = number;
-    (this.arrows || []).forEach((arrow, at) => arrow.classList.toggle("chosen", at === number));
+    (this.arrows || []).forEach((arrow, at) => arrow && arrow.classList.toggle("chosen", at === number));
   }
 }

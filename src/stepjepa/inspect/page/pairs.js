@@ -3,7 +3,9 @@
 
 function showPairs() {
   const { raw } = row;
-  const buttons = [...raw.pairs.map(pairButton), ...raw.vectors.map(vectorsButton)];
+  const buttons = raw.pairs.map((pair, number) =>
+    make("button", "pair", make("span", "name", named(pair)), cosine(number), ...(pair.views ? viewLines(pair) : sumLines(pair))),
+  );
   by("pairs-hint").textContent = buttons.length ? "Choose one to see its views and where they are read." : "There is none.";
   by("pairs").replaceChildren(...buttons);
   buttons.forEach((button, number) => {
@@ -26,7 +28,9 @@ function span([start, stop]) {
 }
 
 function named(pair) {
-  return row.raw.batch > 1 ? `example ${pair.example}, pair ${pair.number}` : `pair ${pair.number}`;
+  const weight = pair.weight === 1 ? "" : `, weight ${pair.weight.toPrecision(3)}`;
+  const example = row.raw.batch > 1 ? `example ${pair.example}, ` : "";
+  return `${example}pair ${pair.number}` + (pair.views ? "" : `, ${pair.kind}${weight}`);
 }
 
 function cosine(number) {
@@ -34,33 +38,25 @@ function cosine(number) {
   return make("span", "cosine", typeof value === "number" ? `cosine ${value.toFixed(4)}` : "");
 }
 
-function pairButton(pair, number) {
+function viewLines(pair) {
   const { raw } = row;
-  const source = pair.standalone
-    ? [`source ${span(pair.source_segment)}, `]
-    : [`source: up to ${pair.source_end} `, isolated(row.text(pair.source_end)), ", "];
-  const positions = range("position", raw.positions[pair.copy[0]], raw.positions[pair.copy[1] - 1]);
-  const where = !pair.original ? "" : pair.original[0] === pair.copy[0] ? ", isolated in its place"
-    : `; on the trunk ${span(pair.original)}`;
-  return make(
-    "button", "pair",
-    make("span", "name", named(pair)), cosine(number),
-    make("span", "what", swatch("source"), ...source, ...read(pair.source)),
-    make("span", "what", swatch("target"), `target ${span(pair.copy)} (${positions})${where}, `, ...read(pair.target)),
-  );
+  const { source_end: end, source_segment: segment, original, copy, standalone } = pair.views;
+  const source = standalone ? [`source ${span(segment)}, `] : [`source: up to ${end} `, isolated(row.text(end)), ", "];
+  const positions = range("position", raw.positions[copy[0]], raw.positions[copy[1] - 1]);
+  const where = !original ? "" : original[0] === copy[0] ? ", isolated in its place" : `; on the trunk ${span(original)}`;
+  const [sourceRead, targetRead] = pair.ends.map(([, token]) => read(token));
+  return [
+    make("span", "what", swatch("source"), ...source, ...sourceRead),
+    make("span", "what", swatch("target"), `target ${span(copy)} (${positions})${where}, `, ...targetRead),
+  ];
 }
 
-function vectorsButton(pair, number) {
+function sumLines(pair) {
   const covered = (vector) => vector.covered.map(span).join(", ") || `${vector.terms.length} states`;
   const called = (vector, side) => (vector.name === side ? side : `${vector.name} (${side})`);
   const line = (vector, side) =>
     make("span", "what", swatch(side), `${called(vector, side)}: ${covered(vector)}; ${formula(vector)}`);
-  const weight = pair.weight === 1 ? "" : `, weight ${pair.weight.toPrecision(3)}`;
-  return make(
-    "button", "pair",
-    make("span", "name", `${named(pair)}, ${pair.kind}${weight}`), cosine(row.raw.pairs.length + number),
-    line(pair.source, "source"), line(pair.target, "target"),
-  );
+  return [line(pair.source, "source"), line(pair.target, "target")];
 }
 
 // A vector as a sum of states, where it has few.
@@ -83,15 +79,15 @@ function choosePair(number) {
     return;
   }
   const pair = row.raw.pairs[number];
-  if (pair) {
-    const parts = [["source", row.seen(pair.source)]];
-    if (pair.original && pair.original[0] !== pair.copy[0]) parts.push(["original", pair.original]);
-    parts.push(["target", pair.copy]);
-    tokens.choose(parts, [pair.source, pair.target]);
-    say(`${named(pair)}: source read at token ${pair.source}, target read at token ${pair.target}`);
+  const ends = pair.ends.map(([, token]) => token);
+  if (!pair.views) {
+    tokens.choose([["source", pair.source.covered.flat()], ["target", pair.target.covered.flat()]], ends);
     return;
   }
-  const vectors = row.raw.vectors[number - row.raw.pairs.length];
-  const covered = (vector) => vector.covered.flat();
-  tokens.choose([["source", covered(vectors.source)], ["target", covered(vectors.target)]], vectors.ends.map(([, token]) => token));
+  const { original, copy } = pair.views;
+  const parts = [["source", row.seen(ends[0])]];
+  if (original && original[0] !== copy[0]) parts.push(["original", original]);
+  parts.push(["target", copy]);
+  tokens.choose(parts, ends);
+  say(`${named(pair)}: source read at token ${ends[0]}, target read at token ${ends[1]}`);
 }

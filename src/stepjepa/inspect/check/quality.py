@@ -1,4 +1,4 @@
-"""What may be wrong with a data set, counted row by row while it is read; `inspect.check.warnings` puts it into words.
+"""What may be wrong with a data set, counted row by row while it is read; `check` warns of it.
 
 Texts are not kept: questions are compared by hashes.
 """
@@ -23,7 +23,7 @@ _ANSWER_LINE = re.compile(
 
 
 @dataclass
-class Signs:
+class QualityCounts:
     """Counts over the usable chats of a data set.
 
     Attributes:
@@ -63,36 +63,29 @@ class Signs:
         """
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         system = messages[0]["role"] == "system" and bool(messages[0]["content"].strip())
-        self._note("rows_with_system" if system else "rows_without_system", place)
-        if not all(answer.strip() for answer in answers):
-            self._note("rows_with_empty_answer", place)
         several = [(answer, spans) for answer, spans in zip(answers, steps, strict=True) if len(spans) > 1]
+        views = [(answer[start:end], end - start) for answer, spans in several for start, end in spans]
         closing = [len(spans) for answer, spans in several if _ANSWER_LINE.fullmatch(answer, *spans[-1])]
-        if closing:
-            self._note("rows_with_answer_line", place)
-            self.answer_line_second += 2 in closing
-        for answer, spans in several:
-            self._count_steps(place, answer, spans)
         cut = [cuts_inside(answer, separator) for answer in answers if separator in answer]
-        if any(thoughts for thoughts, _ in cut):
-            self._note("rows_cut_in_thoughts", place)
-        if any(blocks for _, blocks in cut):
-            self._note("rows_cut_in_blocks", place)
-
-    def _note(self, name: str, place: str) -> None:
-        if hasattr(self, name):
-            setattr(self, name, getattr(self, name) + 1)
-        self.first.setdefault(name, place)
-
-    def _count_steps(self, place: str, answer: str, spans: list[CharSpan]) -> None:
-        self.steps += len(spans)
-        for start, end in spans:
-            if end - start > LONG_STEP:
-                self._note("long_steps", place)
-            if end - start > self.longest_step:
-                self.longest_step, self.first["longest_step"] = end - start, place
-            if len(answer[start:end].split(None, 1)) == 1:
-                self._note("one_word_steps", place)
+        self.steps += len(views)
+        self.answer_line_second += 2 in closing
+        for name, number in {
+            "rows_with_system": system,
+            "rows_with_empty_answer": not all(answer.strip() for answer in answers),
+            "rows_with_answer_line": bool(closing),
+            "rows_cut_in_thoughts": any(thoughts for thoughts, _ in cut),
+            "rows_cut_in_blocks": any(blocks for _, blocks in cut),
+            "one_word_steps": sum(len(text.split(None, 1)) == 1 for text, _ in views),
+            "long_steps": sum(length > LONG_STEP for _, length in views),
+        }.items():
+            if number:
+                setattr(self, name, getattr(self, name) + number)
+                self.first.setdefault(name, place)
+        if not system:
+            self.first.setdefault("rows_without_system", place)
+        longest = max((length for _, length in views), default=0)
+        if longest > self.longest_step:
+            self.longest_step, self.first["longest_step"] = longest, place
 
 
 def cuts_inside(text: str, separator: str) -> tuple[bool, bool]:
@@ -100,11 +93,6 @@ def cuts_inside(text: str, separator: str) -> tuple[bool, bool]:
     source = Text(text)
     inside = [span for span in source.blocks if text.find(separator, *span) >= 0]
     return any(span in source.thoughts for span in inside), any(span not in source.thoughts for span in inside)
-
-
-def question_of(messages: Sequence[dict[str, str]]) -> str:
-    """What a chat asks: all that the user says in it."""
-    return "\n".join(message["content"] for message in messages if message["role"] == "user")
 
 
 @dataclass
