@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import make_dataclass
 from pathlib import Path
 
-import pytest
 import yaml
 
 from stepjepa.cli.main import COMMANDS
-from stepjepa.config.option import MISSING
+from stepjepa.config.option import MISSING, option
+from stepjepa.config.parser import StrictParser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,14 +28,13 @@ def test_every_option_of_every_command_stands_on_its_page(reference):
     for command, parser in reference.parsers().items():
         found = options_of(pages[f"reference/commands/{command}.md"])
         assert set(found) == set(parser.options), command
-        for name, option in parser.options.items():
+        for name, one in parser.options.items():
             values, default, meaning = found[name]
             assert (
-                meaning
-                and meaning != "."
-                and " ".join(option.help.split())[:10].replace("<", "&lt;").replace("|", "\\|") in meaning
+                meaning.strip(".")
+                and " ".join(one.help.split())[:10].replace("<", "&lt;").replace("|", "\\|") in meaning
             )
-            if option.default not in (MISSING, None, "", [], {}):
+            if one.default not in (MISSING, None, "", [], {}):
                 assert default.startswith("`") and default != "``", (command, name)
             assert values
 
@@ -51,14 +51,6 @@ def test_a_page_in_full_words(reference):
     assert found["objective"][:2] == ["regular, llm_jepa, step_jepa, split, semantic_tube, FILE:NAME", "`llm_jepa`"]
     assert found["objective"][2].endswith("Also `--step_jepa` for `step_jepa`, `--regular` for `regular`.")
     assert found["json"][:2] == ["true\\|false", "`False`"] and "## Views\n" in page
-
-
-def test_a_new_option_appears_by_itself(reference):
-    from dataclasses import make_dataclass
-
-    from stepjepa.config.option import option
-    from stepjepa.config.parser import StrictParser
-
     options = make_dataclass("New", [("shiny", str, option("a\tb", "Say <x|y>.", "new things"))])
     page = reference.command_page(
         "shine", StrictParser(options, prog="stepjepa shine", epilog="example: stepjepa shine")
@@ -72,12 +64,7 @@ def test_every_public_module_is_on_one_page(reference):
     assert len(shown) == len(set(shown))
     files = {file.relative_to(ROOT / "src") for file in (ROOT / "src" / "stepjepa").rglob("*.py")}
     modules = {".".join(file.with_suffix("").parts) for file in files}
-    hidden = {
-        name
-        for name in modules
-        if name.startswith(("stepjepa.cli", "stepjepa.version")) or re.search(r"\._|\b__", name)
-    }
-    assert set(shown) == modules - hidden
+    assert set(shown) == {name for name in modules if not re.search(r"^stepjepa\.(cli|version)|\._|\b__", name)}
     assert "::: stepjepa.training.trainer" in pages["reference/stepjepa.md"]
     for name in shown:
         ast.parse((ROOT / "src" / Path(*name.split("."))).with_suffix(".py").read_text(encoding="utf-8"))
@@ -92,23 +79,3 @@ def test_the_site_asks_nothing_of_other_servers():
     assert "pymdownx.arithmatex" not in str(settings["markdown_extensions"])  # it needs a script for the formulas
     pages = [file.read_text(encoding="utf-8") for file in (ROOT / "docs").rglob("*.md")]
     assert not [page for page in pages if re.search(r"<script|^```mermaid|!\[[^\]]*\]\(https?:", page, re.MULTILINE)]
-
-
-def test_mkdocs_gets_the_pages(reference):
-    pytest.importorskip("mkdocs", reason="needs the extra docs")
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.plugins import PluginCollection
-    from mkdocs.structure.files import Files
-
-    config = MkDocsConfig()
-    config.nav = [{"Home": "index.md"}, {"Reference": [{"Design decisions": "decisions.md"}]}]
-    config.plugins = PluginCollection()
-    config.plugins._current_plugin = None
-    config.docs_dir, config.site_dir, config.use_directory_urls = "docs", "site", False
-    _, python, commands = reference.on_config(config).nav[1]["Reference"]
-    files = reference.on_files(Files([]), config)
-    named = [path for section in (python["Python"], commands["Commands"]) for item in section for path in item.values()]
-    assert sorted(named) == sorted(files.src_uris) and "reference/losses.md" in named
-    page = files.src_uris["reference/commands/train.md"]
-    assert page.content_string == reference.command_pages()["reference/commands/train.md"]
-    assert {"train": "reference/commands/train.md"} in commands["Commands"]
