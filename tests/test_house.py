@@ -134,26 +134,11 @@ def test_packages_that_may_import_every_other_one(tool, sources):
     assert tool("figures").open_packages(planted, allowed) == ["cli"]
 
 
-SIZES = '''"""One
-two."""
-
-import os  # why
-
-
-def f(
-    a,
-):
-    # why
-    """Three."""
-    return g(
-        1
-    )
-'''
-
-
 def test_lines_of_code_and_of_docstrings(sources):
-    (source,) = sources(data__a=SIZES)
-    assert (source.docstring_lines, source.code_lines) == ({1, 2, 11}, {7, 8, 12, 13})
+    (source,) = sources(
+        data__a='"""One\ntwo."""\n\nimport os\ndef f(\n    a,\n):\n    # why\n    """Three."""\n    return 1\n'
+    )
+    assert (source.docstring_lines, source.code_lines) == ({1, 2, 9}, {5, 6, 10})
 
 
 def test_a_file_is_entered_by_its_functions_not_by_its_import(tool, monkeypatch, tmp_path):
