@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import unicodedata
 from functools import cache
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,12 +48,11 @@ def anchors(page: Path) -> set[str]:
 
 
 def defined(module: str, name: str) -> bool:
-    """Whether a module of the library defines a (dotted) name."""
-    body = ast.parse((ROOT / "src" / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")).body
-    for part in name.split("."):
-        body = next((node.body for node in body if getattr(node, "name", None) == part), None)
-        if body is None:
-            return False
+    """Whether a module of the library has a (dotted) name."""
+    try:
+        attrgetter(name)(import_module(module))
+    except AttributeError:
+        return False
     return True
 
 

@@ -30,9 +30,7 @@ def chosen(model, **options):
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3_sliding"])
 def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog):
     own = forest_masks.dense_mask
-    monkeypatch.setattr(
-        masks, "dense_mask", lambda batch, window=None: own(batch, None if window is None else window + 1)
-    )
+    monkeypatch.setattr(masks, "dense_mask", lambda batch, window=None: own(batch, window and window + 1))
     with caplog.at_level(logging.WARNING, "stepjepa"):
         _, forward = chosen(tiny_model(name, "eager", sliding_window=200))
     assert forward == "two_pass"

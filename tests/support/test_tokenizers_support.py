@@ -111,18 +111,3 @@ def test_every_format(name):
     tokenizer = made.byte_bpe_tokenizer(template=name)
     assert all(len(tokenizer(marker, add_special_tokens=False)["input_ids"]) == 1 for marker in form.markers)
     assert tokenizer.eos_token == form.eos
-
-
-def test_templates_that_refuse_trim_and_think():
-    with pytest.raises(Exception, match="System role not supported"):
-        render("gemma", DIALOGUE[:2])
-    for name in ("gemma", "gemma3", "mistral"):
-        with pytest.raises(Exception, match="alternate"):
-            render(name, DIALOGUE[2:])
-    for name in ("llama3", "llama3_undated", "gemma", "gemma3"):
-        assert f"\n{ANSWER}<" in render(name, [DIALOGUE[1], {"role": "assistant", "content": f" {ANSWER}\n "}])
-    assert render("gemma3").startswith("<s><start_of_turn>user\nBe brief.\n\n12+5?<end_of_turn>")
-    assert "Today Date: 1 May 2020\n\nBe brief." in render("llama3", date_string="1 May 2020")
-    turns = [DIALOGUE[1], {"role": "assistant", "content": "<think>\nA sum.\n</think>\n\nIt is 17."}]
-    question, end = "<|im_start|>user\n12+5?<|im_end|>\n<|im_start|>assistant\n", "It is 17.<|im_end|>\n"
-    assert render("qwen3", turns * 2) == question + end + question + "<think>\nA sum.\n</think>\n\n" + end
