@@ -1,12 +1,12 @@
 """The benchmark script runs on generated rows and prints what it promises. Its figures are not tested."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 ARMS = ["regular", "jepa", "two_pass", "doubled"]
@@ -14,22 +14,31 @@ ARMS = ["regular", "jepa", "two_pass", "doubled"]
 pytestmark = pytest.mark.slow
 
 
-def run(*arguments: object, script: str = "step_cost.py") -> str:
-    command = [sys.executable, str(BENCHMARKS / script), "--model", "tiny", "--threads", "1", "--rows", "8"]
-    command += ["--batch_size", "2", "--nl_rx", "absent.jsonl", "--gsm8k", "absent.jsonl", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a script with arguments in this process; what it prints."""
+    verbosity = transformers.logging.get_verbosity()
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield run
+    transformers.logging.set_verbosity(verbosity)
 
 
-def test_every_arm_is_in_the_table_and_in_the_json(tmp_path):
+TINY = "--model tiny --threads 1 --rows 8 --batch_size 2 --nl_rx absent.jsonl --gsm8k absent.jsonl".split()
+
+
+def test_every_arm_is_in_the_table_and_in_the_json(run, tmp_path):
     file = tmp_path / "result.json"
     arguments = ["--arms", *ARMS, "--rounds", 1, "--steps", 1, "--prepare_rows", 8, "--skip_memory", "--json", file]
-    printed = run(*arguments)
+    printed = run("step_cost.py", *TINY, *arguments)
     assert printed.count("absent.jsonl is absent") == 2
-    assert "packed JEPA / doubled row: " in printed
-    assert "packed JEPA cost / regular: " in printed
-    assert "data preparation, 8 rows: " in printed
+    for words in ("packed JEPA / doubled row: ", "packed JEPA cost / regular: ", "data preparation, 8 rows: "):
+        assert words in printed
 
     results = json.loads(file.read_text())
     assert set(results["data"]) == {"nl_rx", "gsm8k"}
@@ -45,15 +54,15 @@ def test_every_arm_is_in_the_table_and_in_the_json(tmp_path):
         assert positions["regular"] < positions["jepa"] < positions["two_pass"] < positions["doubled"]
 
 
-def test_peak_memory_of_one_arm():
-    printed = run("--arms", "regular", "--data", "nl_rx", "--memory", "regular")
+def test_peak_memory_of_one_arm(run):
+    printed = run("step_cost.py", *TINY, "--arms", "regular", "--data", "nl_rx", "--memory", "regular")
     assert json.loads(printed.splitlines()[-1])["peak_mib"] > 0
 
 
-def test_objectives(tmp_path):
+def test_objectives(run, tmp_path):
     file = tmp_path / "result.json"
     arms = ["step all", "semantic tube", "split"]
-    printed = run("--rounds", 1, "--steps", 1, "--arms", *arms, "--json", file, script="objectives.py")
+    printed = run("objectives.py", *TINY, "--rounds", 1, "--steps", 1, "--arms", *arms, "--json", file)
     results = json.loads(file.read_text())
     assert list(results) == ["regular", *arms]
     assert all(any(line.startswith(f"{name} ") for line in printed.splitlines()) for name in results)
@@ -62,23 +71,10 @@ def test_objectives(tmp_path):
 
 
 @pytest.mark.long
-def test_encoding_and_streaming():
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "encode_speed.py"),
-        "--gsm8k",
-        "absent.jsonl",
-        "--rounds",
-        "1",
-        "--rows",
-        "40",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert "encode_dataset " in done.stdout and "cached start " in done.stdout
-    command = [sys.executable, str(BENCHMARKS / "streaming_memory.py"), "--gib", "0.0002", "--steps", "1"]
-    command += ["--shuffle_buffer", "20", "--whole_rows", "10"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()[1:]] == ["train", "read", "whole"]
-    assert done.stdout.count("peak") == 3
+def test_encoding_and_streaming(run):
+    printed = run("encode_speed.py", "--gsm8k", "absent.jsonl", "--rounds", 1, "--rows", 40)
+    assert "encode_dataset " in printed and "cached start " in printed
+    words = "--gib 0.0002 --steps 1 --shuffle_buffer 20 --whole_rows 10".split()
+    printed = run("streaming_memory.py", *words)
+    assert [line.split(":")[0] for line in printed.splitlines()[1:]] == ["train", "read", "whole"]
+    assert printed.count("peak") == 3

@@ -21,26 +21,29 @@ def tool(monkeypatch):
 def sources(tool):
     """Planted files of the library: path below it -> text."""
     source = tool("figures").Source
-    return lambda **texts: [
-        source(Path("stepjepa", *name.split("__")).with_suffix(".py"), t) for name, t in texts.items()
-    ]
+
+    def planted(**texts):
+        return [source(Path("stepjepa", *name.split("__")).with_suffix(".py"), text) for name, text in texts.items()]
+
+    return planted
 
 
 @pytest.fixture
 def run(tool, monkeypatch, tmp_path):
-    """`tools/house.py` on a record and measured values: its exit status, and the recorded values after it."""
-    house, figures = tool("house"), tool("figures")
-    entry = {"lines": ("at most", 100), "share": ("at least", 16)}
+    """`tools/house.py` on recorded and measured (lines, share): its exit status, and what is recorded after it."""
+    house, figures, path = tool("house"), tool("figures"), tmp_path / "house.json"
+    directions = {"lines": ("at most", 100), "share": ("at least", 16)}
 
     def call(now, measured, *flags):
-        path = tmp_path / "house.json"
-        path.write_text(
-            json.dumps({k: {"now": now[k], "target": target, "direction": d} for k, (d, target) in entry.items()})
-        )
+        record = {
+            name: {"now": value, "target": target, "direction": direction}
+            for (name, (direction, target)), value in zip(directions.items(), now, strict=True)
+        }
+        path.write_text(json.dumps(record))
+        found = {name: figures.Figure(value, []) for name, value in zip(directions, measured, strict=True)}
         monkeypatch.setattr(house, "RECORD", path)
-        monkeypatch.setattr(house, "measure", lambda root: {k: figures.Figure(v, []) for k, v in measured.items()})
-        status = house.main(list(flags))
-        return status, {name: value["now"] for name, value in json.loads(path.read_text()).items()}
+        monkeypatch.setattr(house, "measure", lambda root: found)
+        return house.main(list(flags)), tuple(value["now"] for value in json.loads(path.read_text()).values())
 
     return call
 
@@ -48,35 +51,32 @@ def run(tool, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("measured", "flags", "status", "recorded"),
     [
-        ({"lines": 200, "share": 12}, [], 0, (200, 12)),
-        ({"lines": 201, "share": 12}, [], 1, (200, 12)),
-        ({"lines": 200, "share": 11}, [], 1, (200, 12)),
-        ({"lines": 150, "share": 13}, [], 0, (200, 12)),
-        ({"lines": 150, "share": 13}, ["--update"], 0, (150, 13)),
-        ({"lines": 150, "share": 11}, ["--update"], 1, (200, 12)),
-        ({"lines": 150, "share": 13}, ["--strict"], 1, (200, 12)),
-        ({"lines": 100, "share": 16}, ["--strict"], 0, (200, 12)),
+        ((200, 12), [], 0, (200, 12)),
+        ((201, 12), [], 1, (200, 12)),
+        ((200, 11), [], 1, (200, 12)),
+        ((150, 13), [], 0, (200, 12)),
+        ((150, 13), ["--update"], 0, (150, 13)),
+        ((150, 11), ["--update"], 1, (200, 12)),
+        ((150, 13), ["--strict"], 1, (200, 12)),
+        ((100, 16), ["--strict"], 0, (200, 12)),
     ],
 )
 def test_figures_only_get_better(run, measured, flags, status, recorded):
-    before = {"lines": 200, "share": 12}
-    assert run(before, measured, *flags) == (status, dict(zip(before, recorded, strict=True)))
+    assert run((200, 12), measured, *flags) == (status, recorded)
 
 
 def test_below_its_target_a_figure_may_move_but_the_best_stays_recorded(run, capsys):
-    now = {"lines": 80, "share": 20}
-    assert run(now, {"lines": 90, "share": 17}, "--update") == (0, now)
-    assert run(now, {"lines": 101, "share": 17}) == (1, now)
+    now = (80, 20)
+    assert run(now, (90, 17), "--update") == (0, now)
+    assert run(now, (101, 17)) == (1, now)
     assert "lines is 101, recorded is 80 (+21); see: python tools/house.py --where lines" in capsys.readouterr().err
 
 
 def test_an_objective_is_named_in_few_places_only(tool, sources):
     text = '"""step_jepa"""\nif name == "step_jepa" or f"{name}split":\n    print("step_jepa is one")\n'
     planted = sources(forest__tube=text, objectives__tube=text, config__spellings=text)
-    assert tool("figures").objective_literals(planted) == [
-        "stepjepa/forest/tube.py:2: step_jepa",
-        "stepjepa/forest/tube.py:2: split",
-    ]
+    found = tool("figures").objective_literals(planted)
+    assert found == ["stepjepa/forest/tube.py:2: step_jepa", "stepjepa/forest/tube.py:2: split"]
 
 
 OPTIONS = """
@@ -134,26 +134,11 @@ def test_packages_that_may_import_every_other_one(tool, sources):
     assert tool("figures").open_packages(planted, allowed) == ["cli"]
 
 
-SIZES = '''"""One
-two."""
-
-import os  # why
-
-
-def f(
-    a,
-):
-    # why
-    """Three."""
-    return g(
-        1
-    )
-'''
-
-
 def test_lines_of_code_and_of_docstrings(sources):
-    (source,) = sources(data__a=SIZES)
-    assert (source.docstring_lines, source.code_lines) == ({1, 2, 11}, {7, 8, 12, 13})
+    (source,) = sources(
+        data__a='"""One\ntwo."""\n\nimport os\ndef f(\n    a,\n):\n    # why\n    """Three."""\n    return 1\n'
+    )
+    assert (source.docstring_lines, source.code_lines) == ({1, 2, 9}, {5, 6, 10})
 
 
 def test_a_file_is_entered_by_its_functions_not_by_its_import(tool, monkeypatch, tmp_path):

@@ -7,20 +7,22 @@ README.md, docs/inspect.md, docs/tutorial.md and docs/howto/your_objective.md ha
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
-import json
 import re
 import shlex
 import shutil
 from pathlib import Path
-from unittest import mock
 
+import pandas
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 from stepjepa.cli.main import COMMANDS, main
 from stepjepa.config.parser import StrictParser
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.study.tree import recipe_files
+from support.answers import write
 from support.rows import step_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,34 +36,42 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [block for _, language, block in found if not languages or language in languages]
 
 
+LINE = re.compile(r"^ *(?:\$ )?(?:(?:srun|torchrun|accelerate launch|python)\b.* -m )?stepjepa (.+)", re.MULTILINE)
+# What is not run here, and where it is run.
+PARSED_ONLY = {
+    "--backend": "needs a server: tests/generation",
+    "--from_states": "needs another command's files: tests/cli/test_analyze.py",
+    "--runs": "needs trained runs: tests/cli/test_analyze.py",
+    "report": "needs trained runs: its own tests",
+    "--energy": "needs trained runs: tests/cli/test_energy.py",
+    "demo": "minutes: tests/cli/test_demo.py",
+}
+
+
 def commands() -> list[tuple[str, str]]:
-    """(page, what stands behind `stepjepa`) of every command line in a block, continued lines joined."""
-    found = []
-    for page in PAGES:
-        if page.name == "your_objective.md":  # its commands need the file that it shows
-            continue
-        for block in blocks(page, "", "bash", "sh", "shell", "console", "text"):
-            for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-                match = re.match(
-                    r"(?:\$ )?(?:(?:srun|torchrun|accelerate launch|python)\b.* -m )?stepjepa (.+)", line.strip()
-                )
-                if match:
-                    found.append((str(page.relative_to(ROOT)), match[1]))
-    return found
+    """(page, what follows `stepjepa`) of every command line in a block, continued lines joined."""
+    return [
+        (str(page.relative_to(ROOT)), command)
+        for page in PAGES
+        if page.name != "your_objective.md"  # its commands need the file that it shows
+        for block in blocks(page, "", "bash", "sh", "shell", "console", "text")
+        for command in LINE.findall(re.sub(r"\\\n\s*", " ", block))
+    ]
 
 
 def words_of(command: str) -> list[str]:
     return [word for word in shlex.split(command, comments=True) if word != "..."]
 
 
+def is_run(page: str, command: str) -> bool:
+    return page not in RUN_ELSEWHERE and not PARSED_ONLY.keys() & set(words_of(command))
+
+
 class Parsed(Exception):
-    """Stops a command behind its parser."""
+    """Stops a command after its parser."""
 
 
-assert len(commands()) > 50 and any(command.startswith("train --config") for _, command in commands())
-
-
-@pytest.mark.parametrize(("page", "command"), commands())
+@pytest.mark.parametrize(("page", "command"), [one for one in commands() if not is_run(*one)])
 def test_it_is_understood(page, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = words_of(command)
@@ -73,79 +83,49 @@ def test_it_is_understood(page, command, tmp_path, monkeypatch):
         values(parser, argv)
         raise Parsed
 
-    assert words[0] in COMMANDS
-    with mock.patch.object(StrictParser, "values", parse_only), pytest.raises(Parsed):
+    monkeypatch.setattr(StrictParser, "values", parse_only)
+    with pytest.raises(Parsed):
         importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
 
 
-def without_absent_flags(text: str) -> tuple[str, set[str]]:
-    """A page without the first column of its table of flags that are not here; these flags."""
-    head, found, rest = text.partition("that are not here\n")
-    table, end, rest = rest.partition("\n#")
-    first = r"^\|([^|]*)"
-    flags = set(re.findall(r"`--(\w+)", " ".join(re.findall(first, table, re.MULTILINE))))
-    # The same names with another meaning here.
-    return head + found + re.sub(first, "|", table, flags=re.MULTILINE) + end + rest, flags - {
-        "eval_split",
-        "eval_steps",
-    }
-
-
 def test_flags_in_the_text_exist(reference):
-    known = {"help", "help_all", "version", "config"}
+    known = {"help", "help_all", "version", "config", *TrainingArguments.__dataclass_fields__}
     for parser in reference.parsers().values():
         known |= {*parser.options, *parser.aliases}
-    from transformers import TrainingArguments
-
-    known |= set(TrainingArguments.__dataclass_fields__)
     # torchrun's, TensorBoard's, those of benchmarks and examples, and the published evaluation's
     foreign = set("nproc_per_node nnodes logdir profile threads clock template notes startswith".split())
-    unknown = {}
+    unknown = []
     for page in PAGES:
         text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        text, absent = without_absent_flags(text)
-        assert not absent & known, f"{page.name}: listed as not here"
-        spans = [
-            span
-            for span in re.findall(r"`([^`\n]+)`", text)
-            if not re.match(r"(python|pip|make|git|sbatch|torchrun|accel)", span)
-        ]
+        # The first column of the table of flags that are not here, but for the names that have another meaning here.
+        head, found, rest = text.partition("that are not here\n")
+        table, end, rest = rest.partition("\n#")
+        absent = set(re.findall(r"`--(\w+)", " ".join(re.findall(r"^\|([^|]*)", table, re.MULTILINE))))
+        assert not absent & known - {"eval_split", "eval_steps"}, f"{page.name}: listed as not here"
+        text = head + found + re.sub(r"^\|[^|]*", "|", table, flags=re.MULTILINE) + end + rest
+        spans = re.findall(r"`(?!python|pip|make|git|sbatch|torchrun|accel)([^`\n]+)`", text)
         flags = {flag.replace("-", "_") for span in spans for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", span)}
-        missing = {
-            f for f in flags if f not in known | foreign and f.removeprefix("no_") not in known and not f.endswith("_")
-        }
-        if missing:
-            unknown[page.name] = sorted(missing)
+        known_here = known | foreign | {f"no_{name}" for name in known}
+        unknown += [f"{page.name}: {flag}" for flag in sorted(flags - known_here) if not flag.endswith("_")]
     assert not unknown
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Files and models of the names that the pages use."""
-    from stepjepa.modeling.load import load_model, load_tokenizer
-
-    folder = tmp_path_factory.mktemp("made")
-    rows = step_rows(12)
-    raw = [
-        {"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}.\nSo {n + 1}.\n#### {n + 1}"} for n in range(12)
-    ]
+    folder, rows = tmp_path_factory.mktemp("made"), step_rows(12)
+    raw, solved = [], []
+    for n in range(12):
+        raw.append({"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}.\nSo {n + 1}.\n#### {n + 1}"})
+        solution = f"First we add the number 1 to {n}.\n\nThe answer is then \\boxed{{{n + 1}}}."
+        solved.append({"problem": f"What is {n} + 1?", "solution": solution})
     (folder / "shards").mkdir()
     for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(folder / f"{name}.jsonl", rows)
     for name in ("gsm8k_train", "test", "solved.unsolved"):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw))
-    import pandas
-
-    solved = [
-        {
-            "problem": f"What is {n} + 1?",
-            "solution": f"First we add the number 1 to {n}.\n\nThe answer is then \\boxed{{{n + 1}}}.",
-        }
-        for n in range(12)
-    ]
+        write(folder / f"{name}.jsonl", raw)
+    write(folder / "solved.jsonl", [{"question": row["problem"], "response": row["solution"]} for row in solved])
     pandas.DataFrame(solved).to_parquet(folder / "MATH.parquet")
-    responses = [{"question": row["problem"], "response": row["solution"]} for row in solved]
-    (folder / "solved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in responses))
     (folder / "run.yaml").write_text("train_file: data.jsonl\nobjective: step_jepa\nmodel_name: tiny\n")
     (study,) = [block for block in blocks(ROOT / "docs" / "study.md", "yaml") if block.startswith("title:")]
     (folder / "study.yaml").write_text(f"{study}mini: {{base: {{max_steps: 2}}}}\n")
@@ -155,22 +135,12 @@ def made(tmp_path_factory):
     return folder
 
 
-# What stays unrun here, and where it is run.
-PARSED_ONLY = {
-    "--backend": "needs a server: tests/evaluation/teachers",
-    "--from_states": "needs another command's files: tests/cli/test_analyze.py",
-    "--runs": "needs trained runs: tests/cli/test_analyze.py",
-    "report": "needs trained runs: its own tests",
-    "--energy": "needs trained runs: tests/cli/test_energy.py",
-    "demo": "minutes: tests/cli/test_demo.py",
-}
 SHORT = {
-    "train": ["--max_steps", "1"],
-    "evaluate": ["--max_new_tokens", "3", "--batch_size", "4"],
-    "generate": ["--max_new_tokens", "3", "--attempts", "1"],
+    "train": ["--max_steps", "1", "--save_strategy", "no"],
+    "evaluate": ["--max_new_tokens", "2", "--max_examples", "2"],
+    "generate": ["--max_new_tokens", "2", "--attempts", "1", "--max_examples", "2"],
     "study": ["--dry_run"],
 }
-RUN = [(p, c) for p, c in commands() if p not in RUN_ELSEWHERE and not PARSED_ONLY.keys() & set(words_of(c))]
 
 
 def shortened(words: list[str]) -> list[str]:
@@ -179,59 +149,48 @@ def shortened(words: list[str]) -> list[str]:
         at = words.index("--model_name") + 1
         words[at] = "tiny" if words[at] in ("tiny", "mini") else words[at] if Path(words[at]).exists() else "model"
     words = [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
-    if words[0] == "evaluate" and "--analyze" in words:
+    if words[0] == "study" and {"--list", "--dry_run"} & set(words) or {"evaluate", "--analyze"} <= set(words):
         return words
-    return words + [w for w in SHORT.get(words[0], []) if not (w == "--dry_run" and (w in words or "--list" in words))]
+    return words + SHORT.get(words[0], [])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "command"), RUN)
+@pytest.mark.parametrize(("page", "command"), [one for one in commands() if is_run(*one)])
 def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
     if "tensorboard" in command:
         pytest.importorskip("tensorboard", reason="needs the package tensorboard")
-    folder = tmp_path / "place"
-    shutil.copytree(made, folder)
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(shutil.copytree(made, tmp_path / "copy"))
     words = words_of(command)
     for word in words:  # the models and predictions that earlier commands of the page leave
         run = re.match(r"runs/\w+(?:/checkpoint-\d+)?", word)
         if run and words[0] in ("evaluate", "analyze") and not Path(run[0]).exists():
             shutil.copytree("model", run[0])
             if "--analyze" in words:
-                main(f"evaluate {run[0]} test.jsonl --metric gsm8k --max_new_tokens 3".split())
-    if words[0] == "prepare" or words[0] == "generate":
-        with contextlib.suppress(FileNotFoundError):
-            Path(words[words.index("--output_file") + 1]).unlink()
+                main(f"evaluate {run[0]} test.jsonl --metric gsm8k --max_new_tokens 2".split())
+    if words[0] in ("prepare", "generate"):
+        Path(words[words.index("--output_file") + 1]).unlink(missing_ok=True)
         for made_too in ("train.valid.jsonl", "solved.unsolved.jsonl"):
             if made_too not in words:
                 Path(made_too).unlink()
     assert main(shortened(words)) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_python_names_what_exists(page):
-    for block in blocks(page, "python"):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepjepa"):
-                module = importlib.import_module(node.module)
-                assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], block
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=lambda page: page.name)
-def test_yaml_can_be_read(page):
-    assert all(isinstance(yaml.safe_load(block), dict | list) for block in blocks(page, "yaml"))
+def test_python_names_what_exists_and_yaml_can_be_read():
+    assert len(commands()) > 50 and any(command.startswith("train --config") for _, command in commands())
+    for page in PAGES:
+        assert all(isinstance(yaml.safe_load(block), dict | list) for block in blocks(page, "yaml")), page
+        for block in blocks(page, "python"):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepjepa"):
+                    module = importlib.import_module(node.module)
+                    assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], block
 
 
 def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
-    from stepjepa.study.tree import recipe_files
-
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     files, aliases = recipe_files(), reference.parsers()["train"].aliases
-    rows = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in text.splitlines()
-        if line.startswith("| ")
-    ]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     tables = [row for row in rows if "`--" in row[-3]]
     assert len(tables) > 20
     used = set()

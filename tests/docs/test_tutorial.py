@@ -29,30 +29,25 @@ def blocks() -> list[tuple[str, str]]:
     for words, shorter in SHORTER.items():
         assert page.count(words) >= 1, words
         page = page.replace(words, shorter)
-    found = [block.split("\n", 1) for block in page.split("```")[1::2]]
-    return [(heading, content) for heading, content in found]
-
-
-def test_every_block_has_a_kind():
-    kinds = {heading.split()[0] for heading, _ in blocks()}
-    assert kinds == {"python", "yaml", "bash", "text"}
-    titles = [heading.partition('title="')[2].rstrip('"') for heading, _ in blocks() if "title" in heading]
-    assert titles == ["make_raw.py", "base.yaml", "study.yaml"]
+    return [tuple(block.split("\n", 1)) for block in page.split("```")[1::2]]
 
 
 def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn", reason="stepjepa analyze needs the extra analysis")
     pytest.importorskip("submitit", reason="stepjepa study needs the extra study")
     monkeypatch.chdir(tmp_path)
-    ran = []
+    ran, titles = [], []
     for heading, content in blocks():
+        assert heading.split()[0] in ("python", "yaml", "bash", "text")
         if "title=" in heading:
-            Path(heading.partition('title="')[2].rstrip('"')).write_text(content, encoding="utf-8")
+            titles.append(heading.partition('title="')[2].rstrip('"'))
+            Path(titles[-1]).write_text(content, encoding="utf-8")
         elif heading == "bash":
             for command in content.replace("\\\n", " ").strip().splitlines():
                 if command != LEFT_OUT:
                     run(command, capsys)
                     ran.append(shlex.split(command)[1])
+    assert titles == ["make_raw.py", "base.yaml", "study.yaml"]
     assert [name for i, name in enumerate(ran) if name not in ran[:i]] == [
         "make_raw.py", "prepare", "check", "inspect", "train", "evaluate", "analyze", "study", "report",
     ]  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from stepjepa.cli.main import main
+from support.answers import write
 from support.rows import step_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "your_objective.md").read_text(encoding="utf-8")
@@ -29,8 +30,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "conclusion.py").write_text(CODE)
     for seed, name in enumerate(("train", "select", "test")):
-        rows = step_rows(24, seed=seed)
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(folder / f"{name}.jsonl", step_rows(24, seed=seed))
     return folder
 
 
@@ -86,14 +86,11 @@ def test_from_python_as_on_the_page(trained, folder):
 )
 def test_one_line_for_what_cannot_be_used(words, message, folder, capsys):
     (folder / "broken.py").write_text("1 / 0\n")
-    clash = CODE.replace("from_end", "lbd").replace("Conclusion(", "Clash(")
-    (folder / "clash.py").write_text(clash)
-    (folder / "conclusion.py").write_text(CODE)
-    words = [*words] if "--objective" in words else ["--objective", NAME, *words]
+    (folder / "clash.py").write_text(CODE.replace("from_end", "lbd").replace("Conclusion(", "Clash("))
+    objective = [] if "--objective" in words else ["--objective", NAME]
     file = ["--train_file", "train.jsonl", "--model_name", "tiny", "--max_steps", "1", "--output_dir", "never"]
-    assert main(["train", *file, *words]) in (1, 2)
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message in error
+    assert main(["train", *file, *objective, *words]) in (1, 2)
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_resumed_with_the_same_options_and_code_only(trained, folder, capsys):
@@ -108,13 +105,12 @@ def test_resumed_with_the_same_options_and_code_only(trained, folder, capsys):
     assert main(resolved) == 0 and "done   6 steps" in capsys.readouterr().out
 
 
-def test_tokenised_in_worker_processes_and_cached_by_its_code(folder, capsys):
+def test_tokenised_in_worker_processes_and_cached_by_its_code(folder):
     words = ["train", "--train_file", "train.jsonl", "--model_name", "tiny", "--objective", NAME, "--max_steps", "1"]
-    words += ["--dataset_num_proc", "2", "--data_cache", "cache", "--disable_tqdm", "--overwrite_output_dir"]
-    for name, entries in (("once", 1), ("again", 1), ("other", 2)):
-        if name == "other":
-            words += ["--from_end", "2"]
-        assert main([*words, "--output_dir", name]) == 0
+    words += ["--data_cache", "cache", "--disable_tqdm", "--save_strategy", "no", "--overwrite_output_dir"]
+    workers, other = ["--dataset_num_proc", "2"], ["--from_end", "2"]
+    for name, more, entries in (("once", workers, 1), ("again", workers, 1), ("other", other, 2)):
+        assert main([*words, *more, "--output_dir", name]) == 0
         assert len(list(Path("cache").iterdir())) == entries
 
 

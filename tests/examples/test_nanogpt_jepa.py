@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,110 +16,91 @@ from stepjepa.forest.collate import ForestCollator
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "nanogpt_jepa.py"
 TINY = (
-    "--n_layer 1 --n_head 2 --n_embd 32 --block_size 32 --batch_size 8 --max_iters 30 --eval_interval 10 --eval_iters 2"
-)
-TINY = [*TINY.split(), "--num_texts", "200", "--learning_rate", "1e-2", "--device", "cpu"]
+    "--n_layer 1 --n_head 2 --n_embd 32 --block_size 32 --batch_size 8 --max_iters 30 --eval_interval 10 --eval_iters 2 "
+    "--num_texts 200 --learning_rate 1e-2 --device cpu"
+).split()
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("nanogpt_jepa", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-@pytest.mark.parametrize(
-    ("options", "arms"),
-    [
-        (["--tokenizer", "char", "--control", "shuffled"], ["baseline", "jepa", "shuffled"]),
-        (["--tokenizer", "bpe", "--jepa_k", 2], ["baseline", "jepa"]),
-        (["--jepa_lambda", 0], ["baseline"]),
-    ],
-)
-def test_run(tmp_path, options, arms):
-    done = run(*TINY, *options, "--out_dir", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.json", "curves.png"}
-    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert list(results["arms"]) == arms
-    assert results["settings"]["n_embd"] == 32
+def check_run(out, said, arms):
+    assert {path.name for path in out.iterdir()} == {"results.json", "curves.png"}
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((out / "results.json").read_text())
+    assert list(results["arms"]) == arms and results["settings"]["n_embd"] == 32
     for name, arm in results["arms"].items():
         assert [entry["iter"] for entry in arm["log"]] == [10, 20, 30]
         for key in ("train_ce", "held_out_ce"):
             assert arm["log"][-1][key] < arm["log"][0][key] - 0.2
-        assert (arm["train_jepa"] is None) == (name == "baseline")
+        assert (arm["train_jepa"] is None) == (name == "baseline") and arm["tokens_per_second"] > 0
         assert 0 < arm["held_out_jepa"] < 2 and 0 < arm["held_out_jepa_other"] < 2
-        assert arm["tokens_per_second"] > 0
-        assert any(line.startswith(f"{name:8}  ") for line in done.stdout.splitlines())
-        assert f"{name} iter 30: CE " in done.stdout
-    for word in ("several seeds", "shuffled targets", "same compute", "no evidence"):
-        assert word in done.stdout
+        assert any(line.startswith(f"{name:8}  ") for line in said.splitlines()) and f"{name} iter 30: CE " in said
+    for words in ("several seeds", "shuffled targets", "same compute", "no evidence"):
+        assert words in said
 
 
-def test_char_path_loads_no_transformers(script, tmp_path):
-    names = ("transformers", "tokenizers", "datasets")
-    code = f"import runpy, sys; sys.argv[1:] = {TINY + ['--max_iters', '1', '--out_dir', str(tmp_path / 'out')]!r}\n"
-    code += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__'); assert not {{*{names!r}}} & {{*sys.modules}}"
+def test_it_runs_as_a_script_and_characters_load_no_transformers(tmp_path):
+    words = [*TINY, "--control", "shuffled", "--out_dir", str(tmp_path / "out")]
+    code = f"import runpy, sys; sys.argv[1:] = {words!r}; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    code += "assert not {'transformers', 'tokenizers', 'datasets'} & {*sys.modules}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    check_run(tmp_path / "out", done.stdout, ["baseline", "jepa", "shuffled"])
+
+
+@pytest.mark.parametrize(
+    ("options", "arms"),
+    [("--tokenizer bpe --jepa_k 2", ["baseline", "jepa"]), ("--jepa_lambda 0", ["baseline"])],
+)
+def test_other_runs(script, tmp_path, monkeypatch, capsys, options, arms):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *TINY, *options.split(), "--out_dir", str(tmp_path / "out")])
+    script.main()
+    check_run(tmp_path / "out", capsys.readouterr().out, arms)
+
+
+def test_a_text_shorter_than_a_block_is_one_line(script, tmp_path, monkeypatch):
+    words = "--num_texts 1 --block_size 100000 --n_embd 4 --n_head 1 --out_dir".split()
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words, str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="^[^\n]*--num_texts[^\n]*$"):
+        script.main()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--n_layer", "two"], "--n_layer"),
-        (["--n_layer", 0], "--n_layer must be 1 or more"),
-        (["--n_head", 5], "no multiple of --n_head 5"),
-        (["--n_head", 0], "--n_head must be 1 or more"),
-        (["--max_iter", 5], "--max_iter"),
-        (["--jepa_lambda", -1], "--jepa_lambda"),
-        (["--jepa_lambda", "nan"], "--jepa_lambda"),
-        (["--learning_rate", 0], "--learning_rate"),
-        (["--jepa_split", 1], "--jepa_split"),
-        (["--jepa_split", "nan"], "--jepa_split"),
-        (["--jepa_split", 0.995], "needs"),
-        (["--block_size", 1], "needs"),
-        (["--jepa_k", -1], "--jepa_k"),
-        (["--jepa_k", 65], "0 .. 64"),
-        (["--seed", -1], "--seed"),
-        (["--tokenizer", "word"], "--tokenizer"),
-        (["--control", "shuffled", "--batch_size", 1], "--batch_size of 2"),
-        (["--control", "shuffled", "--jepa_lambda", 0], "--jepa_lambda above 0"),
-        (["--device", "toaster"], "--device toaster"),
-        (["--device", "cuda:99"], "--device cuda:99"),
+        ("--n_layer two", "--n_layer"),
+        ("--n_layer 0", "--n_layer must be 1 or more"),
+        ("--n_head 5", "no multiple of --n_head 5"),
+        ("--n_head 0", "--n_head must be 1 or more"),
+        ("--max_iter 5", "--max_iter"),
+        ("--jepa_lambda -1", "--jepa_lambda"),
+        ("--jepa_lambda nan", "--jepa_lambda"),
+        ("--learning_rate 0", "--learning_rate"),
+        ("--jepa_split 1", "--jepa_split"),
+        ("--jepa_split nan", "--jepa_split"),
+        ("--jepa_split 0.995", "needs"),
+        ("--block_size 1", "needs"),
+        ("--jepa_k -1", "--jepa_k"),
+        ("--jepa_k 65", "0 .. 64"),
+        ("--seed -1", "--seed"),
+        ("--tokenizer word", "--tokenizer"),
+        ("--control shuffled --batch_size 1", "--batch_size of 2"),
+        ("--control shuffled --jepa_lambda 0", "--jepa_lambda above 0"),
+        ("--device toaster", "--device toaster"),
+        ("--device cuda:99", "--device cuda:99"),
+        ("--out_dir FULL", "--out_dir"),
+        ("--out_dir FULL/notes.txt", "--out_dir"),
+        ("--out_dir FULL/notes.txt/out", "--out_dir"),
     ],
 )
 def test_bad_values_give_one_line(script, tmp_path, capsys, arguments, said):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    words = arguments.replace("FULL", str(tmp_path / "full")).split()
     with pytest.raises(SystemExit) as stopped:
-        script.parse([*map(str, arguments), "--out_dir", str(tmp_path / "out")])
+        script.parse(["--out_dir", str(tmp_path / "out"), *words])
     error = capsys.readouterr().err
-    assert stopped.value.code == 2
-    assert error.count("\n") == 1 and said in error
-    assert not (tmp_path / "out").exists()
-
-
-def test_results_are_not_overwritten_unasked(script, tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("mine")
-    for folder in (tmp_path, tmp_path / "notes.txt", tmp_path / "notes.txt" / "out"):
-        with pytest.raises(SystemExit):
-            script.parse(["--out_dir", str(folder)])
-        assert capsys.readouterr().err.count("\n") == 1
-    assert script.parse(["--out_dir", str(tmp_path), "--overwrite"]).out_dir == tmp_path
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_a_text_shorter_than_a_block_is_one_line(tmp_path):
-    done = run("--num_texts", 1, "--block_size", 100_000, "--n_embd", 4, "--n_head", 1, "--out_dir", tmp_path / "out")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and "--num_texts" in done.stderr
+    assert stopped.value.code == 2 and error.count("\n") == 1 and said in error
+    assert not (tmp_path / "out").exists() and (tmp_path / "full" / "notes.txt").read_text() == "mine"
+    assert script.parse(["--out_dir", str(tmp_path / "full"), "--overwrite"]).out_dir == tmp_path / "full"
 
 
 # The literal computation: the notebook's two separate passes, written against the example's model.

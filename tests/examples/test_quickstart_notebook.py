@@ -103,15 +103,11 @@ def test_it_runs_with_few_steps(stored, tmp_path, monkeypatch):
     assert len((folder / "regular.jsonl").read_text(encoding="utf-8").splitlines()) == 6
 
 
-def test_the_stored_outputs(stored):
+def test_the_file_is_small_and_holds_the_outputs_and_nothing_of_its_maker(stored):
     check_outputs(stored)
-
-
-def test_the_file_is_small_and_holds_nothing_of_its_maker(stored):
     assert NOTEBOOK.stat().st_size < 600_000
     assert stored.metadata == METADATA
-    for cell in stored.cells:
-        assert set(cell.metadata) <= {"tags"}
+    assert all(set(cell.metadata) <= {"tags"} for cell in stored.cells)
     nbformat.validate(stored)
 
 
@@ -120,9 +116,7 @@ def test_the_commands_in_the_text(stored, tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     text = "\n".join(cell.source for cell in stored.cells if cell.cell_type == "markdown")
-    commands = [
-        line for block in text.split("```")[1::2] for line in block.splitlines() if line.startswith("stepjepa ")
-    ]
+    commands = re.findall("^stepjepa .*", "\n".join(text.split("```")[1::2]), re.MULTILINE)
     assert [command.split()[1] for command in commands] == ["study", "study"]
     for command in commands:
         assert main([*shlex.split(command)[1:], "--dry_run"]) == 0, capsys.readouterr().err

@@ -1,16 +1,13 @@
 """Damaged files and odd options through every command: it ends with 0, 1 or 2, in one line where it fails, and in time.
 
 ``python tests/faults/fuzz.py --cases 5000`` runs the cases 0 to 4999. A case is made from its number alone, so that
-``--first N --cases 1`` repeats it. The commands run in children that were forked once everything was imported.
+``--first N --cases 1`` repeats it. The commands run in children that are forked once everything was imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
-import csv
-import importlib
 import io
 import json
 import os
@@ -25,6 +22,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,8 @@ if __name__ == "__main__":  # a Hub that does not answer would take a minute for
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SECONDS = 20
-LONGEST = 500
+SECONDS, WAITING = 20, 180  # of a case: of this process, so that a busy machine is no fault, and of the clock
+LONGEST = 500  # characters of an error line
 MEMORY = 24 * 2**30  # address space of a child
 CHUNK = 100  # cases of a child
 STUDY = """\
@@ -49,6 +47,7 @@ controls: [shuffled]
 metrics: [answer_nll, gsm8k]
 mini: {seeds: [1], base: {max_steps: 2}}
 """
+SET = "base.max_steps seeds mini.seeds arms.regular.lbd jobs alpha data blocks.a.seeds tune.lbd base a..b".split()
 CONFIG = """\
 model_name: tiny
 step_jepa: true
@@ -65,7 +64,10 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+OBJECTIVES = "llm_jepa step_jepa split semantic_tube regular".split()
 SPLITTERS = "auto separator lines numbered connectives headings sentence regex list".split()
+COLUMNS = [["messages"], ["question", "answer"], ["text"], ["question", "answer", "steps"]]
+NUMBERS = ["-1", "0", "1", "-inf", "inf", "nan", "1e400", "10" * 15, "0.5", "x", "none"]
 ODD: list[Any] = [
     None, True, -1, 0, 3, 2**31, 10**20, 10**400, 1e308, -1e308, float("nan"), float("inf"), "", " ", "none",
     "\x1b[31mred\x1b]0;title\x07", "\ud800", "\u202e", "\x9b2J", "[/]", "x" * 3000, "\x00", [], {}, [[]], [{}], [None],
@@ -81,21 +83,17 @@ def home_files(home: Path) -> None:
     """What the cases damage: rows, a run with a checkpoint, predictions, states."""
     from stepjepa.cli.main import main
 
-    write_rows(home / "rows.jsonl", good_rows())
-    flags = "--model_name tiny --step_jepa --max_steps 1 --save_steps 1 --batch_size 2 --disable_tqdm true".split()
-    must(main(["train", "--train_file", str(home / "rows.jsonl"), *flags, "--output_dir", str(home / "run")]))
-    words = ["--metric", "gsm8k", "--max_new_tokens", "4", "--max_examples", "4"]
-    must(main(["evaluate", str(home / "run"), str(home / "rows.jsonl"), *words, "--output_dir", str(home / "scored")]))
-    states = ["--coordinates", "pca", "--layers", "0", "-1", "--output_dir", str(home / "states")]
-    must(main(["analyze", str(home / "rows.jsonl"), "--models", str(home / "run"), *states]))
-    (home / "study.yaml").write_text(STUDY)
-    (home / "config.yaml").write_text(CONFIG)
-    (home / "template.jinja").write_text(TEMPLATE)
-
-
-def must(status: int) -> None:
-    if status != 0:
-        raise SystemExit("the files that are to be damaged could not be made")
+    rows, run = home / "rows.jsonl", home / "run"
+    write_rows(rows, good_rows())
+    for words, out in (
+        (f"train --train_file {rows} --model_name tiny --step_jepa --max_steps 1 --save_steps 1 --batch_size 2", run),
+        (f"evaluate {run} {rows} --metric gsm8k --max_new_tokens 4 --max_examples 4", home / "scored"),
+        (f"analyze {rows} --models {run} --coordinates pca --layers 0 -1", home / "states"),
+    ):
+        if main([*words.split(), "--output_dir", str(out)]) != 0:
+            raise SystemExit("the files that are to be damaged could not be made")
+    for name, text in (("study.yaml", STUDY), ("config.yaml", CONFIG), ("template.jinja", TEMPLATE)):
+        (home / name).write_text(text)
 
 
 def good_rows(count: int = 8) -> list[dict[str, Any]]:
@@ -109,97 +107,70 @@ def good_rows(count: int = 8) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: list[Any]) -> None:
-    if path.suffix == ".parquet":
-        import datasets
+    """Rows in the format of the file's name; as JSON lines where that cannot hold them."""
+    import pandas
 
-        datasets.Dataset.from_list(rows).to_parquet(str(path))
-    elif path.suffix == ".csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-        path.write_bytes(text.getvalue().encode("utf-8", "surrogatepass"))
-    else:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        with contextlib.suppress(UnicodeEncodeError):
-            path.write_bytes(text.encode())
-            return
+    try:
+        if path.suffix == ".parquet":
+            pandas.DataFrame(rows).to_parquet(path)
+        elif path.suffix == ".csv":
+            pandas.DataFrame(rows).to_csv(path, index=False)
+        else:
+            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    except Exception:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def damaged_value(tree: Any, rng: random.Random) -> Any:
-    """A copy of nested lists and objects with one value replaced, removed or added."""
-    tree = copy.deepcopy(tree)
-    node, parent, key = tree, None, None
-    while isinstance(node, (dict, list)) and node and rng.random() < 0.85:
-        parent, key = node, rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
-        node = node[key]
-    if parent is None:
+    """A copy of nested lists and objects with one value replaced, removed, renamed or filled in."""
+    if not isinstance(tree, dict | list) or not tree:
         return rng.choice(ODD)
-    draw = rng.random()
-    if draw < 0.15:
-        del parent[key]
-    elif draw < 0.25 and isinstance(parent, dict):
-        parent[str(rng.choice(ODD))[:50]] = parent.pop(key)
-    elif draw < 0.4 and isinstance(node, str):
-        place = rng.randrange(len(node) + 1)
-        parent[key] = node[:place] + str(rng.choice(ODD)) + node[place:]
+    tree = tree.copy()
+    key = rng.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
+    value, kind = tree[key], rng.random()
+    if isinstance(value, dict | list) and value and rng.random() < 0.85:
+        tree[key] = damaged_value(value, rng)
+    elif kind < 0.15:
+        del tree[key]
+    elif kind < 0.25 and isinstance(tree, dict):
+        tree[str(rng.choice(ODD))[:50]] = tree.pop(key)
+    elif kind < 0.4 and isinstance(value, str):
+        at = rng.randrange(len(value) + 1)
+        tree[key] = value[:at] + str(rng.choice(ODD)) + value[at:]
     else:
-        parent[key] = copy.deepcopy(rng.choice(ODD))
+        tree[key] = rng.choice(ODD)
     return tree
 
 
 def damaged_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bytes that are cut, flipped, emptied, filled in, or doubled."""
+    """Bytes that are cut, flipped, filled in, removed, repeated, or all gone."""
     for _ in range(rng.choice((1, 1, 2, 4))):
-        place, more = rng.randrange(len(data) + 1), rng.randrange(1, 40)
-        kind = rng.randrange(7)
-        if kind == 0:
-            data = data[:place]
-        elif kind == 1 and data:
-            flipped = bytearray(data)
-            flipped[place % len(data)] ^= 1 << rng.randrange(8)
-            data = bytes(flipped)
-        elif kind == 2:
-            data = data[:place] + rng.choice(BYTES) + data[place:]
-        elif kind == 3:
-            data = data[:place] + data[place + more :]
-        elif kind == 4:
-            data = data[:place] + data[place : place + more] * 3 + data[place + more :]
-        elif kind == 5:
-            data = data[:place] + bytes(rng.randrange(256) for _ in range(more)) + data[place:]
-        elif rng.random() < 0.2:
-            data = b""
+        at, count = rng.randrange(len(data) + 1), rng.randrange(1, 40)
+        head, some, tail = data[:at], data[at : at + count], data[at + count :]
+        flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in some[:1]) + some[1:]
+        ways = [
+            b"",
+            flipped + tail,
+            rng.choice(BYTES) + some + tail,
+            tail,
+            some * 3 + tail,
+            rng.randbytes(count) + some + tail,
+        ]
+        data = b"" if rng.random() < 0.03 else head + rng.choice(ways)
     return data
 
 
 def damage(path: Path, rng: random.Random) -> None:
-    """Damage a file in place: its values where it is JSON, else, and now and then, its bytes."""
+    """Damage a file in place: its values where it is JSON, else, and now and then, its bytes; or remove it."""
     if rng.random() < 0.05:
         path.unlink()
-        return
-    if path.suffix in (".json", ".jsonl") and rng.random() < 0.6:
-        text = path.read_text()
-        if path.suffix == ".json":
-            path.write_text(json.dumps(damaged_value(json.loads(text), rng)))
-        else:
-            lines = text.splitlines()
-            place = rng.randrange(len(lines))
-            lines[place] = json.dumps(damaged_value(json.loads(lines[place]), rng))
-            path.write_text("\n".join(lines) + "\n")
-        return
-    path.write_bytes(damaged_bytes(path.read_bytes(), rng))
-
-
-def flag_values(rng: random.Random, options: type, skip: str = "") -> list[str]:
-    """A few options of a command with odd values."""
-    words: list[str] = []
-    numbers = ["-1", "0", "1", "-inf", "inf", "nan", "1e400", "10" * 15, "0.5", "x", "none"]
-    for name in rng.sample(list(options.__dataclass_fields__), 2):
-        if name not in skip.split():
-            value = rng.choice(numbers) if rng.random() < 0.7 else str(rng.choice(ODD)).replace("\x00", "")
-            words.append(f"--{name}={value}")
-    return words
+    elif path.suffix in (".json", ".jsonl") and rng.random() < 0.6:
+        texts = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
+        at = rng.randrange(len(texts))
+        texts[at] = json.dumps(damaged_value(json.loads(texts[at]), rng))
+        path.write_text("\n".join(texts) + "\n")
+    else:
+        path.write_bytes(damaged_bytes(path.read_bytes(), rng))
 
 
 def in_folder(folder: Path, name: str, rng: random.Random) -> str:
@@ -207,49 +178,46 @@ def in_folder(folder: Path, name: str, rng: random.Random) -> str:
     return str(folder / rng.choice([name] * 12 + ["x" * 300, "\udcff", "\x1b[31m", "a\nb", "rows.jsonl/x"]))
 
 
+def copied(source: Path, to: Path, *without: str) -> Path:
+    return shutil.copytree(source, to, ignore=shutil.ignore_patterns(*without))
+
+
 # Each makes the files of a case in `folder` from what is in `home`, and gives the command line.
+
+
 def case_rows(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    rows, suffix = good_rows(rng.choice((1, 3, 6))), rng.choice([".jsonl"] * 4 + [".csv", ".parquet", ".json"])
-    file = folder / f"{rng.choice(['rows', 'rows', chr(27) + '[31mrows'])}{suffix}"
+    name = rng.choice(["rows", "rows", "\x1b[31mrows"]) + rng.choice([".jsonl"] * 4 + [".csv", ".parquet", ".json"])
+    file, rows = folder / name, good_rows(rng.choice((1, 3, 6)))
     if rng.random() < 0.6:
-        keep = rng.choice(
-            (["messages"], ["question", "answer"], ["text"], ["question", "answer", "steps"], list(rows[0]))
-        )
-        rows = [{name: row.get(name, row["answer"]) for name in keep} for row in rows]
+        columns = rng.choice([*COLUMNS, list(rows[0])])
+        rows = [{name: row.get(name, row["answer"]) for name in columns} for row in rows]
         rows = [damaged_value(row, rng) if rng.random() < 0.5 else row for row in rows]
-    try:
-        write_rows(file, rows)
-    except Exception:  # no Parquet or CSV file can hold such rows
-        file = folder / "rows.jsonl"
-        write_rows(file, rows)
+    write_rows(file, rows)
     if rng.random() < 0.4:
         file.write_bytes(damaged_bytes(file.read_bytes(), rng))
-    objective = ["--objective", rng.choice(("llm_jepa", "step_jepa", "split", "semantic_tube", "regular"))]
-    splitter = ["--step_splitter", rng.choice(SPLITTERS)]
-    kind = rng.randrange(10)
-    if kind < 3:
-        return ["check", str(file), *splitter, *(["--json"] if rng.random() < 0.3 else ["--show", "2"])]
-    if kind < 5:
-        return ["check", str(file), "--model_name", "tiny", *objective, *splitter]
-    if kind < 7:
-        return ["inspect", str(file), "--model_name", "tiny", *objective, "--row", str(rng.randrange(3))]
-    if kind < 9:
-        how = ["--step_splitter", rng.choice(SPLITTERS[:-1]), "--output_file", in_folder(folder, "out.jsonl", rng)]
-        return ["prepare", str(file), *how, *(["--valid_ratio", "0.5"] if rng.random() < 0.3 else [])]
-    words = ["--model_name", "tiny", "--max_steps", "1", "--batch_size", "2", "--save_strategy", "no"]
-    if rng.random() < 0.2:
-        return ["train", "--train_file", str(file), *words, *objective, "--output_dir", in_folder(folder, "out", rng)]
-    return ["inspect", str(file), "--model_name", "tiny", "--html", in_folder(folder, "page.html", rng)]
+    tiny, objective = ["--model_name", "tiny"], ["--objective", rng.choice(OBJECTIVES)]
+    splitter, out = ["--step_splitter", rng.choice(SPLITTERS)], in_folder(folder, "out.jsonl", rng)
+    short = ["--max_steps", "1", "--batch_size", "2", "--save_strategy", "no"]
+    commands: list[tuple[int, list[str]]] = [
+        (3, ["check", str(file), *splitter, *rng.choice((["--json"], ["--show", "2"], ["--show", "2"]))]),
+        (2, ["check", str(file), *tiny, *objective, *splitter]),
+        (2, ["inspect", str(file), *tiny, *objective, "--row", str(rng.randrange(3))]),
+        (2, ["prepare", str(file), *splitter, "--output_file", out, *rng.choice(([], [], ["--valid_ratio", "0.5"]))]),
+        (1, ["inspect", str(file), *tiny, "--html", in_folder(folder, "page.html", rng)]),
+    ]
+    if rng.random() < 0.02:
+        return ["train", "--train_file", str(file), *tiny, *short, *objective, "--output_dir", out]
+    return rng.choices([words for _, words in commands], [weight for weight, _ in commands])[0]
 
 
 def case_config(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    file = folder / "config.yaml"
-    file.write_bytes(damaged_bytes(CONFIG.encode(), rng))
+    file, lines = folder / "config.yaml", CONFIG.splitlines()
     if rng.random() < 0.7:
-        lines = CONFIG.splitlines()
-        place = rng.randrange(len(lines))
-        lines[place] = f"{lines[place].partition(':')[0]}: {json.dumps(rng.choice(ODD))}"
+        at = rng.randrange(len(lines))
+        lines[at] = f"{lines[at].partition(':')[0]}: {json.dumps(rng.choice(ODD))}"
         file.write_text("\n".join(lines))
+    else:
+        file.write_bytes(damaged_bytes(CONFIG.encode(), rng))
     rows = str(home / ("rows.jsonl" if rng.random() < 0.05 else "nothing.jsonl"))
     return ["train", "--config", str(file), "--train_file", rows, "--output_dir", in_folder(folder, "out", rng)]
 
@@ -259,93 +227,59 @@ def case_study(rng: random.Random, home: Path, folder: Path) -> list[str]:
     file.write_bytes(damaged_bytes(STUDY.encode(), rng) if rng.random() < 0.7 else STUDY.encode())
     words = ["--mini"] if rng.random() < 0.3 else []
     if rng.random() < 0.5:
-        keys = (
-            "base.max_steps seeds mini.seeds arms.regular.lbd jobs alpha data blocks.a.seeds tune.lbd base a..b".split()
-        )
-        words += ["--set", f"{rng.choice(keys)}={rng.choice(ODD)}"]
+        words += ["--set", f"{rng.choice(SET)}={rng.choice(ODD)}"]
     return ["study", str(file), "--dry_run", *words, "--output_dir", in_folder(folder, "out", rng)]
 
 
 def case_predictions(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    file = folder / rng.choice(("predictions.jsonl", "predictions.json", "\x1b[31mred.jsonl"))
-    rows = [json.loads(line) for line in (home / "scored" / "predictions.jsonl").read_text().splitlines()]
+    file, good = folder / rng.choice(("a.jsonl", "a.json", "\x1b[31mred.jsonl")), home / "scored" / "predictions.jsonl"
+    rows = [json.loads(line) for line in good.read_text().splitlines()]
     rows = [damaged_value(row, rng) if rng.random() < 0.4 else row for row in rows]
     file.write_text(json.dumps(rows) if file.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows))
     if rng.random() < 0.3:
         file.write_bytes(damaged_bytes(file.read_bytes(), rng))
-    other = [str(home / "scored" / "predictions.jsonl")] if rng.random() < 0.3 else []
-    return [
-        "evaluate",
-        "--analyze",
-        str(file),
-        *other,
-        *rng.choice((["--json"], ["--show", "3"], ["--metric", "gsm8k"])),
-    ]
+    more = rng.choice((["--json"], ["--show", "3"], ["--metric", "gsm8k"]))
+    return ["evaluate", "--analyze", str(file), *([str(good)] if rng.random() < 0.3 else []), *more]
 
 
 def case_report(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    run = folder / "run"
-    shutil.copytree(
-        home / "run", run, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "*.pth", "tokenizer.json")
-    )
-    shutil.copytree(home / "scored", run / "evaluation-rows")
-    shutil.copytree(home / "states", run / "analysis-rows", ignore=shutil.ignore_patterns("*.png"))
-    files = sorted(p for p in run.rglob("*") if p.suffix in (".json", ".yaml", ".jsonl", ".csv"))
+    run = copied(home / "run", folder / "run", "*.safetensors", "*.pt", "*.pth", "tokenizer.json")
+    copied(home / "scored", run / "evaluation-rows")
+    copied(home / "states", run / "analysis-rows", "*.png")
+    files = sorted(path for path in run.rglob("*") if path.suffix in (".json", ".yaml", ".jsonl", ".csv"))
     for file in rng.sample(files, rng.choice((1, 2, 5))):
         damage(file, rng)
     return ["report", str(run), "--output_file", in_folder(folder, "report.html", rng)]
 
 
 def case_model(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    model = folder / "model"
-    shutil.copytree(home / "run", model, ignore=shutil.ignore_patterns("checkpoint-*"))
+    model, rows = copied(home / "run", folder / "model", "checkpoint-*"), str(home / "rows.jsonl")
     names = "config.json tokenizer.json tokenizer_config.json model.safetensors run.json data_report.json"
-    files = [model / name for name in names.split() if (model / name).is_file()]
-    damage(rng.choice(files), rng)
-    rows = str(home / "rows.jsonl")
-    kind = rng.randrange(10)
-    if kind < 5:
-        return ["check", rows, "--model_name", str(model)]
-    if kind < 7:
-        return ["inspect", rows, "--model_name", str(model), "--no_run_model", "--html", str(folder / "page.html")]
-    if kind < 8:
-        words = ["--metric", rng.choice(("gsm8k", "answer_nll")), "--max_new_tokens", "2", "--max_examples", "2"]
-        return ["evaluate", str(model), rows, *words]
-    if kind < 9:
-        return [
-            "analyze",
-            "--energy",
-            rows,
-            "--model_name",
-            str(model),
-            "--predictors",
-            "0",
-            "--output_file",
-            str(folder / "e.jsonl"),
-        ]
-    return ["inspect", rows, "--model_name", str(model), "--html", str(folder / "page.html")]
+    damage(rng.choice([model / name for name in names.split() if (model / name).is_file()]), rng)
+    named, metric = ["--model_name", str(model)], rng.choice(("gsm8k", "answer_nll"))
+    page = ["inspect", rows, *named, "--html", str(folder / "page.html")]
+    energies = ["analyze", "--energy", rows, *named, "--predictors", "0", "--output_file", str(folder / "e.jsonl")]
+    scores = ["evaluate", str(model), rows, "--metric", metric, "--max_new_tokens", "2", "--max_examples", "2"]
+    commands = [["check", rows, *named], [*page, "--no_run_model"], scores, energies, page]
+    return rng.choices(commands, (5, 2, 1, 1, 1))[0]
 
 
 def case_checkpoint(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    run = folder / "run"
-    shutil.copytree(home / "run", run)
-    for file in rng.sample(sorted(p for p in run.rglob("*") if p.is_file()), 2):
+    run = copied(home / "run", folder / "run")
+    for file in rng.sample(sorted(path for path in run.rglob("*") if path.is_file()), 2):
         damage(file, rng)
     flags = "--model_name tiny --step_jepa --max_steps 2 --save_steps 1 --batch_size 2 --disable_tqdm true".split()
-    resume = rng.choice(("true", "true", str(run / "checkpoint-1")))
-    words = [*flags, "--resume_from_checkpoint", resume, "--output_dir", str(run)]
-    return ["train", "--train_file", str(home / "rows.jsonl"), *words]
+    resume = ["--resume_from_checkpoint", rng.choice(("true", "true", str(run / "checkpoint-1")))]
+    return ["train", "--train_file", str(home / "rows.jsonl"), *flags, *resume, "--output_dir", str(run)]
 
 
 def case_states(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    states = folder / "states"
-    shutil.copytree(home / "states", states, ignore=shutil.ignore_patterns("*.png"))
-    damage(rng.choice(sorted(states.iterdir())), rng)
     output = ["--output_dir", in_folder(folder, "out", rng)]
     if rng.random() < 0.7:
+        states = copied(home / "states", folder / "states", "*.png")
+        damage(rng.choice(sorted(states.iterdir())), rng)
         return ["analyze", "--from_states", str(states), *output, "--map_layers", rng.choice(("0", "-1", "9"))]
-    run = folder / "run"
-    shutil.copytree(home / "run", run, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "*.pth"))
+    run = copied(home / "run", folder / "run", "*.safetensors", "*.pt", "*.pth")
     damage(run / "metrics.json", rng)
     return ["analyze", "--runs", str(run), *output]
 
@@ -353,70 +287,62 @@ def case_states(rng: random.Random, home: Path, folder: Path) -> list[str]:
 def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
     file = folder / "template.jinja"
     file.write_bytes(damaged_bytes(TEMPLATE.encode(), rng))
-    words = ["--chat_template", str(file)]
+    words = ["--model_name", "tiny", "--chat_template", str(file)]
     if rng.random() < 0.3:
         words += ["--chat_template_kwargs", json.dumps(damaged_value({"tools": [], "enable_thinking": True}, rng))]
-    command = rng.choice((["check", str(home / "rows.jsonl")], ["inspect", str(home / "rows.jsonl")]))
-    return [*command, "--model_name", "tiny", *words]
+    return [rng.choice(("check", "inspect")), str(home / "rows.jsonl"), *words]
 
 
-def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
-    from stepjepa.cli.check import CheckOptions
-    from stepjepa.cli.inspect import InspectOptions
-    from stepjepa.data.prepare import PrepareOptions
-    from stepjepa.evaluation.options import EvaluateOptions
-    from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.run_options import RunOptions
-
-    rows, out = str(home / "rows.jsonl"), in_folder(folder, "out.jsonl", rng)
-    kind = rng.randrange(8)
-    if kind < 1:
-        return ["check", rows, "--model_name", "tiny", *flag_values(rng, CheckOptions, "file eval_file")]
-    if kind < 2:
-        return ["inspect", rows, "--model_name", "tiny", *flag_values(rng, InspectOptions, "file html png")]
-    if kind < 3:
-        return ["prepare", rows, "--output_file", out, *flag_values(rng, PrepareOptions, "file output_file num_proc")]
-    if kind < 4:
-        words = ["--output_file", out, "--max_new_tokens", "2", "--max_examples", "1", "--metric", "exact"]
-        return [
-            "evaluate",
-            str(home / "run"),
-            rows,
-            *words,
-            *flag_values(rng, EvaluateOptions, "output_dir output_file analyze"),
-        ]
-    if kind < 5:
-        words = ["--output_file", out, "--max_examples", "2", *flag_values(rng, EnergyOptions, "questions output_file")]
-        return ["analyze", "--energy", rows, "--model_name", str(home / "run"), *words]
-    if kind < 6:
-        words = ["--models", str(home / "run"), "--output_dir", str(folder / "out"), "--layers", "-1"]
-        return ["analyze", rows, *words, *flag_values(rng, AnalyzeOptions, "runs from_states base_model output_dir")]
-    few = str(home / ("rows.jsonl" if rng.random() < 0.1 else "nothing.jsonl"))
-    flags = flag_values(
-        rng, JEPAConfig, "output_dir dataset_num_proc deepspeed fsdp push_to_hub debug report_to ray_scope"
-    )
-    words = [*flag_values(rng, RunOptions, "debug_level"), *flags, "--output_dir", str(folder / "out")]
-    return ["train", "--train_file", few, "--model_name", "tiny", "--max_steps", "1", *words]
-
-
-Maker = Callable[[random.Random, Path, Path], list[str]]
-MAKERS: list[tuple[Maker, int]] = [
-    (case_rows, 30),
-    (case_config, 8),
-    (case_study, 8),
-    (case_predictions, 12),
-    (case_report, 10),
-    (case_model, 12),
-    (case_checkpoint, 2),
-    (case_states, 4),
-    (case_template, 8),
-    (case_flags, 12),
+# The command line, the options that get odd values, and those of them that the command line has or that do harm.
+FLAGS = [
+    ("check {rows} --model_name tiny", "cli.check:CheckOptions", "file eval_file"),
+    ("inspect {rows} --model_name tiny", "cli.inspect:InspectOptions", "file html png"),
+    ("prepare {rows} --output_file {out}", "data.prepare:PrepareOptions", "file output_file num_proc"),
+    (
+        "evaluate {run} {rows} --output_file {out} --max_new_tokens 2 --max_examples 1 --metric exact",
+        "evaluation.options:EvaluateOptions",
+        "output_dir output_file analyze",
+    ),
+    (
+        "analyze --energy {rows} --model_name {run} --output_file {out} --max_examples 2",
+        "analysis.options:EnergyOptions",
+        "questions output_file",
+    ),
+    (
+        "analyze {rows} --models {run} --output_dir {out} --layers -1",
+        "analysis.options:AnalyzeOptions",
+        "runs from_states base_model output_dir",
+    ),
+    (
+        "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",
+        "training.config:JEPAConfig",
+        "output_dir dataset_num_proc deepspeed fsdp push_to_hub debug report_to ray_scope",
+    ),
+    (
+        "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",
+        "training.run_options:RunOptions",
+        "debug_level",
+    ),
 ]
 
 
-class TooLong(BaseException):
-    """No `Exception`, so that nothing on the way takes it for a failure of its own."""
+def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
+    command, options, left_out = rng.choice(FLAGS)
+    module, _, name = options.partition(":")
+    few = home / ("rows.jsonl" if rng.random() < 0.1 else "nothing.jsonl")
+    paths = {"rows": home / "rows.jsonl", "run": home / "run", "few": few, "out": in_folder(folder, "out", rng)}
+    words = [word.format(**paths) for word in command.split()]
+    for flag in rng.sample(sorted(getattr(import_module(f"stepjepa.{module}"), name).__dataclass_fields__), 2):
+        if flag not in left_out.split():
+            value = rng.choice(NUMBERS) if rng.random() < 0.7 else str(rng.choice(ODD)).replace("\x00", "")
+            words.append(f"--{flag}={value}")
+    return words
+
+
+MAKERS: list[tuple[Callable[[random.Random, Path, Path], list[str]], int]] = [
+    (case_rows, 30), (case_config, 8), (case_study, 8), (case_predictions, 12), (case_report, 10), (case_model, 12),
+    (case_checkpoint, 2), (case_states, 4), (case_template, 8), (case_flags, 12),
+]  # fmt: skip
 
 
 def run_case(number: int, home: Path, folder: Path) -> tuple[str, list[str], int | None, list[str]]:
@@ -425,38 +351,17 @@ def run_case(number: int, home: Path, folder: Path) -> tuple[str, list[str], int
 
     rng = random.Random(number)
     maker = rng.choices([one for one, _ in MAKERS], [weight for _, weight in MAKERS])[0]
-    folder.mkdir(parents=True)
+    argv: list[str] = []
+    status, out, err = None, io.BytesIO(), io.BytesIO()
+    streams = [io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in (out, err)]
     try:
         argv = maker(rng, home, folder)
-    except Exception:
-        return maker.__name__, [], None, [traceback.format_exc()]
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
-
-    def stop(*_: object) -> None:
-        raise TooLong
-
-    # Of this process, so that a busy machine is no fault; nothing may wait for ever either.
-    for number, timer, seconds in (
-        (signal.SIGPROF, signal.ITIMER_PROF, SECONDS),
-        (signal.SIGALRM, signal.ITIMER_REAL, 180),
-    ):
-        signal.signal(number, stop)
-        signal.setitimer(timer, seconds)
-    status, trouble = None, []
-    try:
         os.chdir(folder)
         with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
             status = main(argv)
-    except TooLong:
-        trouble.append(f"took more than {SECONDS} s")
+        trouble = list(wrong_with(status, out.getvalue().decode(), err.getvalue().decode()))
     except BaseException:
-        trouble.append(traceback.format_exc())
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    out, err = (stream.buffer.getvalue().decode() for stream in streams)  # type: ignore[attr-defined]
-    if not trouble:
-        trouble = list(wrong_with(status, out, err))
+        trouble = [traceback.format_exc()]
     return maker.__name__.removeprefix("case_"), argv, status, trouble
 
 
@@ -477,54 +382,50 @@ def wrong_with(status: int | None, out: str, err: str) -> Iterator[str]:
         yield f"a raw {raw[0]!r} in what is printed"
 
 
-def run_cases(numbers: range, home: Path, stop_at: float = float("inf")) -> tuple[Counter[str], list[str]]:
+def run_cases(numbers: range, home: Path) -> tuple[Counter[str], list[str]]:
     """Run cases in forked children; how they ended, and a text for every failure."""
+    names = (
+        "stepjepa.analysis.energy stepjepa.analysis.run stepjepa.training.run stepjepa.study.run datasets peft pandas "
+    )
+    names += "matplotlib.backends.backend_agg matplotlib.font_manager sklearn.linear_model scipy.stats"
+    for name in names.split():  # so that no child spends its time on them
+        with contextlib.suppress(ImportError):
+            import_module(name)
     ends: Counter[str] = Counter()
     failures: list[str] = []
     left = list(numbers)
-    while left and time.monotonic() < stop_at:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            work(left[:CHUNK], home, writing)
-        os.close(writing)
-        with open(reading, encoding="utf-8", errors="backslashreplace") as lines:
-            for line in lines:
-                number, kind, status, trouble = json.loads(line)
-                left.remove(number)
-                ends[f"{kind} {status}"] += 1
-                if trouble:
-                    failures.append(f"case {number} ({kind}): {trouble}")
-        code = os.waitpid(child, 0)[1]
+    while left:
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
+            child = os.fork()
+            if child == 0:
+                in_child(left[:CHUNK], home, Path(temporary))
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            lines = (Path(temporary) / "results.jsonl").read_text().splitlines()
+        for number, (kind, argv, status, trouble) in zip(left, map(json.loads, lines), strict=False):
+            ends[f"{kind} {status}"] += 1
+            if trouble:
+                failures.append(f"case {number} ({kind}): {' '.join(trouble)}\n  argv: {argv!r}")
+        left = left[len(lines) :]
         if code != 0:
-            failures.append(f"case {left[0]}: it ended the process (status {code})")
-            left = left[1:]
+            late = -code in (signal.SIGXCPU, signal.SIGALRM)
+            failures.append(f"case {left.pop(0)}: " + ("too slow" if late else f"it ended the process ({code})"))
     return ends, failures
 
 
-def load_everything() -> None:
-    """Import what the commands import, so that no child spends its time on it."""
-    names = "stepjepa.analysis.energy stepjepa.analysis.run stepjepa.training.run stepjepa.study.run datasets peft "
-    names += "matplotlib.backends.backend_agg matplotlib.font_manager sklearn.linear_model scipy.stats"
-    for name in names.split():
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
-def work(numbers: list[int], home: Path, writing: int) -> None:
-    """In a child: run cases and write a line on each."""
+def in_child(numbers: list[int], home: Path, temporary: Path) -> None:
+    """Run cases within their limits, write a line on each, and end the process."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    with open(writing, "w", encoding="utf-8") as lines:
+    with open(temporary / "results.jsonl", "w") as results:
         for number in numbers:
-            folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-            kind, argv, status, trouble = run_case(number, home, folder / "case")
+            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, resource.RLIM_INFINITY))
+            signal.alarm(WAITING)
+            folder = temporary / str(number)
+            folder.mkdir()
+            print(json.dumps(run_case(number, home, folder)), file=results, flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-            words = f"{' '.join(trouble)}\n  argv: {argv!r}" if trouble else ""
-            print(json.dumps([number, kind, status, words]), file=lines, flush=True)
     os._exit(0)
 
 
@@ -541,10 +442,8 @@ def main_of_fuzz(argv: list[str] | None = None) -> int:
             home.mkdir(parents=True)
             with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
                 home_files(home)
-        load_everything()
         ends, failures = run_cases(range(options.first, options.first + options.cases), home)
-    for failure in failures:
-        print(failure, end="\n\n")
+    print("\n\n".join(failures))
     print(f"{sum(ends.values())} cases in {time.monotonic() - begin:.0f} s: ", end="")
     print(", ".join(f"{count} {name}" for name, count in sorted(ends.items())))
     print(f"{len(failures)} failures")

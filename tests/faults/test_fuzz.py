@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,10 @@ CASES = 160
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in forked children")
-def test_damaged_files_and_odd_options_end_well(tmp_path_factory, capsys):
-    home: Path = tmp_path_factory.mktemp("fuzz") / "home"
-    home.mkdir()
-    fuzz.home_files(home)
-    fuzz.load_everything()
+def test_damaged_files_and_odd_options_end_well(tmp_path, capsys):
+    fuzz.home_files(tmp_path)
     capsys.readouterr()
-    ends, failures = fuzz.run_cases(range(CASES), home)
+    ends, failures = fuzz.run_cases(range(CASES), tmp_path)
     assert not failures, "\n\n".join(failures)
     assert sum(ends.values()) == CASES
     assert min(sum(n for end, n in ends.items() if end.endswith(f" {status}")) for status in (0, 2)) > CASES // 5

@@ -8,97 +8,87 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.modeling.load import lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from support.models import tiny_model
 from support.rows import step_rows
+from support.training import logs_of, trainer_for
 
 IDS = torch.tensor([[7, 8, 9, 10]])
 STEPS = {"objective": "step_jepa", "predictors": 2, "predictor_head": "linear"}
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
+@pytest.fixture
+def model(tokenizer):
+    return tiny_model("llama", vocab_size=len(tokenizer))
 
 
-def config(folder, **options):
-    options = {"max_steps": 2, "lbd": 0.5, "learning_rate": 1e-2, "save_strategy": "no", **STEPS, **options}
-    return JEPAConfig(
-        output_dir=str(folder), per_device_train_batch_size=4, logging_steps=1, disable_tqdm=True,
-        lr_scheduler_type="constant", **options,
-    )  # fmt: skip
-
-
-def train(model, tokenizer, folder, peft=None, callbacks=None, **options):
-    trainer = JEPATrainer(model, config(folder, **options), step_rows(12), None, tokenizer, peft, callbacks=callbacks)
+def train(model, tokenizer, folder, peft=None, callback=None, **options):
+    options = {"lr_scheduler_type": "constant", **STEPS, **options}
+    trainer = trainer_for(folder, tokenizer, step_rows(12), peft=peft, model=model, **options)
+    if callback is not None:
+        trainer.add_callback(callback)
     trainer.train()
     return trainer
 
 
 def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "lm_loss" in entry]
+    return [entry["loss"] for entry in logs_of(trainer)]
 
 
-def state(configuration):
-    return copy.deepcopy(vars(configuration))
+def test_the_objects_of_the_caller_are_as_they_were(tmp_path, tokenizer, model):
+    peft, own, settings = lora_config(4), copy.deepcopy(tokenizer), model.config
+    options = {"plain": True, "step_splitter": "auto", "step_separator": "\n\n", "max_steps": 2, "learning_rate": 1e-2}
+    args = JEPAConfig(output_dir=str(tmp_path), save_strategy="no", disable_tqdm=True, **options, **STEPS)
 
+    def state():
+        return copy.deepcopy((vars(settings), vars(peft), args.to_dict(), own.chat_template, own.get_vocab()))
 
-def test_the_objects_of_the_caller_are_as_they_were(tmp_path, tokenizer):
-    model, peft, own = tiny_model("llama", vocab_size=len(tokenizer)), lora_config(4), copy.deepcopy(tokenizer)
-    configuration = model.config
-    args = config(tmp_path, plain=True, step_splitter="auto", step_separator="\n\n")
-    kept = state(configuration), state(peft), args.to_dict(), own.chat_template, own.get_vocab()
+    before = state()
     JEPATrainer(model, args, step_rows(12), None, own, peft).train()
     JEPATrainer(model, args, step_rows(12), None, own).train()
-    assert state(configuration) == kept[0] and configuration._attn_implementation == "sdpa"
-    assert state(peft) == kept[1]
-    assert args.to_dict() == kept[2]
-    assert (own.chat_template, own.get_vocab()) == kept[3:]
+    assert state() == before and settings._attn_implementation == "sdpa"
 
 
-def test_two_models_of_one_configuration(tmp_path, tokenizer):
-    found = []
-    configuration = tiny_model("llama", vocab_size=len(tokenizer)).config
-    for number in range(2):
+def test_two_models_of_one_configuration(tmp_path, tokenizer, model):
+    found, settings = [], model.config
+    for _ in range(3):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(configuration)
-        trainer = train(model, tokenizer, tmp_path / str(number))
+        trainer = train(AutoModelForCausalLM.from_config(settings), tokenizer, tmp_path)
         assert trainer.setup.forward == "packed"
         found.append(losses(trainer))
-    assert found[0] == found[1] and len(found[0]) == 2
-    torch.manual_seed(0)
-    again = AutoModelForCausalLM.from_config(trainer.model.config)
-    assert losses(train(again, tokenizer, tmp_path / "2")) == found[0]
+        settings = settings if len(found) == 1 else trainer.model.config
+    assert found[0] == found[1] == found[2] and len(found[0]) == 2
 
 
-@pytest.mark.parametrize("second", [{}, {"objective": "llm_jepa", "predictors": 3}, {"objective": "regular"}])
-def test_one_model_in_two_trainers(tmp_path, tokenizer, second):
+@pytest.mark.parametrize(
+    "second",
+    [
+        STEPS,
+        {**STEPS, "objective": "llm_jepa", "predictors": 3},
+        {"objective": "regular", "predictors": None, "predictor_head": "none"},
+    ],
+    ids=["same", "other", "regular"],
+)
+def test_one_model_in_two_trainers(tmp_path, tokenizer, model, second):
     """The second trains as a trainer of a model that is loaded from what the first has written."""
-    second = {**STEPS, **second}
-    if second["objective"] == "regular":
-        second = {"objective": "regular", "predictors": None, "predictor_head": "none"}
-    model = tiny_model("llama", vocab_size=len(tokenizer))
     train(model, tokenizer, tmp_path / "first", target_encoder="ema").save_model(str(tmp_path / "first"))
     fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
     found, expected = (losses(train(one, tokenizer, tmp_path / "second", **second)) for one in (model, fresh))
     assert found == expected and len(found) == 2
 
 
-def test_a_base_model_after_lora(tmp_path, tokenizer):
+def test_a_base_model_after_lora(tmp_path, tokenizer, model):
     """Training an adapter leaves the base as it was, for another adapter and for full training."""
-    model = tiny_model("llama", vocab_size=len(tokenizer))
-    untouched = copy.deepcopy(model)
-    names = list(model.state_dict())
-    first = train(model, tokenizer, tmp_path / "1", lora_config(4, dropout=0.0))
+    untouched, names = copy.deepcopy(model), list(model.state_dict())
+    first = train(model, tokenizer, tmp_path, lora_config(4, dropout=0.0))
     assert hasattr(first.model, "get_base_model")
     assert list(model.state_dict()) == names and all(p.requires_grad for p in model.parameters())
     assert torch.equal(model(IDS).logits, untouched(IDS).logits)
     assert not torch.equal(first.model.eval()(IDS).logits, model(IDS).logits)
-    again = train(model, tokenizer, tmp_path / "2", lora_config(4, dropout=0.0))
-    assert losses(again) == losses(first)
-    full, expected = (train(one, tokenizer, tmp_path / "3") for one in (model, untouched))
+    assert losses(train(model, tokenizer, tmp_path, lora_config(4, dropout=0.0))) == losses(first)
+    full, expected = (train(one, tokenizer, tmp_path) for one in (model, untouched))
     assert losses(full) == losses(expected)
 
 
@@ -116,7 +106,7 @@ def check_plain(model, folder, vocabulary):
         torch.testing.assert_close(found.logits, expected.logits)
         torch.testing.assert_close(found.loss, expected.loss)
         assert found.past_key_values is not None and model.config.use_cache == plain.config.use_cache is True
-        given = {"max_new_tokens": 5, "do_sample": False}
+        given = {"max_new_tokens": 3, "do_sample": False}
         assert torch.equal(model.generate(IDS, **given), plain.generate(IDS, **given))
     model.train(training)
 
@@ -133,23 +123,20 @@ class AtAnyTime(TrainerCallback):
 @pytest.mark.parametrize(
     "options", [{}, {"forward": "two_pass", "target_encoder": "ema"}, {"gradient_checkpointing": True}]
 )
-def test_a_model_is_a_plain_one_at_any_time(tmp_path, tokenizer, options):
-    watch = AtAnyTime(tmp_path, len(tokenizer))
-    model = tiny_model("llama", vocab_size=len(tokenizer))
-    trainer = train(model, tokenizer, tmp_path / "out", callbacks=[watch], **options)
+def test_a_model_is_a_plain_one_at_any_time(tmp_path, tokenizer, model, options):
+    untouched, watch = copy.deepcopy(model), AtAnyTime(tmp_path, len(tokenizer))
+    trainer = train(model, tokenizer, tmp_path / "out", callback=watch, **options)
     assert watch.seen == 2 and trainer.model is model
-    check_plain(model, tmp_path / "after", len(tokenizer))
     weights, watched = copy.deepcopy(model.state_dict()), losses(trainer)
     trainer.train()
     check_plain(model, tmp_path / "again", len(tokenizer))
     assert any(not torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     model.load_state_dict(weights)  # strict
-    plain = train(tiny_model("llama", vocab_size=len(tokenizer)), tokenizer, tmp_path / "unwatched", **options)
+    plain = train(untouched, tokenizer, tmp_path / "unwatched", **options)
     assert losses(plain) == watched, "looking at it changes nothing"
 
 
-def test_a_copy_of_a_trained_model_answers_with_its_own_weights(tmp_path, tokenizer):
-    model = tiny_model("llama", vocab_size=len(tokenizer))
+def test_a_copy_of_a_trained_model_answers_with_its_own_weights(tmp_path, tokenizer, model):
     train(model, tokenizer, tmp_path)
     twin = copy.deepcopy(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The LM loss is that of the model's own logits, whatever its head, its windows and its entry points."""
+"""The LM loss is that of the model's own logits, whatever its head, windows and entry points; all families: tests/parity."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from stepjepa.data.types import Example, Rows
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
 from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.trial import load_probe, row_numbers
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
 from support.families import EXAMPLES, VOCABULARY, examples_with, family_config, family_model, own_losses
 from support.models import tiny_model
 
-# Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
-HEADS = ["falcon_h1", "recurrent_gemma", "modernbert-decoder", "bert", "mpt", "electra", "gemma3", "rembert", "xlstm"]
 STEPS = {"objective": "step_jepa", "step_pairs": "all"}
 NO_TOKENS = SimpleNamespace(
     get_added_vocab=dict, get_vocab=dict, eos_token_id=None, bos_token_id=None, pad_token_id=None
 )
 
 
-def ready(model, count=0, **options):
-    """The model as training has it, the setup and a batch of `EXAMPLES`."""
-    model, setup = set_up_model(model, JEPAOptions(predictors=count, **{**STEPS, **options}), 0, "cpu")
-    attention = model.config.get_text_config()._attn_implementation
-    return (
-        model,
-        setup,
-        make_collator(setup, JEPAOptions(predictors=count, **STEPS), 0, attention, "cpu")(examples_with(count)),
-    )
+def ready(model, count=0, examples=None):
+    """The model as training has it, the setup and a batch of the examples."""
+    options = JEPAOptions(predictors=count, **STEPS)
+    model, setup = set_up_model(model, options, 0, "cpu")
+    collator = make_collator(setup, options, 0, model.config.get_text_config()._attn_implementation, "cpu")
+    return model, setup, collator(examples or examples_with(count))
 
 
-@pytest.mark.parametrize("family", HEADS)
-def test_the_loss_is_that_of_the_models_own_head(family):
+def encoder():
+    """BERT as it is: every token sees those that follow."""
+    return type(family_model("bert"))(family_config("bert", is_decoder=False))
+
+
+# Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
+@pytest.mark.parametrize("family", ["modernbert-decoder", "electra", "rembert", "xlstm"])
+def test_the_loss_is_that_of_the_models_own_head_in_training_and_evaluation(family):
     model = family_model(family)
     expected = own_losses(model)
+    assert [total for total, _ in answer_losses(model, EXAMPLES)] == pytest.approx(expected, rel=1e-5)
     model, _, batch = ready(model)
     with torch.no_grad():
         assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
 
 
 def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
-    from stepjepa.modeling.logits import output_head
-
     model = family_model("modernbert-decoder")
     head = output_head(model, VOCABULARY)
     assert head.own == "model"
@@ -68,36 +69,18 @@ def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
     assert float(head.loss_sum(model, states[:0], labels[:0])) == 0
 
 
-def test_evaluation_has_the_same_loss_as_the_models_own_logits():
-    model = family_model("modernbert-decoder")
-    found = [total for total, _ in answer_losses(model, EXAMPLES)]
-    assert found == pytest.approx(own_losses(model), rel=1e-5)
-
-
 def test_inspect_shows_the_losses_of_the_models_own_logits(tmp_path):
     model = family_model("modernbert-decoder")
     model.save_pretrained(tmp_path)
     probe = load_probe(str(tmp_path), NO_TOKENS, 0, 0)
     ids = torch.from_numpy(EXAMPLES[0].input_ids.astype(np.int64))[None]
-    place = torch.arange(ids.shape[1])[None]
-    zeros = torch.zeros_like(place)
-    row = Rows(ids, place, example=zeros, segment=zeros, order=place, attach=zeros - 1)
+    order = torch.arange(ids.shape[1])[None]
+    zeros = torch.zeros_like(order)
+    row = Rows(ids, order, example=zeros, segment=zeros, order=order, attach=zeros - 1)
     (start, stop), *_ = EXAMPLES[0].label_spans
     labelled = torch.arange(start, stop)
     numbers = row_numbers(probe, row, labelled - 1, ids[0, labelled], attention=False)
     assert float(numbers.losses.sum()) == pytest.approx(own_losses(model)[0], rel=1e-5)
-
-
-def test_inspect_refuses_what_sees_the_future(tmp_path):
-    config = family_config("bert", is_decoder=False)
-    type(family_model("bert"))(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="sees the tokens that follow"):
-        load_probe(str(tmp_path), NO_TOKENS, 0, 0)
-
-
-def long_example(length: int) -> Example:
-    ids = np.random.default_rng(length).integers(3, 90, length).astype(np.int32)
-    return Example(ids, ((length // 3, length),))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
@@ -105,48 +88,37 @@ def long_example(length: int) -> Example:
 def test_a_window_in_the_configuration_that_the_class_ignores_is_ignored(family, window, caplog):
     model = family_model(family)
     model.config.sliding_window = window
-    example = long_example(60)
-    ids = torch.from_numpy(example.input_ids.astype(np.int64))
+    ids = np.random.default_rng(60).integers(3, 90, 60).astype(np.int32)
     with torch.no_grad():
-        logits = model(input_ids=ids[None]).logits[0]
-    (start, stop), *_ = example.label_spans
-    expected = F.cross_entropy(logits[start - 1 : stop - 1], ids[start:stop], reduction="sum")
+        logits = model(input_ids=torch.from_numpy(ids)[None].long()).logits[0]
+    expected = F.cross_entropy(logits[19:-1], torch.from_numpy(ids[20:]).long(), reduction="sum")
     with caplog.at_level(logging.WARNING, "stepjepa"):
-        model, setup = set_up_model(model, JEPAOptions(predictors=0, **STEPS), 0, "cpu")
-    assert setup.forward == "packed"
+        model, setup, batch = ready(model, examples=[Example(ids, ((20, 60),))])
+    assert setup.forward == "packed" and model.config.sliding_window == window
     assert [record.getMessage().count("sliding_window") for record in caplog.records] == [1]
-    batch = make_collator(setup, JEPAOptions(predictors=0, **STEPS), 0, "sdpa", "cpu")([example])
     with torch.no_grad():
         assert float(model(batch=batch).lm_loss_sum) == pytest.approx(float(expected), rel=1e-5)
-    assert model.config.sliding_window == window
 
 
 @pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
 @pytest.mark.parametrize("objective", ["step_jepa", "regular"])
 def test_a_model_that_sees_the_last_token_from_before_is_refused(forward, objective):
     """An encoder would be trained on labels that it sees."""
-    kind = type(family_model("bert"))
-    model = kind(family_config("bert", is_decoder=False))
     options = JEPAOptions(objective=objective, predictors=0, forward=forward)
     with pytest.raises(ConfigError, match="sees the tokens that follow") as refused:
-        set_up_model(model, options, 0, "cpu")
+        set_up_model(encoder(), options, 0, "cpu")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_inspect_refuses_what_sees_the_future(tmp_path):
+    encoder().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="sees the tokens that follow"):
+        load_probe(str(tmp_path), NO_TOKENS, 0, 0)
 
 
 def test_positions_that_the_model_counts_otherwise_are_refused():
     with pytest.raises(ConfigError, match="do not give its own logits"):
         ready(family_model("roberta"))
-
-
-@pytest.mark.parametrize(("family", "forward"), [("llama4_text", "two_pass"), ("mllama", "packed")])
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_backbone_that_its_class_misnames_is_found(family, forward, count):
-    model = family_model(family)
-    expected = own_losses(model)
-    model, setup, batch = ready(model, count)
-    assert setup.forward == forward
-    with torch.no_grad():
-        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mllama", "moss_transcribe_diarize"])
@@ -156,19 +128,17 @@ def test_every_trained_parameter_of_a_multimodal_class_gets_a_gradient(family):
     output = model(batch=batch)
     (output.lm_loss_sum + output.source_states.sum() + output.target_states.sum()).backward()
     parameters = dict(model.named_parameters())
-    assert {name for name, one in parameters.items() if one.requires_grad} == {
-        name for name, one in parameters.items() if one.grad is not None
-    }
-    assert not any(one.requires_grad for name, one in parameters.items() if "vision" in name or "audio_tower" in name)
-    text = [name for name in parameters if "language_model" in name or ".layers." in name]
-    assert sum(parameters[name].requires_grad for name in text) > 10
+    trained = {name for name, one in parameters.items() if one.requires_grad}
+    assert trained == {name for name, one in parameters.items() if one.grad is not None}
+    assert not any("vision" in name or "audio_tower" in name for name in trained)
+    assert sum("language_model" in name or ".layers." in name for name in trained) > 10
 
 
 @pytest.mark.parametrize("family", ["gemma3", "phi4_multimodal"])
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "qkv_proj"]])
 def test_adapters_are_trained_where_text_goes(family, targets):
-    options = JEPAOptions(predictors=0, **STEPS)
-    model, _ = set_up_model(family_model(family), options, 0, "cpu", lora_config(2, targets=targets))
+    adapter = lora_config(2, targets=targets)
+    model, _ = set_up_model(family_model(family), JEPAOptions(predictors=0, **STEPS), 0, "cpu", adapter)
     adapted = [name for name, one in model.named_parameters() if "lora_A" in name and one.requires_grad]
     assert adapted and not any("vision" in name or "image" in name or "audio" in name for name in adapted)
     if targets == "all-linear":
@@ -176,5 +146,5 @@ def test_adapters_are_trained_where_text_goes(family, targets):
 
 
 def test_a_mixture_of_experts_is_not_frozen():
-    model, _, _ = ready(tiny_model("mixtral"), 0)
+    model, _, _ = ready(tiny_model("mixtral"))
     assert all(parameter.requires_grad for parameter in model.parameters())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import numpy as np
 import pytest
@@ -14,30 +13,30 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.analysis.states import load_states
 from stepjepa.cli.main import main
-from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.modeling.load import lora_config
 from stepjepa.training.batches import FILLER, Draw
-from stepjepa.training.config import JEPAConfig
-from stepjepa.training.trainer import JEPATrainer
+from support import training
+from support.answers import write
 from support.models import tiny_model
 from support.rows import step_rows
+from support.training import batch_of
 
 IDS = torch.tensor([[7, 8, 9, 10]])
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
-
-
 def trainer_for(folder, tokenizer, name="llama", peft=None, model=None, **options):
-    options = {"objective": "step_jepa", "predictors": 2, "max_steps": 4, "lbd": 0.5, "learning_rate": 1e-2, **options}
-    config = JEPAConfig(
-        output_dir=str(folder), per_device_train_batch_size=4, logging_steps=1, disable_tqdm=True, save_steps=2,
-        lr_scheduler_type="constant", **options,
-    )  # fmt: skip
-    if model is None:
-        model = tiny_model(name, "eager" if name == "gemma2" else "sdpa", vocab_size=len(tokenizer))
-    return JEPATrainer(model, config, step_rows(12), None, tokenizer, peft)
+    options = {
+        "objective": "step_jepa",
+        "predictors": 2,
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        **options,
+    }
+    model = model or tiny_model(name, "eager" if name == "gemma2" else "sdpa", vocab_size=len(tokenizer))
+    return training.trainer_for(
+        folder, tokenizer, step_rows(12), peft=peft, model=model, lr_scheduler_type="constant", **options
+    )
 
 
 def plain_model(folder, vocabulary):
@@ -47,23 +46,18 @@ def plain_model(folder, vocabulary):
     return model.eval()
 
 
-def batch_of(trainer):
-    dataset = trainer.train_dataset
-    return trainer.data_collator([dataset[Draw(0, row)] for row in range(len(dataset))])
-
-
 @pytest.mark.parametrize("options", [{"predictor_head": "mlp"}, {"target_encoder": "ema"}, {"same_predictor": True}])
 def test_a_checkpoint_has_the_vocabulary_as_it_came(tmp_path, tokenizer, options):
-    trainer = trainer_for(tmp_path, tokenizer, **options)
+    trainer, out = trainer_for(tmp_path, tokenizer, **options), tmp_path / "out"
     trainer.train()
-    model = plain_model(tmp_path / "checkpoint-4", len(tokenizer))
+    model = plain_model(out / "checkpoint-4", len(tokenizer))
     assert torch.equal(model(IDS).logits, trainer.model.eval()(IDS).logits)
-    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint-4").get_vocab() == tokenizer.get_vocab()
-    first, last = (load_file(tmp_path / f"checkpoint-{step}" / "predictors.safetensors") for step in (2, 4))
+    assert AutoTokenizer.from_pretrained(out / "checkpoint-4").get_vocab() == tokenizer.get_vocab()
+    first, last = (load_file(out / f"checkpoint-{step}" / "predictors.safetensors") for step in (2, 4))
     assert last["predictors.weight"].shape == (1 if "same_predictor" in options else 2, 32)
     assert ((last["predictors.weight"] - first["predictors.weight"]).norm(dim=-1) > 1e-4).all()
-    trainer.save_model(str(tmp_path / "final"))
-    final = load_file(tmp_path / "final" / "predictors.safetensors")
+    trainer.save_model(str(out / "final"))
+    final = load_file(out / "final" / "predictors.safetensors")
     assert final.keys() == last.keys() and all(torch.equal(final[name], last[name]) for name in last)
 
 
@@ -71,9 +65,9 @@ def test_a_lora_checkpoint_is_the_adapter_and_a_few_rows(tmp_path, tokenizer):
     base = tiny_model("llama", vocab_size=len(tokenizer))
     base.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    trainer = trainer_for(tmp_path / "run", tokenizer, model=model, peft=lora_config(2, dropout=0.0))
+    trainer = trainer_for(tmp_path, tokenizer, model=model, peft=lora_config(2, dropout=0.0))
     trainer.train()
-    folder = tmp_path / "run" / "checkpoint-4"
+    folder = tmp_path / "out" / "checkpoint-4"
     adapter = load_file(folder / "adapter_model.safetensors")
     assert adapter and all(".lora_A." in name or ".lora_B." in name for name in adapter)
     rows = load_file(folder / "predictors.safetensors")
@@ -135,9 +129,9 @@ def test_kept_predictors_are_trained_on(tmp_path, tokenizer):
     first = trainer_for(tmp_path / "1", tokenizer, keep_predictors=True)
     first.train()
     first.save_model()
-    known = AutoTokenizer.from_pretrained(tmp_path / "1")
+    known = AutoTokenizer.from_pretrained(tmp_path / "1" / "out")
     assert len(known) == len(tokenizer) + 2
-    model = plain_model(tmp_path / "1", len(known))
+    model = plain_model(tmp_path / "1" / "out", len(known))
     begun = model.get_input_embeddings().weight[len(tokenizer) :].detach().clone()
     assert torch.equal(begun, first.model.jepa.predictors.weight)
     second = trainer_for(tmp_path / "2", known, model=model)
@@ -145,7 +139,7 @@ def test_kept_predictors_are_trained_on(tmp_path, tokenizer):
     assert second.setup.predictor_ids == [len(known), len(known) + 1]
     second.train()
     second.save_model()
-    ended = plain_model(tmp_path / "2", len(known)).get_input_embeddings().weight[len(tokenizer) :]
+    ended = plain_model(tmp_path / "2" / "out", len(known)).get_input_embeddings().weight[len(tokenizer) :]
     assert torch.equal(ended, second.model.jepa.predictors.weight) and not torch.equal(ended, begun)
 
 
@@ -153,48 +147,45 @@ def test_kept_predictors_are_trained_on(tmp_path, tokenizer):
 def runs(tmp_path_factory):
     """A full run and one with an adapter; nothing was kept in advance."""
     folder = tmp_path_factory.mktemp("runs")
-    data = folder / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(12)))
+    data = write(folder / "data.jsonl", step_rows(12))
     words = f"--train_file {data} --step_jepa --max_steps 3 --save_steps 3 --batch_size 4 --learning_rate 1e-2".split()
-    words += ["--disable_tqdm", "true", "--predictor_head", "linear", "--predictor_order", "descending"]
-    assert main(["train", *words, "--model_name", "tiny", "--output_dir", str(folder / "full")]) == 0
+    words += "--disable_tqdm true --predictor_head linear --predictor_order descending --output_dir".split()
+    assert main(["train", *words, str(folder / "full"), "--model_name", "tiny"]) == 0
     base = ["--model_name", str(folder / "full"), "--lora", "--lora_rank", "2"]
-    assert main(["train", *words, *base, "--output_dir", str(folder / "lora")]) == 0
+    assert main(["train", *words, str(folder / "lora"), *base]) == 0
     return folder
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind, monkeypatch):
-    """Its states are the checkpoint's, behind the predictors and the head."""
+    """Its states and energies are the checkpoint's, after the predictors and the head."""
     monkeypatch.setattr("stepjepa.analysis.run.save_figure", lambda figure, path: None)
-    models = [str(runs / kind), str(runs / kind / "checkpoint-3")]
-    words = ["analyze", str(runs / "data.jsonl"), "--models", *models, "--output_dir", str(tmp_path), "--step_jepa"]
-    assert main([*words, "--layers", "-1"]) == 0
-    final, checkpoint = (load_states(path) for path in sorted(tmp_path.glob("states-*.safetensors")))
+    data, models = str(runs / "data.jsonl"), [str(runs / kind), str(runs / kind / "checkpoint-3")]
+    words = [
+        "analyze",
+        data,
+        "--models",
+        *models,
+        "--output_dir",
+        str(tmp_path / "states"),
+        "--step_jepa",
+        "--layers",
+        "-1",
+    ]
+
+    def states(*more):
+        assert main([*words, *more]) == 0
+        return [load_states(path) for path in sorted((tmp_path / "states").glob("states-*.safetensors"))]
+
+    final, checkpoint = states()
     assert np.allclose(final.source, checkpoint.source, atol=1e-5)
     assert np.allclose(final.target, checkpoint.target, atol=1e-5)
-    assert main([*words, "--layers", "-1", "--predictors", "0", "--no_head", "--overwrite_output_dir"]) == 0
-    last_token = load_states(sorted(tmp_path.glob("states-*.safetensors"))[0])
-    assert (
-        np.allclose(last_token.target, final.target, atol=1e-5)
-        and np.abs(last_token.source - final.source).max() > 1e-2
-    )
-
-
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_energies_of_a_final_model(tmp_path, runs, kind, capsys):
-    for name in (kind, f"{kind}/checkpoint-3"):
-        output = tmp_path / f"{name.replace('/', '-')}.jsonl"
-        words = [
-            "analyze",
-            "--energy",
-            str(runs / "data.jsonl"),
-            "--model_name",
-            str(runs / name),
-            "--output_file",
-            str(output),
-        ]
-        assert main(words) == 0
-    capsys.readouterr()
-    final, checkpoint = (path.read_text() for path in sorted(tmp_path.glob("*.jsonl")))
-    assert final and final == checkpoint
+    last_token, _ = states("--predictors", "0", "--no_head", "--overwrite_output_dir")
+    assert np.allclose(last_token.target, final.target, atol=1e-5)
+    assert np.abs(last_token.source - final.source).max() > 1e-2
+    energies = []
+    for number, model in enumerate(models):
+        file = tmp_path / f"{number}.jsonl"
+        assert main(["analyze", "--energy", data, "--model_name", model, "--output_file", str(file)]) == 0
+        energies.append(file.read_text())
+    assert energies[0] and energies[0] == energies[1]

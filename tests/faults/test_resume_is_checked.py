@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from stepjepa.cli.main import main
@@ -13,6 +11,7 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from support.answers import write
 from support.rows import step_rows
+from support.runs import copy_of
 
 ROWS = step_rows(16)
 RUN = "--model_name tiny --step_jepa --max_steps 4 --save_steps 2 --per_device_train_batch_size 4 --disable_tqdm"
@@ -20,14 +19,11 @@ RUN = "--model_name tiny --step_jepa --max_steps 4 --save_steps 2 --per_device_t
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    """A run of four steps with a checkpoint at the second, cut off behind it."""
+    """The data and the folder of a run of four steps that was killed after its checkpoint at the second."""
     folder = tmp_path_factory.mktemp("resume")
     file = write(folder / "rows.jsonl", ROWS)
     assert main(["train", "--train_file", file, *RUN.split(), "--output_dir", str(folder / "run")]) == 0
-    shutil.rmtree(folder / "run" / "checkpoint-4")
-    for name in ("metrics.json", "model.safetensors"):
-        (folder / "run" / name).unlink()
-    return file, folder / "run"
+    return file, copy_of(folder / "run", folder / "killed", killed_after=2)
 
 
 def resume(started, *flags, output=None, checkpoint="true"):

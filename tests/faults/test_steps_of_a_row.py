@@ -1,15 +1,20 @@
-"""One answer to "what are the steps of this row": what `prepare` wrote is what `check`, `train`, `inspect`, `analyze` and
-`score` read, and what they cannot take they say."""
+"""One answer to "what are the steps of this row": what `prepare` wrote is what `check`, `train`, `inspect` and `analyze`
+read, and what they cannot take they say."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stepjepa.cli.main import main
+from stepjepa.data.sources import RowSource
+from stepjepa.training.encoding import encode, settings_for
+from stepjepa.training.options import JEPAOptions
+from support.answers import lines, write
 from support.encoding import views_of
 
 THOUGHTS = "<think>\nI wonder what {n} and one more come to.\n\nOne takes {n} and counts on from there.\n</think>\n\n"
@@ -31,57 +36,50 @@ def answer(number: int, style: str, thoughts: bool = True) -> str:
 def raw_rows(form: str) -> list:
     """Raw rows of a format of `prepare`, in many styles."""
     rows = []
-    for number, style in enumerate(STYLES):
-        question = f"What is {number} and one more?"
-        text = answer(number, style, thoughts=number != 2)
+    for n, style in enumerate(STYLES):
+        question, text = f"What is {n} and one more?", answer(n, style, thoughts=n != 2)
         if form == "implicit_cot":
-            rows.append(f"{question}||<<{number}+1={number + 1}>> <<{number + 1}*1={number + 1}>> #### {number + 1}")
+            rows.append(f"{question}||<<{n}+1={n + 1}>> <<{n + 1}*1={n + 1}>> #### {n + 1}")
         elif form == "gsm8k_socratic":
-            steps = "\n".join(f"What is {what}? ** It is {number}." for what in ("it", "that"))
-            rows.append({"question": question, "answer": f"{steps}\n#### {number + 1}"})
+            rows.append(
+                {"question": question, "answer": f"What is it? ** It is {n}.\nAnd that? ** It is {n}.\n#### {n + 1}"}
+            )
         elif form == "gsm8k":
-            text = text.replace(f"\\boxed{{{number + 1}}}", str(number + 1))
-            rows.append({"question": question, "answer": f"{text}\n#### {number + 1}"})
+            text = text.replace(f"\\boxed{{{n + 1}}}", str(n + 1))
+            rows.append({"question": question, "answer": f"{text}\n#### {n + 1}"})
         elif form == "teacher":
-            rows.append({"question": question, "answer": f"#### {number + 1}", "deepseek_response": text})
+            rows.append({"question": question, "answer": f"#### {n + 1}", "deepseek_response": text})
         elif form == "list":
             pieces = text.replace("\r", "").replace("<think>", "").replace("</think>", "").split("\n\n")
-            rows.append({"question": question, "response": pieces, "answer": str(number + 1)})
+            rows.append({"question": question, "response": pieces, "answer": str(n + 1)})
         else:
             rows.append({"problem": question, "solution": text})
     return rows
 
 
-def write(file, rows) -> str:
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return str(file)
-
-
-def read(file) -> list[dict]:
-    with open(file, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def run(capsys, *words: str, status: int = 0) -> str:
-    assert main([str(word) for word in words]) == status
-    out, err = capsys.readouterr()
-    return " ".join((out + err).split())
+def run(capsys, *words) -> str:
+    assert main([str(word) for word in words]) == 0
+    return " ".join("".join(capsys.readouterr()).split())
 
 
 def train(capsys, file, folder, *words: str) -> tuple[str, dict]:
     """What training on a file says, and its data report."""
     common = ("--model_name", "tiny", "--max_steps", "1", "--save_strategy", "no", "--output_dir", folder)
-    out = run(capsys, "train", "--train_file", file, *common, *words)
-    return out, json.loads((folder / "data_report.json").read_text())["train"]
+    said = run(capsys, "train", "--train_file", file, "--step_jepa", *common, *words)
+    return said, json.loads((folder / "data_report.json").read_text())["train"]
 
 
 def checked(capsys, file, *words: str) -> dict:
+    """The record of `check`, its warnings by name."""
     assert main(["check", str(file), "--json", *words]) == 0
-    return json.loads(capsys.readouterr().out)
+    record = json.loads(capsys.readouterr().out)
+    return {**record, "warnings": {warning["name"]: warning for warning in record["warnings"]}}
 
 
-def warnings_of(record: dict) -> dict[str, dict]:
-    return {caution["name"]: caution for caution in record["warnings"]}
+def method_of(**options) -> JEPAOptions:
+    method = JEPAOptions(objective="step_jepa", **{"step_pairs": "all", **options})
+    method.check()
+    return method
 
 
 SPLIT = ["separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "auto"]
@@ -98,27 +96,26 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.data.encode import encode_dataset, read_chat
     from stepjepa.data.prepare import PrepareOptions, prepare
-    from stepjepa.data.sources import RowSource
-    from stepjepa.training.encoding import settings_for
-    from stepjepa.training.options import JEPAOptions
     from support.checks import check_format
 
-    renderer, method = ChatRenderer(bpe_tokenizer), JEPAOptions(objective="step_jepa", step_pairs="all", predictors=2)
-    method.check()
-    for place, (form, options) in enumerate(PREPARED):
-        case, file = f"{form} {options}", tmp_path / f"{place}.jsonl"
+    renderer, method, raw_file = ChatRenderer(bpe_tokenizer), method_of(predictors=2), tmp_path / "lines.txt"
+    for number, (form, options) in enumerate(PREPARED):
+        case, file = f"{form} {options}", tmp_path / f"{number}.jsonl"
         options = {"min_steps": 1, "min_step_length": 1, "keep_thinking": keep_thinking, **options}
         if options.get("step_splitter") == "regex":
             options["step_separator"] = REGEX
-        name = {"list": "columns"}.get(form, form)
-        columns = {"question_column": "problem", "response_column": "solution"} if form == "columns" else {}
+        if form == "columns":
+            options |= {"question_column": "problem", "response_column": "solution"}
         raw = raw_rows(form)
         if form == "implicit_cot":
-            raw = str((tmp_path / "lines.txt").write_text("\n".join(raw)) and tmp_path / "lines.txt")
-        report = prepare(PrepareOptions(format=name, output_file=str(file), **columns, **options), raw)
-        rows, source = read(file), RowSource(str(file))
-        assert len(rows) == len(STYLES) == report.rows_kept, case
-        assert [row["total_steps"] for row in rows] == [len(row["steps"]) for row in rows], case
+            raw_file.write_text("\n".join(raw))
+            raw = str(raw_file)
+        report = prepare(
+            PrepareOptions(format={"list": "columns"}.get(form, form), output_file=str(file), **options), raw
+        )
+        rows, source = lines(file), RowSource(str(file))
+        total = [len(row["steps"]) for row in rows]
+        assert len(rows) == len(STYLES) == report.rows_kept and [row["total_steps"] for row in rows] == total, case
 
         found = check_format(source, "auto")
         assert found.step_counts == report.step_counts and found.steps.own == found.steps.rows == len(rows), case
@@ -126,68 +123,55 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         settings = settings_for(source, method)
         store, trained = encode_dataset(source, bpe_tokenizer, renderer, settings)
         assert trained.steps.own == len(rows) == trained.rows_kept and not trained.steps.other_totals, case
-        assert trained.pairs == sum(row["total_steps"] - 1 for row in rows) == found.pairs_all, case
-        placed = [(source.place(number), row) for number, row in source]
-        scored, _ = encode_solutions(placed, bpe_tokenizer, renderer, settings)
+        assert trained.pairs == sum(total) - len(rows) == found.pairs_all, case
+        scored, _ = encode_solutions([(source.place(n), row) for n, row in source], bpe_tokenizer, renderer, settings)
         for row, example, solution in zip(rows, store, scored, strict=True):
             chat = read_chat(row, renderer, settings)  # as inspect reads it
             (span,) = chat.answers
             texts = [chat.rendered.text[span.start + a : span.start + b] for a, b in chat.steps.spans[0]]
             assert [text.strip() for text in texts] == row["steps"] and "".join(texts) == row["messages"][-1]["content"]
             assert [text.strip() for text in solution.steps] == row["steps"], case
-            ids = [example.trunk[view.start : view.stop] for view in views_of(example)]
-            assert [bpe_tokenizer.decode(part).strip() for part in ids] == row["steps"][1:], case
+            assert [text.strip() for text in targets(bpe_tokenizer, example)] == row["steps"][1:], case
         if trained.pairs > 1:
             pairs = read_pairs(source, bpe_tokenizer, renderer, settings)
-            assert pairs.steps.tolist() == [n for row in rows for n in range(2, row["total_steps"] + 1)], case
+            assert pairs.steps.tolist() == [n for steps in total for n in range(2, steps + 1)], case
 
 
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        ("teacher", ["--keep_thinking", "--step_splitter", "separator"]),
-        ("columns", ["--question_column", "problem", "--response_column", "solution"]),
-    ],
-)
-def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path, capsys, form, words):
+def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path, capsys, monkeypatch):
     from stepjepa.report.reading import data_lines
 
+    monkeypatch.chdir(tmp_path)
     file, folder = tmp_path / "it's train.jsonl", tmp_path / "run"
-    raw = write(tmp_path / "raw.jsonl", raw_rows(form))
-    out = run(capsys, "prepare", raw, "--output_file", file, "--min_steps", "1", *words)
-    rows = read(file)
+    raw = write(tmp_path / "raw.jsonl", raw_rows("teacher"))
+    words = ["--min_steps", "1", "--keep_thinking", "--step_splitter", "separator"]
+    said = run(capsys, "prepare", raw, "--output_file", file, *words)
+    rows = lines(file)
     counts = sorted(row["total_steps"] for row in rows)
     record = checked(capsys, file, "--model_name", "tiny", "--step_jepa")
     assert sorted(int(n) for n, times in record["step_counts"].items() for _ in range(times)) == counts
-    assert record["steps"]["own"] == len(rows) and "prepare" not in json.dumps(warnings_of(record))
+    assert record["steps"]["own"] == len(rows) and "prepare" not in json.dumps(record["warnings"])
     paired = sum(count > 1 for count in counts)
     assert record["feeding"]["data"]["pairs"] == paired
 
-    said, report = train(capsys, file, folder, "--step_jepa")
-    assert report["pairs"] == paired and "steps: the rows' own" in said
+    started, report = train(capsys, file, folder)
+    assert report["pairs"] == paired and "steps: the rows' own" in started
     assert "  steps: the rows' own" in data_lines({"train": report})  # as stepjepa report has it
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows[:3]):
         shown = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", number)
         assert "steps: the row's own" in shown
         assert f"step {row['total_steps']} " in shown and f"step {row['total_steps'] + 1} " not in shown
 
     # The command that prepare ends with is one to type.
-    *program, last = shlex.split(out.partition("Next: ")[2])
+    *program, last = shlex.split(said.partition("Next: ")[2])
     assert program[:3] == ["stepjepa", "train", "--train_file"] and last == "runs/it's train"
-    typed = ["tiny" if word == "mini" else word for word in program[1:]]
-    run(capsys, *typed, tmp_path / "typed", "--max_steps", "1")
-    assert json.loads((tmp_path / "typed" / "data_report.json").read_text())["train"] == report
-
-
-def test_the_next_command_names_the_validation_file(tmp_path, capsys):
-    rows = [{"question": f"What is {n}?", "answer": f"It is {n}.\nSo {n}.\n#### {n}"} for n in range(30)]
-    raw = write(tmp_path / "raw.jsonl", rows)
-    out = run(capsys, "prepare", raw, "--output_file", tmp_path / "a.jsonl", "--valid_ratio", "0.3")
-    assert f"--train_file {tmp_path}/a.jsonl --eval_file {tmp_path}/a.valid.jsonl --model_name mini" in out
-    assert "--step_jepa --output_dir runs/a" in out
+    run(capsys, *["tiny" if word == "mini" else word for word in program[1:]], "typed", "--max_steps", "1")
+    assert json.loads(Path("typed/data_report.json").read_text())["train"] == report
+    raw = write(tmp_path / "raw.jsonl", raw_rows("gsm8k") * 5)
+    said = run(capsys, "prepare", raw, "--output_file", "a.jsonl", "--valid_ratio", "0.3")
+    assert "--train_file a.jsonl --eval_file a.valid.jsonl --model_name mini --step_jepa --output_dir runs/a" in said
     short = write(tmp_path / "short.jsonl", [{"question": "What?", "answer": "So.\n#### 5"}])
-    out = run(capsys, "prepare", short, "--output_file", tmp_path / "b.jsonl", "--min_steps", "1")
-    assert "--model_name mini --output_dir runs/b" in out  # no pair of steps to train on
+    said = run(capsys, "prepare", short, "--output_file", "b.jsonl", "--min_steps", "1")
+    assert "--model_name mini --output_dir runs/b" in said  # no pair of steps to train on
 
 
 def chat(text: str, **more) -> dict:
@@ -197,6 +181,7 @@ def chat(text: str, **more) -> dict:
 NUMBERED = "1. Take four.\n\nIt is even.\n\n2. Halve it."  # 3 paragraphs, 2 items
 PARAGRAPHS = "Take four.\n\nIt is even.\n\nHalve it."
 ITEMS = "1. Take four.\n2. Halve it."
+TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
 
 
 @pytest.mark.parametrize(
@@ -214,104 +199,79 @@ ITEMS = "1. Take four.\n2. Halve it."
     ],
 )
 def test_one_splitter_for_the_rows_that_do_not_hold_their_steps(tmp_path, capsys, rows, splitter):
-    file = write(tmp_path / "rows.jsonl", rows)
-    assert checked(capsys, file)["splitter"] == splitter
+    assert checked(capsys, write(tmp_path / "rows.jsonl", rows))["splitter"] == splitter
 
 
-def test_own_steps_that_do_not_stand_in_the_answer_are_counted_with_a_reason(tmp_path, capsys):
+def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_row(tmp_path, capsys):
     good = chat("Well: take four. Halve it.\n\nDone.", steps=["take four.", " Halve\nit. ", ""], total_steps=2)
-    rows = [
-        good,
-        chat(PARAGRAPHS, steps=["Take four.", "Double it."]),
-        chat(PARAGRAPHS, steps=7),
-        chat(PARAGRAPHS, steps=[]),  # holds none
-        chat(PARAGRAPHS, steps=None),
-    ]
+    not_taken = [["Take four.", "Double it."], 7, [], None]  # the last two hold none
+    rows = [good, *(chat(PARAGRAPHS, steps=steps) for steps in not_taken)]
+    rows += [chat(PARAGRAPHS, total_steps=total) for total in (3, 5, "5", 5.0, None, "x")]
+    rows.append(chat(PARAGRAPHS, steps=["Take four.", "Halve it."], total_steps=3))
     file = write(tmp_path / "rows.jsonl", rows)
     record = checked(capsys, file)
-    found = warnings_of(record)
-    assert record["step_counts"] == {"2": 1, "3": 4} and record["steps"]["own"] == 1
-    assert {name: found[name]["count"] for name in found if name.startswith("own_")} == {
-        "own_steps_not_found": 1,
-        "own_no_steps": 1,
-    }
-    assert "line 2: step 2 of 2 does not stand in the answer after step 1: 'Double it.'" in str(found)
-    said, report = train(capsys, file, tmp_path / "run", "--step_jepa", "--step_pairs", "all")
-    assert report["pairs"] == 1 + 4 * 2
-    assert "steps: the rows' own in 1, found by --step_splitter separator in 4" in said
+    warnings = {name: (warning["count"], warning["text"]) for name, warning in record["warnings"].items()}
+    assert record["step_counts"] == {"2": 2, "3": 10} and record["steps"]["own"] == 2
+    assert {name: warnings[name][0] for name in warnings if "own_" in name or "total" in name} == {
+        "own_steps_not_found": 1, "own_no_steps": 1, "other_total_steps": 4,
+    }  # fmt: skip
+    assert "line 2: step 2 of 2 does not stand in the answer after step 1: 'Double it.'" in str(warnings)
+    assert "(first: line 7: 3 found, total_steps is 5)" in warnings["other_total_steps"][1]
+    said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
+    assert report["pairs"] == 2 + 10 * 2 and report["steps"]["other_totals"] == 4
+    assert "steps: the rows' own in 2, found by --step_splitter separator in 10" in said
     assert "own steps not taken in 1 row: the steps in the row do not stand in its answer (first: " in said
-    out = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", "1")
-    assert "steps: found by --step_splitter separator" in out and "line 2: step 2 of 2 does not stand" in out
+    assert f"not as many steps as total_steps says in 4 rows (first: {file} line 7: 3 found, total_steps is 5)" in said
+    said, _ = train(capsys, file, tmp_path / "stream", "--streaming")
+    assert "not as many steps as total_steps says in " in said
+    said = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", "1")
+    assert "steps: found by --step_splitter separator" in said and "line 2: step 2 of 2 does not stand" in said
     # Who names a splitter, or requires the column, gets that.
-    assert checked(capsys, file, "--step_splitter", "lines")["step_counts"] == {"2": 1, "3": 4}
-    assert checked(capsys, file, "--step_splitter", "lines")["steps"]["own"] == 0
-    assert checked(capsys, file, "--step_splitter", "list")["rows_usable"] == 2
+    record = checked(capsys, file, "--step_splitter", "lines")
+    assert record["step_counts"] == {"2": 1, "3": 11} and record["steps"]["own"] == 0
+    assert checked(capsys, file, "--step_splitter", "list")["rows_usable"] == 3
     file = write(tmp_path / "other.jsonl", [{**good, "parts": ["Well:", "take", "four. Halve it. Done."]}])
     assert checked(capsys, file, "--steps_column", "parts")["step_counts"] == {"3": 1}
 
 
-def test_another_number_than_total_steps_is_said_with_a_count_and_the_first_place(tmp_path, capsys):
-    rows = [
-        chat(PARAGRAPHS, total_steps=3),
-        *[chat(PARAGRAPHS, total_steps=total) for total in (5, "5", 5.0, None, "x")],
-    ]
-    rows.append(chat(PARAGRAPHS, steps=["Take four.", "Halve it."], total_steps=3))
-    file = write(tmp_path / "rows.jsonl", rows)
-    found = warnings_of(checked(capsys, file))["other_total_steps"]
-    assert found["count"] == 4 and "(first: line 2: 3 found, total_steps is 5)" in found["text"]
-    said, report = train(capsys, file, tmp_path / "run", "--step_jepa")
-    assert f"not as many steps as total_steps says in 4 rows (first: {file} line 2: 3 found, total_steps is 5)" in said
-    assert report["steps"]["other_totals"] == 4
-    said, _ = train(capsys, file, tmp_path / "stream", "--step_jepa", "--streaming")
-    assert "not as many steps as total_steps says in " in said
-
-
-def encoded(tokenizer, source, **changes):
+def encoded(tokenizer, source, **options):
     """Examples and report of a data set under ``auto``."""
-    from stepjepa.training.encoding import encode
-    from stepjepa.training.options import JEPAOptions
-
-    method = JEPAOptions(objective="step_jepa", **{"step_pairs": "all", **changes})
-    method.check()
-    return encode(source, tokenizer, method)
+    return encode(source, tokenizer, method_of(**options))
 
 
-def targets(tokenizer, store) -> list[list[str]]:
-    return [[tokenizer.decode(e.trunk[view.start : view.stop]) for view in views_of(e)] for e in store]
+def targets(tokenizer, example) -> list[str]:
+    return [tokenizer.decode(example.trunk[view.start : view.stop]) for view in views_of(example)]
 
 
 def test_several_turns_thoughts_and_introductions(bpe_tokenizer):
     from support.tokenizers import with_template
 
     system, user = {"role": "system", "content": "S\n\nT"}, {"role": "user", "content": "Why?"}
-    first, last = (
-        {"role": "assistant", "content": "A.\n\nB."},
-        {"role": "assistant", "content": " Well.\n\nC. D.\n\nE "},
-    )
+    first, last = ({"role": "assistant", "content": text} for text in ("A.\n\nB.", " Well.\n\nC. D.\n\nE "))
     rows = [
         {"messages": [system, user, first, user, last], "steps": ["C.", "D."], "total_steps": 2},
         chat("<think>\nA.\n\nB.\n</think>\n\nC.\n\nD.", steps=["A.", "B.", "C.", "D."]),
     ]
     store, report = encoded(bpe_tokenizer, rows)
     # An earlier answer is split; what stands around the steps belongs to them: "Well." to C., "E" to D.
-    found = [[text.strip() for text in one] for one in targets(bpe_tokenizer, store)]
-    assert found[0] == ["B.", "D.\n\nE"] and found[1] == ["B.\n</think>", "C.", "D."]
+    found = [[text.strip() for text in targets(bpe_tokenizer, example)] for example in store]
+    assert found == [["B.", "D.\n\nE"], ["B.\n</think>", "C.", "D."]]
     assert report.steps.own == 2 and not report.steps.other_totals
     # A template that leaves the thoughts of the last answer out leaves their steps out.
     tokenizer = with_template(bpe_tokenizer, "chatml")
     text = "m['content'].split('</think>')[-1]"
     tokenizer.chat_template = tokenizer.chat_template.replace("m['content']", text)
     store, report = encoded(tokenizer, rows[1:])
-    assert report.steps.unread == {"steps_not_found": 1} and [len(one) for one in targets(tokenizer, store)] == [1]
+    assert report.steps.unread == {"steps_not_found": 1} and [len(targets(tokenizer, one)) for one in store] == [1]
 
 
-def test_files_streams_caches_and_processes_give_the_same_steps(tmp_path, bpe_tokenizer):
+def test_files_streams_and_caches_give_the_same_steps(tmp_path, bpe_tokenizer):
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.reading import ExampleReader, Sources
 
-    own = [chat(NUMBERED, steps=["1. Take four.", "It is even.\n\n2. Halve it."])] * 3
+    own = [chat(NUMBERED, steps=TWO_OF_THREE)] * 3
     files = [write(tmp_path / "own.jsonl", own), write(tmp_path / "items.jsonl", [chat(ITEMS)] * 3)]
-    want = [pairs for file in files for pairs in (example.pairs for example in encoded(bpe_tokenizer, file)[0])]
+    want = [example.pairs for file in files for example in encoded(bpe_tokenizer, file)[0]]
     assert [len(pairs) for pairs in want] == [1] * 6
 
     def reader(**options):
@@ -320,10 +280,9 @@ def test_files_streams_caches_and_processes_give_the_same_steps(tmp_path, bpe_to
 
     for options in ({}, {"data_cache": str(tmp_path / "cache")}, {"data_cache": str(tmp_path / "cache")}):
         made = reader(**options)
-        data = made.read_training(Sources(files))
-        assert [example.pairs for example in data.store] == want
-        assert [made.reports[name].steps.splitter for name in ("train_1", "train_2")] == ["separator", "numbered"]
-        assert [made.reports[name].steps.own for name in ("train_1", "train_2")] == [3, 0]
+        assert [example.pairs for example in made.read_training(Sources(files)).store] == want
+        steps = [made.reports[name].steps for name in ("train_1", "train_2")]
+        assert [(one.splitter, one.own) for one in steps] == [("separator", 3), ("numbered", 0)]
         assert made.args.step_splitter == "auto"  # nothing is written into the options
     stream = reader(streaming=True, max_steps=1).read_training(Sources(files))
     _, window = next(stream.stream.windows(6))
@@ -336,8 +295,8 @@ def test_files_streams_caches_and_processes_give_the_same_steps(tmp_path, bpe_to
 
 
 @pytest.mark.slow
-def test_worker_processes_give_the_same_steps(tmp_path, bpe_tokenizer):
-    rows = [chat(NUMBERED, steps=["1. Take four.", "It is even.\n\n2. Halve it."], total_steps=5), chat(ITEMS)] * 3
+def test_worker_processes_give_the_same_steps(bpe_tokenizer):
+    rows = [chat(NUMBERED, steps=TWO_OF_THREE, total_steps=5), chat(ITEMS)] * 3
     one, two = (encoded(bpe_tokenizer, rows, dataset_num_proc=processes) for processes in (1, 2))
     assert one[1] == two[1]
     for name, array in one[0].arrays().items():
@@ -346,37 +305,22 @@ def test_worker_processes_give_the_same_steps(tmp_path, bpe_tokenizer):
 
 def test_other_steps_are_other_data(tmp_path, bpe_tokenizer):
     from stepjepa.data.dataset import cache_key
-    from stepjepa.data.sources import RowSource
-    from stepjepa.training.encoding import settings_for
-    from stepjepa.training.options import JEPAOptions
 
-    steps = ["1. Take four.", "It is even.", "2. Halve it."]
-    same = [chat(NUMBERED, steps=steps), chat(NUMBERED, steps=[*steps[:1], f"{steps[1]} {steps[2]}"])]
+    same = [chat(NUMBERED, steps=["1. Take four.", "It is even.", "2. Halve it."]), chat(NUMBERED, steps=TWO_OF_THREE)]
     more = [chat(NUMBERED, total_steps=2), chat(NUMBERED, total_steps=3)]
     prints = {encoded(bpe_tokenizer, [row])[1].fingerprint for row in (*same, *more)}
     assert len(prints) == 3  # three steps, two, and another two
-    method, keys = JEPAOptions(objective="step_jepa"), set()
-    method.check()
+    keys = set()
     for row in more:
         file = RowSource(write(tmp_path / "rows.jsonl", [row]))
-        keys.add(cache_key(file, bpe_tokenizer, settings_for(file, method)))
+        keys.add(cache_key(file, bpe_tokenizer, settings_for(file, method_of())))
     assert len(keys) == 2
 
 
 def test_a_model_is_scored_with_the_splitter_that_it_was_trained_with(tmp_path, capsys):
-    train(
-        capsys, write(tmp_path / "items.jsonl", [chat(ITEMS)] * 3), tmp_path / "run", "--step_jepa", "--keep_predictors"
-    )
+    train(capsys, write(tmp_path / "items.jsonl", [chat(ITEMS)] * 3), tmp_path / "run", "--keep_predictors")
     solutions = write(tmp_path / "solutions.jsonl", [chat(NUMBERED), chat(NUMBERED, steps=["1. Take", "four."])])
-    out = run(
-        capsys,
-        "analyze",
-        "--energy",
-        solutions,
-        "--model_name",
-        tmp_path / "run",
-        "--output_file",
-        tmp_path / "out.jsonl",
-    )
-    assert "steps: the rows' own in 1, found by --step_splitter numbered in 1" in out
-    assert [line["num_steps"] for line in read(tmp_path / "out.jsonl")] == [2, 2]
+    words = ["--energy", solutions, "--model_name", tmp_path / "run", "--output_file", tmp_path / "out.jsonl"]
+    said = run(capsys, "analyze", *words)
+    assert "steps: the rows' own in 1, found by --step_splitter numbered in 1" in said
+    assert [line["num_steps"] for line in lines(tmp_path / "out.jsonl")] == [2, 2]

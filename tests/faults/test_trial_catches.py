@@ -27,18 +27,10 @@ def chosen(model, **options):
     return model, setup.forward
 
 
-def wider_windows(monkeypatch):
-    """Masks whose windows are one token too long."""
-
-    def wrong(batch, window=None):
-        return forest_masks.dense_mask(batch, None if window is None else window + 1)
-
-    monkeypatch.setattr(masks, "dense_mask", wrong)
-
-
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3_sliding"])
 def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog):
-    wider_windows(monkeypatch)
+    own = forest_masks.dense_mask
+    monkeypatch.setattr(masks, "dense_mask", lambda batch, window=None: own(batch, window and window + 1))
     with caplog.at_level(logging.WARNING, "stepjepa"):
         _, forward = chosen(tiny_model(name, "eager", sliding_window=200))
     assert forward == "two_pass"
@@ -48,10 +40,9 @@ def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog)
 
 
 def test_branches_are_tried_with_the_predictors_of_the_run():
-    """RoFormer counts places in the row instead of positions, which only shows behind a source."""
-    for count, expected in ((0, "packed"), (2, "two_pass")):
-        _, forward = chosen(family_model("roformer"), predictors=count)
-        assert forward == expected
+    """RoFormer counts places in the row instead of positions, which only shows after a source."""
+    found = [chosen(family_model("roformer"), predictors=count)[1] for count in (0, 2)]
+    assert found == ["packed", "two_pass"]
 
 
 @pytest.mark.parametrize("size", [3e-3, 1e-2])
@@ -76,20 +67,17 @@ def test_segments_that_go_wrong_leave_the_dense_mask(monkeypatch):
     assert forward == "packed" and model.config._attn_implementation == "sdpa"
 
 
-def test_inline_is_tried_too(monkeypatch):
+def test_inline_and_two_pass_are_tried_too(monkeypatch):
     own = masks.dense_mask
     monkeypatch.setattr(masks, "dense_mask", lambda batch, window: own(replace(batch, floor=batch.order * 0), window))
     with pytest.raises(ConfigError, match="forward=inline cannot serve"):
         chosen(tiny_model("llama"), forward="inline")
     assert chosen(tiny_model("llama"))[1] == "packed"
-
-
-def test_two_pass_is_tried_too():
     model = family_model("llama")
-    own = model.model.forward
+    inner = model.model.forward
 
     def other_positions(*args, position_ids=None, **kwargs):
-        return own(*args, position_ids=None if position_ids is None else 3 * position_ids, **kwargs)
+        return inner(*args, position_ids=None if position_ids is None else 3 * position_ids, **kwargs)
 
     model.model.forward = other_positions
     with pytest.raises(ConfigError, match="do not give its own logits") as refused:
@@ -97,21 +85,20 @@ def test_two_pass_is_tried_too():
     assert "\n" not in str(refused.value)
 
 
-def flex(monkeypatch, wrong):
-    own = masks.block_mask
-    if wrong:
-        monkeypatch.setattr(
-            masks, "block_mask", lambda batch, window: own(replace(batch, attach=batch.attach * 0 - 1), window)
-        )
-    model = tiny_model("llama", "flex_attention")
-    return set_up_model(model, JEPAOptions(**PAIRS), 0, "cuda")[1].forward
-
-
 @pytest.mark.long  # compiled for the first time it takes 40 s
 @pytest.mark.parametrize(("wrong", "forward"), [(False, "packed"), (True, "two_pass")])
 def test_flex_attention_is_tried_where_it_runs(wrong, forward, monkeypatch):
     """Without a gradient it runs on CPU as well, uncompiled."""
-    assert flex(monkeypatch, wrong) == forward
+    own = masks.block_mask
+    if wrong:
+        monkeypatch.setattr(masks, "block_mask", lambda batch, window: own(blind(batch), window))
+    model = tiny_model("llama", "flex_attention")
+    assert set_up_model(model, JEPAOptions(**PAIRS), 0, "cuda")[1].forward == forward
+
+
+def blind(batch):
+    """The batch with branches that see nothing of the trunk."""
+    return replace(batch, attach=batch.attach * 0 - 1)
 
 
 @pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
@@ -119,16 +106,16 @@ def test_flex_attention_is_tried_where_it_runs(wrong, forward, monkeypatch):
 def test_the_trial_leaves_no_trace(name, forward):
     changes = {} if name == "gpt2" else {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
     model = tiny_model(name, **changes).train()
-    part = model.transformer.h[1] if name == "gpt2" else model.model.layers[1]
-    part.eval()
-    modes = [module.training for module in model.modules()]
-    config, buffers = model.config.to_dict(), {name: value.clone() for name, value in model.named_buffers()}
+    (model.transformer.h[1] if name == "gpt2" else model.model.layers[1]).eval()
+
+    def traces():
+        return [module.training for module in model.modules()], model.config.to_dict()
+
+    before, buffers = traces(), {name: value.clone() for name, value in model.named_buffers()}
     torch.manual_seed(5)
     state = torch.get_rng_state()
     model, _ = chosen(model, forward=forward, predictors=0)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [module.training for module in model.modules()] == modes
-    assert model.config.to_dict() == config
+    assert torch.equal(torch.get_rng_state(), state) and traces() == before
     assert all(torch.equal(value, buffers[name]) for name, value in model.named_buffers())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
@@ -138,9 +125,7 @@ def choose_as(rank, folder, answers):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     if rank == 1:
-        masks.dense_mask = lambda batch, window=None: forest_masks.dense_mask(
-            replace(batch, attach=batch.attach * 0 - 1), window
-        )
+        masks.dense_mask = lambda batch, window=None: forest_masks.dense_mask(blind(batch), window)
     for forward in ("auto", "packed"):
         try:
             answers.put((forward, chosen(tiny_model("llama", "eager"), forward=forward)[1]))

@@ -9,27 +9,23 @@ One line a mutant; the exit status is 1 when a mutant survives or cannot be appl
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
+import queue
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("src", "tests", "pyproject.toml")
-# Loaded once, before the processes of the tests are forked. Never anything of the library itself.
-PRELOADED = ("torch", "datasets", "peft", "transformers.trainer", "transformers.models.llama.modeling_llama")
-FEW = 5  # mutants up to which loading them does not pay
 LIMIT = 600  # seconds for one mutant's tests
 
 
@@ -64,23 +60,6 @@ class Mutant:
         missing = [test for test in self.tests if not (ROOT / test.partition("::")[0]).exists()]
         return f"no such file: {missing[0]}" if missing else None
 
-    def apply(self, folder: Path) -> None:
-        """Put the fault into the copy in `folder`."""
-        text = (ROOT / self.file).read_text(encoding="utf-8")
-        (folder / self.file).write_text(text.replace(self.find, self.replace), encoding="utf-8")
-
-    def revert(self, folder: Path) -> None:
-        """Take the fault out of the copy in `folder`."""
-        shutil.copyfile(ROOT / self.file, folder / self.file)
-
-
-class Result(NamedTuple):
-    """What the tests said: pytest's exit status, None when they ran out of time, and the end of their output."""
-
-    status: int | None
-    seconds: float
-    output: str
-
 
 def load(folder: Path = HERE) -> list[Mutant]:
     """All mutants of the YAML files in `folder`, by their numbers."""
@@ -92,84 +71,44 @@ def load(folder: Path = HERE) -> list[Mutant]:
 def copy_tree(folder: Path) -> Path:
     """A copy of what the tests need; returns `folder`."""
     for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copyfile(source, folder / name)
+            shutil.copyfile(ROOT / name, folder / name)
     return folder
 
 
-def run_pytest(folder: Path, log: Path, tests: Sequence[str]) -> None:
-    """Run tests on the copy in `folder`, in a process of their own."""
-    with open(log, "wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(folder)
-    sys.path[0] = os.environ["PYTHONPATH"] = str(folder / "src")
-    import pytest
-
-    sys.exit(int(pytest.main(["-q", "-p", "no:cacheprovider", *tests])))
-
-
-class PytestRun:
-    """A run of pytest that has been started."""
-
-    def __init__(self, folder: Path, tests: Sequence[str]):
-        self.folder, self.began = folder, time.monotonic()
-        self.log = folder / "pytest.log"
-        self.process = multiprocessing.get_context("fork").Process(target=run_pytest, args=(folder, self.log, tests))
-        self.process.start()
-
-    def result(self, limit: float) -> Result | None:
-        """What came out; None while it runs. Past `limit` seconds it is killed."""
-        seconds = time.monotonic() - self.began
-        if self.process.exitcode is None and seconds < limit:
-            return None
-        status = self.process.exitcode
-        if status is None:
-            self.process.kill()
-        self.process.join()
-        return Result(status, seconds, self.log.read_text(errors="replace")[-3000:] if self.log.exists() else "")
+def run_pytest(folder: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
+    """Run tests on a copy: what came out and how long it took, and the end of what they printed; only failed tests kill."""
+    begin = time.monotonic()
+    shared = os.environ.get("STEPJEPA_SHARED", str(ROOT.parent / "shared"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "STEPJEPA_SHARED": shared}
+    environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(folder / "src")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, timeout=limit, **streams)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired:
+        return "OUT OF TIME", ""
+    other = f"NOT RUN (pytest's exit status {done.returncode})"
+    outcome = {0: "SURVIVED", 1: "killed"}.get(done.returncode, other)
+    return f"{outcome}   {time.monotonic() - begin:.1f} s", done.stdout[-3000:]
 
 
-def finished(runs: Sequence[PytestRun], limit: float) -> Iterator[tuple[PytestRun, Result]]:
-    """The runs that have ended, as soon as there is one."""
-    found: list[tuple[PytestRun, Result]] = []
-    while not found:
-        wait([run.process.sentinel for run in runs], timeout=1)
-        found = [(run, result) for run in runs if (result := run.result(limit)) is not None]
-    yield from found
-
-
-def results(mutants: Sequence[Mutant], folders: Sequence[Path]) -> Iterator[tuple[Mutant, Result]]:
-    """What the tests say of each mutant, as they end; every folder is a copy that runs one mutant at a time."""
-    waiting, free = list(mutants), list(folders)
-    running: dict[PytestRun, Mutant] = {}
-    while waiting or running:
-        while waiting and free:
-            mutant, folder = waiting.pop(0), free.pop(0)
-            mutant.apply(folder)
-            running[PytestRun(folder, ["-x", *mutant.tests])] = mutant
-        for run, result in finished(list(running), LIMIT):
-            mutant = running.pop(run)
-            mutant.revert(run.folder)
-            free.append(run.folder)
-            yield mutant, result
-
-
-def outcome(status: int | None) -> str:
-    """pytest's exit status in a word or two; only failed tests kill."""
-    return {0: "SURVIVED", 1: "killed", None: "OUT OF TIME"}.get(status, f"NOT RUN (pytest's exit status {status})")
-
-
-def chosen(arguments: argparse.Namespace) -> list[Mutant]:
-    """The mutants that are asked for."""
-    mutants = load(arguments.folder)
-    if arguments.only:
-        numbers = {f"{number:02}" for number in arguments.only}
-        mutants = [mutant for mutant in mutants if mutant.name[:2] in numbers]
-    return mutants[: arguments.first]
+def try_mutant(mutant: Mutant, free: queue.Queue[Path]) -> bool:
+    """Run a mutant's tests on a copy that no other one uses, print a line, and put the file back; whether it was killed."""
+    folder = free.get()
+    text = (ROOT / mutant.file).read_text(encoding="utf-8")
+    (folder / mutant.file).write_text(text.replace(mutant.find, mutant.replace), encoding="utf-8")
+    outcome, output = run_pytest(folder, ["-x", *mutant.tests], LIMIT)
+    (folder / mutant.file).write_text(text, encoding="utf-8")
+    free.put(folder)
+    killed = outcome.startswith("killed")
+    print(
+        f"{mutant.name:<44} {outcome}" + ("" if killed else f"\n{output}\n    {mutant.file}: {mutant.why}"), flush=True
+    )
+    return killed
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -180,36 +119,31 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, metavar="W", help="mutants that are tested at a time")
     parser.add_argument("--folder", type=Path, default=HERE, help="where the YAML files are")
     arguments = parser.parse_args(words)
-    mutants = chosen(arguments)
+    numbers = {f"{number:02}" for number in arguments.only or ()}
+    mutants = [mutant for mutant in load(arguments.folder) if not numbers or mutant.name[:2] in numbers][
+        : arguments.first
+    ]
     problems = [f"{mutant.name}: {problem}" for mutant in mutants if (problem := mutant.problem())]
     if problems or not mutants:
         print("\n".join(problems) or "no mutant of that number")
         return 1
-    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
-        del os.environ[name]
-    shared = os.environ.get("STEPJEPA_SHARED", str(ROOT.parent / "shared"))
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "STEPJEPA_SHARED": shared}
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    for module in PRELOADED if len(mutants) > FEW else ():
-        import_module(module)
-    assert "stepjepa" not in sys.modules, "each process must load its own copy"
-    with tempfile.TemporaryDirectory(prefix="stepjepa-mutants-") as place:
-        count = max(1, min(arguments.workers, len(mutants)))
-        folders = [copy_tree(Path(place) / str(number)) for number in range(count)]
+    with (
+        tempfile.TemporaryDirectory(prefix="stepjepa-mutants-") as temporary,
+        ThreadPoolExecutor(arguments.workers) as pool,
+    ):
+        free: queue.Queue[Path] = queue.Queue()
+        for number in range(arguments.workers):
+            free.put(copy_tree(Path(temporary) / str(number)))
         tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-        ((_, plain),) = finished([PytestRun(folders[0], tests)], LIMIT * 3)
-        if plain.status != 0:
-            print(plain.output)
-            print("without a mutant: the tests above do not pass")
+        outcome, output = run_pytest(Path(temporary) / "0", tests, LIMIT * 3)
+        if not outcome.startswith("SURVIVED"):
+            print(f"{output}\nwithout a mutant: the tests above do not pass")
             return 1
-        print(f"without a mutant: {len(tests)} tests or groups of tests pass   {plain.seconds:.1f} s", flush=True)
-        killed = 0
-        for mutant, result in results(mutants, folders):
-            print(f"{mutant.name:<44} {outcome(result.status)}   {result.seconds:.1f} s", flush=True)
-            if result.status == 1:
-                killed += 1
-            else:
-                print(f"{result.output}\n    {mutant.file}: {mutant.why}", flush=True)
+        print(
+            f"without a mutant: {len(tests)} tests or groups of tests pass{outcome.removeprefix('SURVIVED')}",
+            flush=True,
+        )
+        killed = sum(pool.map(lambda mutant: try_mutant(mutant, free), mutants))
     print(f"{killed} of {len(mutants)} mutants killed")
     return 0 if killed == len(mutants) else 1
 

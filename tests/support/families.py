@@ -207,13 +207,15 @@ def examples_with(predictors: int) -> list[Example]:
 EXAMPLES = examples_with(0)
 
 
+def own_loss(model: Any, example: Example) -> torch.Tensor:
+    """Summed cross-entropy of an example by a model's own logits, (); one plain chat."""
+    ids = torch.from_numpy(example.input_ids.astype(np.int64))
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, :, :VOCABULARY]
+    (start, stop), *_ = example.label_spans
+    return F.cross_entropy(logits[start - 1 : stop - 1], ids[start:stop], reduction="sum")
+
+
 @torch.no_grad()
 def own_losses(model: Any) -> list[float]:
-    """Summed cross-entropy of each of `EXAMPLES` by a model's own logits, one plain chat at a time."""
-    losses = []
-    for example in EXAMPLES:
-        ids = torch.from_numpy(example.input_ids.astype(np.int64))
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, :, :VOCABULARY]
-        (start, stop), *_ = example.label_spans
-        losses.append(float(F.cross_entropy(logits[start - 1 : stop - 1], ids[start:stop], reduction="sum")))
-    return losses
+    """`own_loss` of each of `EXAMPLES`."""
+    return [float(own_loss(model, example)) for example in EXAMPLES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from stepjepa.cli.main import main
 from support.rows import step_rows
 
 STEPS = 6
+CONSTANT = ("--lr_scheduler_type", "constant")
 
 
 def train(output: Path, *flags: Any) -> int:
@@ -27,6 +29,19 @@ def train(output: Path, *flags: Any) -> int:
 def resume(output: Path, *flags: Any) -> int:
     """The same, with ``--resume_from_checkpoint true``."""
     return train(output, "--resume_from_checkpoint", "true", *flags)
+
+
+def copy_of(run: Path, folder: Path, killed_after: int | None = None) -> Path:
+    """A copy of a run that has ended, with its rows; with a step, what a kill after its checkpoint would have left."""
+    out = shutil.copytree(run, folder / "out")  # makes the folder
+    shutil.copy(run.parent / "rows.jsonl", folder)
+    if killed_after is not None:
+        for name in ("metrics.json", "model.safetensors"):
+            (out / name).unlink()
+        for checkpoint in out.glob("checkpoint-*"):
+            if int(checkpoint.name.partition("-")[2]) > killed_after:
+                shutil.rmtree(checkpoint)
+    return out
 
 
 def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:

@@ -11,7 +11,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, placed_predictors, set_up_model
-from support.families import EXAMPLES, VOCABULARY, examples_with, family_model, own_losses
+from support.families import EXAMPLES, examples_with, family_model, own_loss, own_losses
 
 TOLERANCE = 1e-4
 PREDICTOR_COUNTS = (0, 2)  # K of the runs that are tried
@@ -63,9 +63,9 @@ def outcome(family: str, count: int, lines: list[str]) -> Outcome:
 def batches(model: Any, setup: Any, options: JEPAOptions) -> list[Batch]:
     """The examples as training lays them out, in one row and in several."""
     attention = model.config.get_text_config()._attn_implementation
-    rows = (
-        [options] if setup.forward == "two_pass" else [options, JEPAOptions(**{**vars(options), "max_row_length": 60})]
-    )
+    rows = [options]
+    if setup.forward != "two_pass":
+        rows.append(JEPAOptions(**{**vars(options), "max_row_length": 60}))
     examples = examples_with(options.predictors or 0)
     return [make_collator(setup, one, 0, attention, "cpu")(examples) for one in rows]
 
@@ -79,10 +79,7 @@ def own_gradient(family: str) -> torch.Tensor:
     """Gradient of a family's LM loss through its own forward, all trainable parameters in one vector."""
     model = family_model(family)
     for example in EXAMPLES:
-        ids = torch.tensor(example.input_ids.tolist())
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, :, :VOCABULARY]
-        (start, stop), *_ = example.label_spans
-        torch.nn.functional.cross_entropy(logits[start - 1 : stop - 1], ids[start:stop], reduction="sum").backward()
+        own_loss(model, example).backward()
     return gradient_of(model)
 
 

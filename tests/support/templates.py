@@ -1,24 +1,16 @@
-"""Small chat templates that behave like the published ones in the ways that matter to span finding.
+"""Small chat templates that behave like the published ones in the ways that matter to finding spans: trimmed content, a
+system text in the user's turn, a header that nobody asked for, text in the last turn only, no end-of-turn token at all.
 
-They are written for the tests. Each shows habits that break code which looks for messages in the rendered
-text or in token ids: trimmed content, a system text folded into the user's turn, a header that nobody asked
-for, text that appears in the last turn only, no end-of-turn token at all. `FORMATS` says for each which
-special tokens it needs.
-
-Transformers renders templates with trimmed and left-stripped blocks, so line breaks that must be written
-are given as strings.
+`FORMATS` has for each the special tokens that it needs. Transformers renders templates with trimmed and left-stripped
+blocks, so line breaks that must be written are given as strings.
 """
 
 from typing import NamedTuple
 
 
 class ChatFormat(NamedTuple):
-    """A template and the special tokens that it writes.
-
-    `end_of_turn` closes an answer; it is None where nothing does. `eos` is what the tokenizer calls its end
-    of sequence: the same token for most, another one for Gemma. `writes_bos`: the text begins with the
-    tokenizer's BOS.
-    """
+    """A template and the special tokens that it writes: `end_of_turn` closes an answer, None where nothing does; `eos` is
+    the tokenizer's end of sequence, another token for Gemma; `writes_bos`: the text begins with the tokenizer's BOS."""
 
     template: str
     end_of_turn: str | None

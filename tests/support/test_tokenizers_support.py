@@ -64,13 +64,8 @@ def test_ids_equal_the_original_and_offsets_are_the_characters_of_the_bytes(name
         owner = [0, *owner] if marks else owner  # the leading mark is laid over the first character
         at = 0
         for token, span in zip(tokenizer.convert_ids_to_tokens(ids), out["offset_mapping"], strict=True):
-            length = (
-                len(token)
-                if not marks
-                else 1
-                if token.startswith("<0x")
-                else len(token.replace(made.MARK, " ").encode())
-            )
+            plain = "?" if token.startswith("<0x") else token.replace(made.MARK, " ")
+            length = len(plain.encode()) if marks else len(token)
             assert tuple(span) == (owner[at], owner[at + length - 1] + 1), (ascii(text), ascii(token))
             at += length
         assert at == len(owner)
@@ -90,20 +85,6 @@ def test_llama3_ids_are_those_of_the_reference(shared_dir):
         assert made.special_id(tokenizer, f"<|{name}|>") == number
 
 
-def test_what_each_adds_and_where_it_pads():
-    llama3, tekken, bpe = made.llama3_tokenizer(), made.tekken_tokenizer(), made.byte_bpe_tokenizer()
-    mistral = made.mistral_sentencepiece_tokenizer()
-    assert [t("a")["input_ids"][0] for t in (llama3, mistral, tekken)] == [128000, 1, 1] and len(
-        bpe("a")["input_ids"]
-    ) == 1
-    assert [t.padding_side for t in (llama3, mistral, tekken, bpe)] == ["right", "left", "right", "right"]
-    assert [t.pad_token_id for t in (llama3, mistral, tekken, bpe)] == [128004, None, 11, 0]
-    assert [t.eos_token for t in (llama3, mistral, tekken, bpe)] == ["<|eot_id|>", "</s>", "</s>", "<|im_end|>"]
-    other = made.llama3_tokenizer("gemma3")
-    assert [made.special_id(other, t) for t in FORMATS["gemma3"].markers] == [128256, 128257, 128258]
-    assert len(made.llama3_tokenizer()) == 128256 and ".\u010a\u010a" in bpe.tokenize("It is 17.\n\nSo")
-
-
 @pytest.mark.parametrize("name", ["v1", "v3", "tekken"])
 @pytest.mark.parametrize("messages", [DIALOGUE, DIALOGUE[1:]], ids=["system", "no_system"])
 def test_mistral_chats_equal_the_original(name, messages):
@@ -120,26 +101,6 @@ def render(name, messages=DIALOGUE, **options):
     return made.byte_bpe_tokenizer(template=name).apply_chat_template(messages, tokenize=False, **options)
 
 
-ANSWERED = f"<|im_start|>user\n12+5?<|im_end|>\n<|im_start|>assistant\n{ANSWER}<|im_end|>\n"
-GEMMA_ANSWERED = f"12+5?<end_of_turn>\n<start_of_turn>model\n{ANSWER}<end_of_turn>\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "want"),
-    [
-        ("gemma", f"<s><start_of_turn>user\n{GEMMA_ANSWERED}"),
-        ("gemma3", f"<s><start_of_turn>user\nBe brief.\n\n{GEMMA_ANSWERED}"),
-        ("chatml", f"<|im_start|>system\nBe brief.<|im_end|>\n{ANSWERED}"),
-        ("qwen2", f"<|im_start|>system\nBe brief.<|im_end|>\n{ANSWERED}"),
-        ("mistral", f"<s>[INST] Be brief.\n\n12+5?[/INST] {ANSWER}</s>"),
-        ("zephyr", f"<|system|>\nBe brief.</s>\n<|user|>\n12+5?</s>\n<|assistant|>\n{ANSWER}</s>\n"),
-        ("plain_no_eot", f"System: Be brief.\nUser: 12+5?\nAssistant: {ANSWER}\n"),
-    ],
-)
-def test_rendered_text(name, want):
-    assert render(name) == want
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format(name):
     form, text = FORMATS[name], render(name)
@@ -150,18 +111,3 @@ def test_every_format(name):
     tokenizer = made.byte_bpe_tokenizer(template=name)
     assert all(len(tokenizer(marker, add_special_tokens=False)["input_ids"]) == 1 for marker in form.markers)
     assert tokenizer.eos_token == form.eos
-
-
-def test_templates_that_refuse_trim_and_think():
-    with pytest.raises(Exception, match="System role not supported"):
-        render("gemma", DIALOGUE[:2])
-    for name in ("gemma", "gemma3", "mistral"):
-        with pytest.raises(Exception, match="alternate"):
-            render(name, DIALOGUE[2:])
-    for name in ("llama3", "llama3_undated", "gemma", "gemma3"):
-        assert f"\n{ANSWER}<" in render(name, [DIALOGUE[1], {"role": "assistant", "content": f" {ANSWER}\n "}])
-    assert "Today Date: 1 May 2020\n\nBe brief." in render("llama3", date_string="1 May 2020")
-    turns = [DIALOGUE[1], {"role": "assistant", "content": "<think>\nA sum.\n</think>\n\nIt is 17."}]
-    last = "<|im_start|>assistant\n<think>\nA sum.\n</think>\n\nIt is 17.<|im_end|>\n"
-    earlier, question = "<|im_start|>assistant\nIt is 17.<|im_end|>\n", "<|im_start|>user\n12+5?<|im_end|>\n"
-    assert render("qwen3", turns * 2) == question + earlier + question + last

@@ -1,15 +1,7 @@
 """Real tokenizers for the tests, built from the model files that installed packages carry.
 
-| function | source | kind |
-|---|---|---|
-| `llama3_tokenizer` | llama-models | byte-level BPE, ranks in tiktoken form; adds a BOS by itself |
-| `mistral_sentencepiece_tokenizer` | mistral-common | SentencePiece BPE; adds a BOS, pads left, no pad |
-| `tekken_tokenizer` | mistral-common | byte-level BPE, special tokens at ids 0 to 999; adds a BOS |
-| `byte_bpe_tokenizer` | trained here | small byte-level BPE; adds nothing |
-
-Nothing is downloaded; a missing package skips the test that asks. Building takes one to three seconds, so
-the result lies in a folder for temporary files, under a name that changes with the packages and with this
-file; loading it takes half a second.
+Nothing is downloaded; a missing package skips the test that asks. Building takes one to three seconds, so the result is kept
+in a folder for temporary files, under a name that changes with the packages and with this file.
 
 The functions return one shared object per process: tests that change a tokenizer change a `fresh` copy.
 """
@@ -60,12 +52,8 @@ def llama3_tokenizer(template: str = "llama3") -> PreTrainedTokenizerFast:
 
 @cache
 def mistral_sentencepiece_tokenizer(version: str = "v3") -> PreTrainedTokenizerFast:
-    """Mistral 7B's tokenizer: "v1" (32,000 entries) or "v3" (32,768; `[INST]` and others are control tokens).
-
-    The leading space mark follows the published conversions. "v1" puts one before every stretch of text
-    between special tokens, as SentencePiece does with a whole text. "v3" puts one only at the very beginning,
-    and none where a space stands there already.
-    """
+    """Mistral 7B's tokenizer: "v1" (32,000 entries), which puts a space mark before every stretch of text between special
+    tokens, or "v3" (32,768; `[INST]` is a control token), which puts one at the very beginning only."""
     return _wrap(
         _stored(f"mistral_{version}", "mistral-common", lambda: _build_sentencepiece(version)),
         {"v1": "mistral_v1", "v3": "mistral"}[version],
@@ -90,10 +78,8 @@ def tekken_tokenizer() -> PreTrainedTokenizerFast:
 def byte_bpe_tokenizer(
     texts: list[str] | tuple[str, ...] | None = None, vocab_size: int = 600, template: str = "chatml"
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on `texts`, by default on `support.SENTENCES`, with the template's markers.
-
-    It has at most `vocab_size` entries: `<pad>`, `<s>`, the markers, 256 bytes, then merges.
-    """
+    """A byte-level BPE trained on `texts`, by default on `support.SENTENCES`: `<pad>`, `<s>`, the template's markers, 256
+    bytes, then merges, at most `vocab_size` entries."""
     return _byte_bpe(SENTENCES if texts is None else tuple(texts), vocab_size, template)
 
 
@@ -164,19 +150,11 @@ def source_file(package: str, pattern: str) -> Path:
 
 
 def _merges(ranks: Mapping[Piece, int]) -> list[tuple[Piece, Piece]]:
-    """Every way to put a piece together from two others, in the order of the pieces' ranks.
-
-    An encoder with ranks joins whichever neighbours give the piece of the lowest rank; one with a list of
-    merges does the same when the list holds all pairs that give it.
-    """
-    found = []
-    for piece, rank in ranks.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in ranks and right in ranks:
-                found.append((rank, ranks[left], ranks[right], left, right))
-    found.sort(key=lambda item: item[:3])
-    return [(left, right) for *_, left, right in found]
+    """Every way to put a piece together from two others, in the order of the pieces' ranks: a list of all of them joins what
+    an encoder with ranks joins."""
+    splits = ((piece[:cut], piece[cut:]) for piece in ranks for cut in range(1, len(piece)))
+    found = [(left, right) for left, right in splits if left in ranks and right in ranks]
+    return sorted(found, key=lambda pair: (ranks[pair[0] + pair[1]], ranks[pair[0]], ranks[pair[1]]))
 
 
 def _byte_level(ranks: Mapping[bytes, int], pattern: str, specials: list[str], bos: str, first_id: int) -> Tokenizer:

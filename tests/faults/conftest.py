@@ -1,0 +1,23 @@
+"""What several fault tests train on, and a run that has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from stepjepa.modeling.load import load_tokenizer
+    from support.rows import step_rows
+
+    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
+
+
+@pytest.fixture(scope="session")
+def ended(tmp_path_factory):
+    """A run of six steps that has ended, at a constant learning rate, with checkpoints 2, 4 and 6; tests take copies."""
+    from support.runs import CONSTANT, train
+
+    out = tmp_path_factory.mktemp("ended") / "out"
+    assert train(out, *CONSTANT) == 0
+    return out

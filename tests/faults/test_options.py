@@ -1,0 +1,282 @@
+"""Options that were ignored silently, defaults that differed between Python and the command line, and values that no run can
+use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import typing
+
+import pytest
+import transformers
+import yaml
+
+import stepjepa
+from stepjepa import JEPAConfig, JEPATrainer
+from stepjepa.cli.main import main
+from stepjepa.config.option import options_of
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.study.reading import read_options
+from stepjepa.study.records import StudyRunFolder, write_plan
+from stepjepa.study.spec import StudyOptions, all_runs
+from stepjepa.training.notes import run_options_unread
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import RunOptions, TrainerOptions
+from support.answers import TEST, write
+from support.rows import step_rows
+
+
+def refusal(capsys, *words) -> str:
+    """The one line with which a command line is refused."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and len(error) < 500, error
+    return error
+
+
+# The same defaults from everywhere
+
+
+def test_a_preset_trains_at_the_same_rate_from_everywhere(tmp_path, capsys):
+    def settings(name):
+        found = json.loads((tmp_path / name / "run.json").read_text())["settings"]
+        return {option: value for option, value in found.items() if option != "output_dir"}
+
+    file = write(tmp_path / "rows.jsonl", step_rows(8))
+    words = ["--train_file", file, "--model_name", "tiny", "--max_steps", "1", "--disable_tqdm"]
+    assert main(["train", *words, "--output_dir", str(tmp_path / "a")]) == 0
+    printed = capsys.readouterr().out
+    given = {"max_steps": 1, "disable_tqdm": True}
+    result = stepjepa.train(train_file=[file], model_name="tiny", output_dir=str(tmp_path / "b"), **given)
+    assert str(result).splitlines()[1].startswith("done   1 steps") and "\ndone   1 steps" in printed
+    assert settings("a") == settings("b") and settings("a")["learning_rate"] == 1e-3
+    config = JEPAConfig(output_dir=str(tmp_path / "c"), **given)
+    assert JEPATrainer("tiny", config, file).args.learning_rate == 1e-3
+    own = JEPATrainer(result.trainer.model, config, file, None, result.trainer.processing_class)
+    assert own.args.learning_rate == 2e-5
+    assert config.learning_rate is None  # the caller's configuration stays as it is
+
+
+def test_the_defaults_that_help_shows_are_those_of_a_run():
+    real = options_of(JEPAConfig)
+    for part in (JEPAOptions, TrainerOptions):
+        assert {name: real[name].default for name in options_of(part)} == {
+            name: option.default for name, option in options_of(part).items()
+        }
+    assert not set(options_of(RunOptions)) & set(real)
+    with pytest.raises(ConfigError, match="unknown option 'learning_rat'; did you mean 'learning_rate'"):
+        stepjepa.train(train_file=["x"], learning_rat=1.0)
+
+
+# The published command, renamed: its readme's "Custom Training" after `stepjepa train`.
+PUBLISHED = """--train_file rows.jsonl --model_name tiny --output_dir run --lora --lora_rank 16 --lbd 0.1 --gamma 1.0
+--jepa_loss_type cosine --num_epochs 3 --batch_size 4 --grad_accum 4""".split()
+NOTE = "note the data has steps and no objective is given: this trains llm_jepa with K = 0"
+CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Step one.\n\nStep two."}]
+PARTS = ["Step one.", "Step two."]
+
+
+@pytest.mark.parametrize(
+    ("words", "row", "said"),
+    [
+        ("--max_steps 1", {"total_steps": 2}, True),
+        ("", {"steps": PARTS}, True),
+        ("--steps_column parts", {"parts": PARTS}, True),
+        ("--config run.yaml", {"total_steps": 2}, True),
+        ("", {}, False),
+        ("", {"total_steps": 1, "steps": ["Step one. Step two."]}, False),
+        ("--step_jepa", {"total_steps": 2}, False),
+        ("--regular", {"total_steps": 2}, False),
+        ("--objective llm_jepa", {"total_steps": 2}, False),
+        ("--config objective.yaml", {"total_steps": 2}, False),
+    ],
+)
+def test_a_note_where_no_objective_is_given_and_the_data_has_steps(tmp_path, capsys, monkeypatch, words, row, said):
+    def nothing(*arguments):
+        raise ConfigError("enough")
+
+    monkeypatch.chdir(tmp_path)
+    if not words.startswith("--max_steps"):
+        monkeypatch.setattr("stepjepa.training.run.run_training", nothing)
+    write(tmp_path / "rows.jsonl", [{"messages": CHAT, **row}] * 4)
+    (tmp_path / "run.yaml").write_text("seed: 7\n")
+    (tmp_path / "objective.yaml").write_text("objective: llm_jepa\n")
+    assert main(["train", *PUBLISHED, *words.split()]) == (0 if words.startswith("--max_steps") else 2)
+    notes = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
+    found = [note for note in notes if note.startswith(NOTE)]
+    assert len(found) == said and all("--step_jepa trains Step-JEPA" in note for note in found)
+
+
+# What is ignored is said
+
+
+STUDY = """\
+data: {builtin: {train_rows: 6, select_rows: 2, test_rows: 2}}
+base: {model_name: tiny, max_steps: 4}
+arms: {regular: {objective: regular}, step_jepa: {objective: step_jepa, lbd: 0.5}}
+seeds: [1, 2, 3]
+mini: {seeds: [7], base: {max_steps: 2}}
+"""
+BLOCKS = "blocks: {small: {base: {max_steps: 3}, seeds: [5]}, large: {}}\n"
+
+
+@pytest.fixture
+def study(tmp_path):
+    def study(*overrides, text=STUDY, **options):
+        file = tmp_path / "study.yaml"
+        file.write_text(text)
+        return read_options(StudyOptions(str(file), overrides=list(overrides), **options))
+
+    return study
+
+
+def test_what_is_set_for_a_study_is_read_by_its_runs_or_refused(study):
+    seeds = {"": (7,), "mini.seeds=[4, 5]": (4, 5), "seeds=[4, 5]": (4, 5)}
+    for override, expected in seeds.items():
+        assert study(*filter(None, [override]), mini=True).blocks[0].seeds == expected
+    assert study("mini.base.max_steps=1", mini=True).blocks[0].base["max_steps"] == 1
+    assert study(mini=True, seeds=[9]).blocks[0].seeds == (9,)
+    assert study("blocks.small.seeds=[4]", text=STUDY + BLOCKS).blocks[0].seeds == (4,)
+    assert study("base.lbd=1", text=STUDY + BLOCKS).blocks[1].base["lbd"] == 1  # no block says anything of it
+    for override, text, options, said in [
+        ("mini.seeds=[4]", STUDY, {}, "--set mini.seeds=.*: the section mini is read with --mini only"),
+        ("mini.mini.seeds=[4]", STUDY, {"mini": True}, "unknown key 'mini'"),
+        ("seeds=[4]", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.seeds="),
+        ("base.max_steps=9", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.base.max_steps="),
+        ("base.lbd=1", STUDY + BLOCKS, {"seeds": [4]}, "block small has its own"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            study(override, text=text, **options)
+
+
+@pytest.mark.parametrize(("base", "first"), [("", "trial"), (", run_name: mine", "mine")])
+def test_runs_of_a_study_have_names_for_trackers(study, tmp_path, base, first):
+    found = study(text=STUDY.replace("max_steps: 4", f"max_steps: 4{base}") + "controls: [shuffled]\n")
+    names = []
+    for run in all_runs(found):
+        folder = StudyRunFolder(tmp_path / "trial" / run.folder)
+        write_plan(folder, run, tmp_path / "trial")
+        names.append(yaml.safe_load(folder.train_config.read_text())["run_name"])
+    assert len(set(names)) == len(names) == 9
+    assert names[0] == f"{first}/regular/seed-1" and names[-1] == f"{first}/step_jepa+shuffled/seed-3"
+
+
+@pytest.mark.parametrize("share", ["0.2", "0", "1", "1e-1"])
+def test_a_share_is_no_split(share, tmp_path, capsys):
+    rows = write(tmp_path / "rows.jsonl", TEST[:4])
+    for command in (
+        f"train --train_file {rows} --eval_split={share} --output_dir out",
+        f"train --train_file {rows} --eval_file {rows} --eval_split={share} --output_dir out",
+        f"check {rows} --eval_file {rows} --eval_split={share}",
+        f"check {rows} --dataset_split={share}",
+    ):
+        assert "stepjepa prepare FILE --valid_ratio" in refusal(capsys, *command.split())
+    with pytest.raises((ConfigError, DataError), match="a number"):
+        RunOptions(eval_split=share)
+
+
+def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):
+    rows = write(tmp_path / "rows.jsonl", TEST[:2])
+    changed = {"eval_split": "validation", "dataset_split": "all", "eval_samples": 7, "eval_max_new_tokens": 8}
+
+    def notes(file=rows, **options):
+        return run_options_unread(RunOptions(train_file=[file], **options), set(changed))
+
+    assert notes() == []  # as resolved.yaml has them
+    no_splits = "--dataset_split has no effect: the files have no splits"
+    assert notes(**changed) == [
+        no_splits,
+        "--eval_split has no effect without --eval_file",
+        "--eval_samples has no effect without --eval_metrics",
+        "--eval_max_new_tokens has no effect without --eval_metrics",
+    ]
+    given = {**changed, "eval_metrics": ["exact"]}
+    assert notes(eval_file=rows, **given) == [no_splits, no_splits.replace("dataset", "eval")]
+    assert notes("openai/gsm8k:main", eval_file="openai/gsm8k:main", **given) == []
+
+
+def test_without_matplotlib_the_page_is_written_and_the_picture_is_said(tmp_path, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    rows, page, picture = write(tmp_path / "rows.jsonl", TEST[:4]), tmp_path / "page.html", tmp_path / "row.png"
+    error = refusal(capsys, "inspect", rows, "--model_name", "tiny", "--html", page, "--png", picture)
+    assert "--png" in error and "needs matplotlib" in error and f"written: {page}" in error
+    assert page.stat().st_size > 10_000 and not picture.exists()
+
+
+# Values that no run can use
+
+
+def number_fields(kind):
+    """The options of a dataclass that take numbers, and no booleans."""
+    hints = {name: {hint, *typing.get_args(hint)} for name, hint in typing.get_type_hints(kind).items()}
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return sorted(
+        name for name, kinds in hints.items() if name in fields and {int, float} & kinds and bool not in kinds
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**20, -(10**20), -2])
+def test_no_number_of_a_run_is_beyond_use(value, tmp_path):
+    trainer, method = number_fields(transformers.TrainingArguments), number_fields(JEPAOptions)
+    assert {"save_steps", "per_device_train_batch_size", "max_grad_norm", "seed", "warmup_steps"} <= set(trainer)
+    for name in trainer:
+        with pytest.raises(ConfigError, match=f"^{name} is "):
+            JEPAConfig(output_dir=str(tmp_path), **{name: value})
+    assert len(method) > 20
+    for name in () if isinstance(value, int) else method:
+        with pytest.raises(ConfigError, match=name):
+            JEPAOptions(**{name: value}).check()
+
+
+def test_numbers_of_the_command_line_are_one_line(tmp_path, capsys):
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):  # it would be filled for hours
+        with pytest.raises(ConfigError, match=f"^{name} is 2147483648; it must be .* at most 1048576$"):
+            JEPAConfig(output_dir=str(tmp_path), **{name: 2**31})
+    flags = "save_steps=-inf per_device_train_batch_size=100000000000000000000 eval_steps=nan lbd=1e999 max_steps=-7 "
+    flags += f"num_train_epochs=0 adam_beta2=1 seed={'9' * 5000}"
+    for flag in flags.split():
+        words = ["--train_file", "nothing.jsonl", f"--{flag}", "--output_dir", tmp_path / "out"]
+        assert flag.partition("=")[0] in refusal(capsys, "train", *words)
+
+
+def test_a_tokenizer_without_a_usable_length_is_one_line(tmp_path, capsys):
+    load_tokenizer("tiny", ["a few words"]).save_pretrained(tmp_path)
+    file, rows = tmp_path / "tokenizer_config.json", tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a few words ' + "and more " * 50 + '"}\n')
+    settings = json.loads(file.read_text())
+    assert "model_max_length" in settings
+    for longest in ("text", -5, True, [1], None):
+        file.write_text(json.dumps({**settings, "model_max_length": longest}))
+        if longest is not None:
+            assert "model_max_length" in refusal(capsys, "check", rows, "--model_name", tmp_path)
+        else:  # transformers takes its own
+            main(["check", str(rows), "--model_name", str(tmp_path)])
+            assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_tokenizer_of_another_model_is_one_line(tmp_path, capsys):
+    load_model("tiny", load_tokenizer("tiny", ["a"])).save_pretrained(tmp_path)
+    load_tokenizer("tiny", [row["messages"][1]["content"] for row in TEST]).save_pretrained(tmp_path)
+    rows = write(tmp_path / "rows.jsonl", TEST[:2])
+    assert main(["evaluate", str(tmp_path), rows, "--metric", "exact", "--output_dir", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "embeddings and the model has" in error and ": error: " in error.splitlines()[-1]
+
+
+def test_text_that_is_no_text_is_skipped_or_one_line(tmp_path, capsys):
+    lone = tmp_path / "lone.jsonl"
+    lone.write_text('{"text": "a \\ud800 b"}\n{"text": "words of a text that is long enough"}\n')
+    assert main(["check", str(lone), "--model_name", "tiny"]) == 0 and "skipped 1" in capsys.readouterr().out
+    assert main(["inspect", str(lone), "--model_name", "tiny", "--objective", "split", "--row", "1"]) == 0
+    words = ["--model_name", "tiny", "--objective", "split", "--max_steps", "1", "--save_strategy", "no"]
+    assert main(["train", "--train_file", str(lone), *words, "--output_dir", str(tmp_path / "out")]) == 0
+    rows, config = write(tmp_path / "rows.jsonl", TEST[:2]), tmp_path / "config.yaml"
+    config.write_text('system_prompt: "a \\ud800 b"\n')
+    for flag in (["--system_prompt", "a\udcffb"], ["--config", config], ["--chat_template_kwargs", '{"a": "\\udc00"}']):
+        assert "expected UTF-8 text" in refusal(capsys, "check", rows, "--model_name", "tiny", *flag)

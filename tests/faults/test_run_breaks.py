@@ -1,0 +1,236 @@
+"""A loss that is not finite, a full disk or too little memory: one line, the last good checkpoint stays, and the run can be
+resumed from it; what is logged then covers the complete run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from stepjepa.cli.main import main
+from stepjepa.errors import RunError
+from stepjepa.training.trainer import JEPATrainer
+from support.runs import CONSTANT, copy_of, one_line, result_of, resume, train
+from support.training import trainer_for
+
+resource = pytest.importorskip("resource")
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """At a step, a function of the loss takes its place."""
+    real = JEPATrainer.compute_loss
+
+    def prepare(step, change):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            loss = real(self, model, inputs, *args, **kwargs)
+            return change(loss) if self.state.global_step + 1 == step else loss
+
+        monkeypatch.setattr(JEPATrainer, "compute_loss", compute_loss)
+
+    return prepare
+
+
+def becomes(value, with_gradient=True):
+    return lambda loss: loss * value if with_gradient else loss + (value - loss.detach())
+
+
+def raises(error):
+    def change(loss):
+        raise error
+
+    return change
+
+
+def checkpoints_of(out):
+    return sorted(path.name for path in out.glob("checkpoint-*"))
+
+
+def strict_json(path):
+    def refuse(word):
+        raise AssertionError(f"{path.name} holds {word}, which is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+# A loss that is not finite
+
+
+def test_a_run_that_breaks_keeps_its_last_good_checkpoint(tmp_path, capsys, at_step):
+    """One at a checkpoint, one that is not logged, the last step; infinite with finite gradients, too."""
+    out, begin = tmp_path / "out", train
+    for step, value, with_gradient, logged, kept in [
+        (4, math.nan, True, 100, 2),
+        (5, math.nan, True, 1, 4),
+        (5, math.inf, False, 100, 4),
+        (6, math.nan, True, 100, 4),
+        (6, -math.inf, False, 3, 4),
+    ]:
+        at_step(step, becomes(value, with_gradient))
+        assert begin(out, "--save_total_limit", 1, "--logging_steps", logged) == 1
+        line, begin = one_line(capsys.readouterr().err), resume
+        assert f"step {step}: the loss is not finite" in line
+        assert f"the last good checkpoint is {out}/checkpoint-{kept}" in line
+        assert checkpoints_of(out) == [f"checkpoint-{kept}"]
+        assert not (out / "model.safetensors").exists() and not (out / "metrics.json").exists()
+    at_step(0, becomes(1.0))  # nothing breaks
+    assert resume(out, "--save_total_limit", 1) == 0
+
+
+def test_weights_that_break_are_not_saved(tmp_path, capsys, monkeypatch):
+    """By a learning rate that is far too high, or in the last step."""
+    out = tmp_path / "high"
+    assert train(out, "--learning_rate", "1e8", "--logging_steps", 100, "--save_steps", 1) == 1
+    assert "is not finite" in one_line(capsys.readouterr().err)
+    for state in out.glob("checkpoint-*/trainer_state.json"):
+        strict_json(state)
+    real, taken = torch.optim.AdamW.step, []
+
+    def step(self, *args, **kwargs):
+        result = real(self, *args, **kwargs)
+        taken.append(self)
+        if len(taken) == 6:
+            self.param_groups[0]["params"][0].data[0] = math.nan
+        return result
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    assert train(tmp_path / "last", "--save_strategy", "no") == 1
+    assert "step 6: the weights are not finite" in one_line(capsys.readouterr().err)
+    assert not (tmp_path / "last" / "model.safetensors").exists()
+
+
+def test_a_run_may_continue_and_its_records_say_null(tmp_path, capsys, caplog, at_step):
+    at_step(3, becomes(math.inf, with_gradient=False))
+    out = tmp_path / "out"
+    assert train(out, "--terminate_on_nan", "false") == 0
+    assert "step 3: the loss is not finite" in caplog.text and capsys.readouterr().out.count("done   6 steps") == 1
+    record = strict_json(out / "metrics.json")
+    losses = {entry["step"]: entry["loss"] for entry in record["log_history"] if "loss" in entry}
+    assert losses[3] is None and all(losses[step] is not None for step in (1, 2, 4, 5, 6))
+    assert record["metrics"]["train_loss"] is None
+    strict_json(out / "checkpoint-4" / "trainer_state.json")
+    expected = result_of(out)
+    (out / "metrics.json").unlink()
+    assert resume(out, "--terminate_on_nan", "false") == 0 and result_of(out)["weights"] == expected["weights"]
+
+
+def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, caplog, at_step):
+    at_step(3, becomes(math.nan))
+    assert train(tmp_path / "out", "--terminate_on_nan", "false", "--save_total_limit", 1) == 0
+    assert checkpoints_of(tmp_path / "out") == ["checkpoint-2"] and "checkpoint-4 is not written" in caplog.text
+
+
+def test_the_python_trainer_stops_too(tmp_path, tokenizer, at_step):
+    at_step(2, becomes(math.nan))
+    with pytest.raises(RunError, match="step 2: the loss is not finite"):
+        trainer_for(tmp_path, tokenizer).train()
+
+
+# A full disk, too little memory
+
+
+@contextmanager
+def files_of_at_most(size):
+    """The system refuses to write more to a file than this."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# The weights have 1.4 MB, the optimizer's state 2.9 MB.
+@pytest.mark.parametrize(
+    ("size", "flags"), [(1 << 20, ()), (2 << 20, ()), (1 << 20, ("--save_strategy", "no"))], ids=str
+)
+def test_a_full_disk_is_one_line_and_the_run_is_resumed_later(tmp_path, capsys, ended, size, flags):
+    out = tmp_path / "out"
+    with files_of_at_most(size):
+        assert train(out, *CONSTANT, *flags) == 1
+    line = one_line(capsys.readouterr().err)
+    what = out if flags else out / "checkpoint-2"
+    assert f"{what}: could not be written (" in line and "--resume_from_checkpoint true" in line
+    assert not (out / "checkpoint-2").exists(), "it would keep the disk full"
+    assert resume(out, *CONSTANT, *flags) == 0 and result_of(out)["weights"] == result_of(ended)["weights"]
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+    MemoryError(),
+]
+
+
+def test_too_little_memory_is_one_line_and_the_run_is_resumed_later(tmp_path, capsys, at_step, ended):
+    out = copy_of(ended, tmp_path, killed_after=4)
+    for error in OUT_OF_MEMORY:
+        at_step(5, raises(error))
+        assert resume(out, *CONSTANT) == 1
+        line = one_line(capsys.readouterr().err)
+        for words in ("out of memory", "--per_device_train_batch_size", "--resume_from_checkpoint true"):
+            assert words in line
+    at_step(5, raises(RuntimeError("a bug")))  # is not taken for one of these
+    with pytest.raises(RuntimeError, match="a bug"):
+        resume(out, *CONSTANT)
+    at_step(0, becomes(1.0))
+    assert resume(out, *CONSTANT) == 0 and result_of(out) == result_of(ended)
+
+
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "numbers.json")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OUT_OF_MEMORY[1], "out of memory"), (NO_SPACE, "numbers.json: could not be written (No space left")],
+)
+@pytest.mark.parametrize(("command", "more"), [("analyze rows.jsonl", ["--models", "tiny"]), ("study study.yaml", [])])
+def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, more, error, said):
+    from stepjepa.analysis import run as analysis
+    from stepjepa.study import run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "study.yaml").write_text(
+        "output_dir: out\ndata: {builtin: {train_rows: 8, select_rows: 4, test_rows: 4}}\nseeds: [1]\n"
+        "arms: {regular: {objective: regular}}\nbase: {model_name: tiny, max_steps: 1}\nmetrics: [answer_nll]\n"
+    )
+    fail = raises(error)
+    monkeypatch.setattr(analysis, "_collect_all", lambda *args, **kwargs: fail(None))
+    monkeypatch.setattr(run.StudyRun, "carry_out", lambda *args, **kwargs: fail(None))
+    assert main([*command.split(), *more]) == 1
+    line = one_line(capsys.readouterr().err, command.split()[0])
+    assert said in line and "start the same command again" in line
+
+
+# The log of a resumed run
+
+
+@pytest.mark.parametrize(
+    ("flags", "killed_after"),
+    [
+        (["--logging_steps", 3, "--track_flop"], [2]),  # between entries
+        ("--logging_strategy epoch --eval_strategy epoch --max_steps -1 --num_train_epochs 2".split(), [2, 5]),
+        (["--logging_steps", 4, "--streaming", "--shuffle_buffer", 8], [2]),
+    ],
+    ids=["steps", "epochs", "streaming"],
+)
+def test_the_log_of_a_resumed_run_is_that_of_the_complete_run(tmp_path, flags, killed_after):
+    flags = [*CONSTANT, "--save_steps", 1, *flags]
+
+    def with_rows(out):
+        return [*flags, "--eval_file", out.parent / "rows.jsonl"] if "--eval_strategy" in flags else flags
+
+    out = tmp_path / "out"
+    assert train(out, *with_rows(out)) == 0
+    expected = result_of(out)
+    assert expected["metrics"]["train_loss"] > 1
+    for step in killed_after:
+        again = copy_of(out, tmp_path / f"again-{step}", killed_after=step)
+        assert resume(again, *with_rows(again)) == 0
+        assert result_of(again) == expected, step

@@ -1,0 +1,310 @@
+"""A run's folder decides: a complete run stays as it is, damaged checkpoints are passed over, more steps train on, and two
+runs never write to one folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from stepjepa.cli.main import main
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.forward import causal_lm
+from stepjepa.study import stages
+from stepjepa.study.records import StudyRunFolder, read_record
+from stepjepa.training import checkpoints as saving
+from stepjepa.training.run_folder import RunFolder
+from support.answers import write
+from support.rows import step_rows
+from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, train
+from support.training import trainer_for
+
+fcntl = pytest.importorskip("fcntl")
+
+
+@pytest.fixture
+def killed(ended, tmp_path):
+    """What a kill after checkpoint-4 leaves of it."""
+    return copy_of(ended, tmp_path, killed_after=4)
+
+
+def refused(capsys, out, *flags):
+    """The one line of a run that is refused, and leaves the folder as it was."""
+    before = files_of(out)
+    capsys.readouterr()
+    assert resume(out, *flags) == 2 and files_of(out) == before
+    return one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("flags", "may_be_lost"),
+    [
+        ([], ["model.safetensors", "manifest.json", "metrics.json"]),
+        (["--max_steps", -1, "--num_train_epochs", 1.2], ["model.safetensors"]),
+        (["--streaming", "--shuffle_buffer", 8], ["model.safetensors"]),
+        (["--same_flop", "--max_steps", 8], ["model.safetensors"]),
+        (["--save_strategy", "no"], []),
+    ],
+    ids=["steps", "epochs", "streaming", "same_flop", "no_checkpoints"],
+)
+def test_a_complete_run_stays_as_it_is_and_gets_back_what_it_lacks(tmp_path, ended, capsys, flags, may_be_lost):
+    out, flags = tmp_path / "out", (*CONSTANT, *flags)
+    assert copy_of(ended, tmp_path) if flags == CONSTANT else train(out, *flags) == 0
+    before, expected = files_of(out), result_of(out)
+    refused(capsys, out, *flags, "--seed", 7)  # another run's
+    for lost in may_be_lost:
+        (out / lost).unlink()
+        assert resume(out, *flags) == 0 and result_of(out) == expected
+        now = files_of(out)
+        assert {n: v for n, v in now.items() if "checkpoint" in n} == {
+            n: v for n, v in before.items() if "checkpoint" in n
+        }
+    before, _ = files_of(out), capsys.readouterr()
+    assert resume(out, *flags) == 0 and f"{out}: complete, " in capsys.readouterr().out and files_of(out) == before
+
+
+@pytest.mark.parametrize(
+    "more", [("--max_steps", 10), ("--max_steps", -1, "--num_train_epochs", 2)], ids=["steps", "epochs"]
+)
+def test_more_steps_train_on_with_the_schedule_of_all_of_them(tmp_path, caplog, more):
+    out = tmp_path / "out"
+    assert train(out, "--lbd_schedule", "cosine") == 0
+    first = result_of(out)["log"][:STEPS]
+    assert resume(out, "--lbd_schedule", "cosine", *more) == 0
+    assert "run of 6 steps; this one has 10" in caplog.text
+    log = [entry for entry in result_of(out)["log"] if "lm_loss" in entry]
+    assert [entry["step"] for entry in log] == list(range(1, 11)) and log[:STEPS] == first
+    # Linear to 0 over ten steps: the first new step has not the 0 of the old schedule's end.
+    rates = [entry["learning_rate"] for entry in log[STEPS:]]
+    assert rates == pytest.approx([0.01 * (1 - n / 10) for n in range(6, 10)])
+    assert log[STEPS]["lbd"] > log[STEPS + 1]["lbd"] > 0
+    before = files_of(out)
+    assert resume(out, "--lbd_schedule", "cosine", *more) == 0 and files_of(out) == before
+
+
+def test_steps_that_cannot_be_trained_are_refused(ended, tmp_path, capsys):
+    out = copy_of(ended, tmp_path)
+    assert "checkpoint-6: it has 6 steps and only 4 are asked for" in refused(capsys, out, *CONSTANT, "--max_steps", 4)
+    for checkpoint in out.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    line = refused(capsys, out, *CONSTANT, "--max_steps", 8)
+    assert "ended after 6 steps and no checkpoint of it is left" in line
+
+
+@pytest.mark.parametrize("options", [{}, {"streaming": True, "shuffle_buffer": 8}], ids=["rows", "streaming"])
+def test_the_python_trainer_trains_nothing_after_the_last_step(tmp_path, tokenizer, options):
+    rows = write(tmp_path / "rows.jsonl", step_rows(20))
+    options = {**options, "save_strategy": "steps", "save_steps": 2, "max_steps": 3, "lr_scheduler_type": "constant"}
+    first, second = (trainer_for(tmp_path, tokenizer, rows, objective="step_jepa", **options) for _ in range(2))
+    expected, found = first.train(), second.train(resume_from_checkpoint=True)
+    assert (found.global_step, found.training_loss) == (3, expected.training_loss)
+    weights = dict(causal_lm(second.model).named_parameters())
+    assert all(torch.equal(weights[name], value) for name, value in causal_lm(first.model).named_parameters())
+    assert not (tmp_path / "out" / "checkpoint-4").exists()
+    # A stream ends where the run does; the next training begins at its start.
+    first.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    first.train()
+    assert first.state.global_step == 3
+
+
+def test_a_study_trains_no_step_twice(tmp_path, monkeypatch):
+    def in_this_process(log, argv, environment):
+        assert main(argv) == 0
+
+    def carried_out(path):
+        stages.carry_out(str(path), ["train"], {})
+        record = read_record(StudyRunFolder(path).record("train"))
+        return record["steps"], record["resumed_at_step"]
+
+    monkeypatch.setattr(stages, "run_process", in_this_process)
+    rows, run = write(tmp_path / "rows.jsonl", step_rows(20)), StudyRunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.train_config.write_text(
+        f"train_file: {rows}\nmodel_name: tiny\nmax_steps: 4\nsave_steps: 2\nlr_scheduler_type: constant\n"
+        "logging_steps: 1\nper_device_train_batch_size: 4\ndisable_tqdm: true\nobjective: step_jepa\n"
+    )
+    assert carried_out(run.path) == (4, None)
+    expected = result_of(run.model)
+    run.record("train").unlink()
+    with open(run.train_config, "a") as file:
+        file.write("save_total_limit: 1\n")  # so that the checkpoint to resume from is gone in the end
+    model, checkpoint = ["model.safetensors", "metrics.json"], "checkpoint-4"
+    for name, lost, resumed, left in [
+        ("before its record", [], None, [2, 4]),  # a complete run is left as it is
+        ("before its model", model, 4, [4]),
+        ("after a checkpoint", [*model, checkpoint], 2, [4]),
+    ]:
+        again = StudyRunFolder(shutil.copytree(run.path, tmp_path / name))
+        for file in lost:
+            shutil.rmtree(again.model / file) if file == checkpoint else (again.model / file).unlink()
+        assert carried_out(again.path) == (4, resumed), name
+        assert result_of(again.model) == expected
+        assert sorted(path.name for path in again.model.glob("checkpoint-*")) == [f"checkpoint-{step}" for step in left]
+
+
+def test_a_model_whose_writing_was_cut_off_is_not_evaluated(ended, tmp_path, capsys):
+    out = copy_of(ended, tmp_path)
+    rows, weights = tmp_path / "rows.jsonl", out / "model.safetensors"
+    words = ["--test_file", rows, "--metric", "answer_nll", "--output_dir", tmp_path / "scores"]
+    whole = weights.read_bytes()
+    for said in ("bytes", "its writing was cut off"):
+        if said == "bytes":
+            weights.write_bytes(whole[:-100])
+        else:  # the weights of an earlier run
+            weights.write_bytes(whole)
+            (out / "manifest.json").unlink()
+            (out / ".export").mkdir()
+        capsys.readouterr()
+        assert main(["evaluate", "--model_name", str(out), *map(str, words)]) == 2
+        line = one_line(capsys.readouterr().err, "evaluate")
+        assert "--resume_from_checkpoint true" in line and said in line
+
+
+def test_the_checkpoint_of_another_run_does_not_open_a_folder(ended, tmp_path, capsys):
+    """Nor is anything removed where it lies; in a folder of its own the run is resumed."""
+    out = copy_of(ended, tmp_path)
+    other = copy_of(ended, tmp_path / "other")
+    shutil.copytree(other / "checkpoint-2", other / "checkpoint-best")
+    before = files_of(out), files_of(other)
+    named = ("--resume_from_checkpoint", other / "checkpoint-best")
+    assert train(out, *CONSTANT, *named) == 2
+    assert "the folder is not empty" in one_line(capsys.readouterr().err)
+    assert train(tmp_path / "new", *CONSTANT, *named) == 0
+    assert result_of(tmp_path / "new") == result_of(other)
+    assert (files_of(out), files_of(other)) == before
+
+
+def test_evaluations_of_an_earlier_model_are_not_reported_as_this_ones(ended, tmp_path, capsys):
+    out, test = copy_of(ended, tmp_path), write(tmp_path / "test.jsonl", step_rows(4))
+    evaluate = ["evaluate", "--model_name", str(out), "--test_file", test, "--metric", "answer_nll"]
+
+    def reported():
+        capsys.readouterr()
+        assert main(["report", str(out), "--output_file", str(tmp_path / "page.html"), "--overwrite"]) == 0
+        said = capsys.readouterr()
+        return "evaluation-test: is of an earlier model in this folder" in said.out + said.err
+
+    assert main(evaluate) == 0 and not reported() and "answer_nll" in (tmp_path / "page.html").read_text()
+    assert resume(out, *CONSTANT, "--max_steps", STEPS + 2) == 0 and reported()
+    assert main([*evaluate, "--overwrite_output_dir"]) == 0 and not reported()
+
+
+# Checkpoints that are not as they were written
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    if how == "lost":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("scheduler.pt", "lost"), ("model.safetensors", "cut"), ("rng_state.pth", "changed")]
+)
+def test_a_damaged_checkpoint_is_named_and_passed_over(killed, ended, capsys, name, how):
+    damage(killed / "checkpoint-4" / name, how)
+    assert resume(killed, *CONSTANT) == 0
+    said = capsys.readouterr().out
+    assert f"{killed}/checkpoint-4: {name} " in said and "passed over" in said and "resumed from checkpoint-2" in said
+    assert result_of(killed) == result_of(ended)
+
+
+def test_every_file_of_a_checkpoint_is_watched(killed):
+    files = sorted((killed / "checkpoint-4").iterdir())
+    assert len(files) > 10
+    for number, path in enumerate(files):
+        before = path.read_bytes()
+        assert RunFolder(killed).checkpoint == path.parent
+        damage(path, ["lost", "cut", "changed"][number % 3])
+        assert RunFolder(killed).checkpoint == killed / "checkpoint-2", path.name
+        path.write_bytes(before)
+
+
+def test_without_a_good_checkpoint_nothing_starts(killed, tmp_path, capsys):
+    good = {path: path.read_bytes() for path in killed.glob("checkpoint-*/optimizer.pt")}
+    for how, word in (("lost", "missing"), ("cut", "bytes"), ("changed", "checksum")):
+        for path, content in good.items():
+            path.write_bytes(content)
+            damage(path, how)
+        for flags in ((), ("--resume_from_checkpoint", killed / "checkpoint-4")):
+            line = refused(capsys, killed, *CONSTANT, *flags)
+            assert "checkpoint-4: optimizer.pt" in line and word in line
+    for folder in killed.glob("checkpoint-*"):
+        (folder / "manifest.json").unlink()
+        (folder / "log_state_0.pt").unlink()
+    assert "written by version 0.1" in refused(capsys, killed, *CONSTANT)
+
+
+def test_checkpoints_without_an_optimizer_are_refused(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert train(out, "--max_steps", 2, "--save_only_model") == 0
+    (out / "metrics.json").unlink()
+    for flags in ((), ("--resume_from_checkpoint", out / "checkpoint-2")):
+        assert "written with save_only_model" in refused(capsys, out, "--max_steps", 2, *flags)
+
+
+def test_an_old_checkpoint_goes_only_after_the_manifest_of_the_new_one(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(folder):
+        assert (folder / "trainer_state.json").exists()
+        if folder.name == "checkpoint-4":
+            raise Killed
+        written(folder)
+
+    written = saving.write_manifest
+    monkeypatch.setattr(saving, "write_manifest", killed)
+    with pytest.raises(Killed):
+        train(tmp_path / "out", "--save_total_limit", 1)
+    assert (tmp_path / "out" / "checkpoint-2" / "optimizer.pt").exists()
+
+
+def test_the_best_checkpoint_stays(tmp_path):
+    out = tmp_path / "out"
+    best = "--eval_strategy steps --eval_steps 2 --load_best_model_at_end --metric_for_best_model eval_lm_loss".split()
+    best += ["--greater_is_better", "true", "--eval_file", tmp_path / "rows.jsonl"]
+    assert train(out, *best, "--save_total_limit", 2) == 0
+    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-6"]
+    state = json.loads((out / "checkpoint-6" / "trainer_state.json").read_text())
+    assert state["best_global_step"] == 2
+
+
+# Holds a lock file as a run does, until it is killed.
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_run_in_a_folder_is_refused_until_the_first_has_died(tmp_path, tokenizer, capsys):
+    out = tmp_path / "out"
+    assert train(out, "--eval_strategy", "epoch") == 2 and "needs --eval_file" in one_line(capsys.readouterr().err)
+    assert not out.exists(), "a refused run leaves no folder"
+    out.mkdir()
+    ways = ((), ("--resume_from_checkpoint", "true"), ("--overwrite_output_dir",))
+    with subprocess.Popen([sys.executable, "-c", HOLDER, out / ".lock"], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        for flags in ways:
+            assert train(out, *flags) == 2
+            assert "another run is writing to this folder" in one_line(capsys.readouterr().err)
+        trainer = trainer_for(tmp_path, tokenizer)
+        with pytest.raises(ConfigError, match="another run is writing to this folder"):
+            trainer.train()
+        assert trainer.state.global_step == 0 and list(files_of(out)) == [".lock"]
+        holder.kill()
+    for flags in ways:
+        (out / ".lock").touch()  # as the first left it
+        assert train(out, "--max_steps", 1, *flags) == 0
+        assert not (out / ".lock").exists()
