@@ -105,7 +105,7 @@ def test_analyze_and_study(tmp_path, capsys, monkeypatch, command, error):
         f"output_dir: {tmp_path}/out\ndata: {{builtin: {{train_rows: 8, select_rows: 4, test_rows: 4}}}}\n"
         "arms: {regular: {objective: regular}}\nbase: {model_name: tiny, max_steps: 1}\nmetrics: [answer_nll]\nseeds: [1]\n"
     )
-    monkeypatch.setattr(analysis, "_collect_all", fail)
+    monkeypatch.setattr(analysis, "collect_all", fail)
     monkeypatch.setattr(run.StudyRun, "carry_out", fail)
     file = tmp_path / ("rows.jsonl" if command == "analyze" else "study.yaml")
     assert main([command, str(file), *(["--models", "tiny"] if command == "analyze" else [])]) == 1

@@ -8,14 +8,16 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import DataError
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
-from stepjepa.study.records import Item, State
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.text import scaled
+
+if TYPE_CHECKING:
+    from stepjepa.study.run import StudyRun
 
 # Kind of comparison, title of its column, title of its corrected p-value's.
 KINDS: tuple[tuple[Kind, str, str], ...] = (
@@ -27,25 +29,10 @@ KINDS: tuple[tuple[Kind, str, str], ...] = (
 _RESULT = ("n", "mean", "sd", "low", "high", "t_p", "wilcoxon_p", "effect_size")
 _FOOTNOTE = (
     "`arm+shuffled` and `arm+random` are the arm with the targets of other examples and with one random vector; "
-    "`arm+same_flop` is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
+    f"`arm+{SAME_FLOP}` is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
     "the arm's difference at equal compute. Values are those of the test split, FLOPs and seconds those of training."
 )
 Number = Callable[[float], str]
-
-
-@dataclass
-class Outcome:
-    """All runs of a study after it was carried out, and notes on its data."""
-
-    study: Study
-    state: State
-    items: list[Item]
-    notes: list[str]
-
-    @property
-    def failed(self) -> list[Item]:
-        """The runs that are not done: those that ended with an error and those that were not begun."""
-        return [item for item in self.items if item.todo or item.error is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,12 +208,12 @@ def _cell(text: str) -> str:
 # From runs to tables
 
 
-def records_of(outcome: Outcome) -> list[RunRecord]:
+def records_of(carried: StudyRun) -> list[RunRecord]:
     """The record of every run, finished or not, in the study's order."""
     records = []
-    for item in outcome.items:
+    for item in carried.items:
         run, trained = item.run, item.folder.done("train") or {}
-        choice = outcome.state.choice(run.block.name, run.arm.name)
+        choice = carried.state.choice(run.block.name, run.arm.name)
         record = RunRecord(
             block=run.block.name,
             arm=run.arm.name,
@@ -284,10 +271,10 @@ def _arm_runs(block: Block, records: Sequence[RunRecord]) -> Iterator[ArmRuns]:
 # Files and lines
 
 
-def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
+def write_results(carried: StudyRun) -> tuple[Tables, list[str]]:
     """Write everything into the study's folder; the tables, and lines for a terminal."""
-    study, folder, records = outcome.study, outcome.study.output_dir, records_of(outcome)
-    tables, missing = study_tables(study, records), missing_lines(outcome)
+    study, folder, records = carried.study, carried.study.output_dir, records_of(carried)
+    tables, missing = study_tables(study, records), missing_lines(carried)
     rows = [{"block": block, "metric": name, **row} for (block, name), table in tables.items() for row in table.rows()]
     complete = {
         "title": study.title,
@@ -300,7 +287,7 @@ def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
     writer.writerows(rows)
     texts = {
         "results.jsonl": b"".join(json_bytes(asdict(record)) + b"\n" for record in records),
-        "table.md": _markdown(outcome, tables, missing).encode(),
+        "table.md": _markdown(carried, tables, missing).encode(),
         "table.csv": lines.getvalue().encode(),
         "table.json": json_bytes(complete, indent=1) + b"\n",
     }
@@ -310,14 +297,14 @@ def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
     return tables, [*_verdict_lines(tables), *missing, "", f"written to {folder}: {names}"]
 
 
-def _markdown(outcome: Outcome, tables: Tables, missing: Sequence[str]) -> str:
-    study = outcome.study
+def _markdown(carried: StudyRun, tables: Tables, missing: Sequence[str]) -> str:
+    study = carried.study
     parts = [f"# {study.title}", *([study.shows] if study.shows else [])]
     for block in study.blocks:
         parts += [f"## {block.name}"] if block.name else []
         parts += [table.markdown().rstrip() for (name, _), table in tables.items() if name == block.name]
         for arm in block.arms:
-            choice = outcome.state.choice(block.name, arm.name)
+            choice = carried.state.choice(block.name, arm.name)
             if choice is not None:
                 means = [f"{cell}: {'-' if mean is None else f'{mean:.5g}'}" for cell, mean in choice["means"].items()]
                 parts.append(
@@ -325,7 +312,7 @@ def _markdown(outcome: Outcome, tables: Tables, missing: Sequence[str]) -> str:
                     "its test split was scored."
                 )
     parts.append(_FOOTNOTE)
-    for title, lines in (("Runs that are missing", missing[1:]), ("Notes", [*study.notes, *outcome.notes])):
+    for title, lines in (("Runs that are missing", missing[1:]), ("Notes", [*study.notes, *carried.notes])):
         if lines:
             parts.append("\n".join([f"**{title}**", "", *(f"- {line.strip()}" for line in lines)]))
     return "\n\n".join(parts) + "\n"
@@ -345,15 +332,15 @@ def _verdict_lines(tables: Tables) -> Iterator[str]:
                     yield f"    at equal {kind}: {found.mean:+.4g}{ends}, n = {found.n} seeds"
 
 
-def missing_lines(outcome: Outcome) -> list[str]:
+def missing_lines(carried: StudyRun) -> list[str]:
     """A heading and a line for every run without a result and why; nothing where all are there."""
-    lines = [f"  {item.run.name}: {item.error or 'not run'}" for item in outcome.failed]
+    lines = [f"  {item.run.name}: {item.error or 'not run'}" for item in carried.failed]
     lines += [
         f"  {f'{block.name}/' if block.name else ''}{arm.name}: nothing was chosen on the validation split, so "
         f"its test split was not looked at{''.join(f', and {name} not run' for name in arm.variants)}"
-        for block in outcome.study.blocks
+        for block in carried.study.blocks
         for arm in block.arms
-        if arm.tuned and outcome.state.choice(block.name, arm.name) is None
+        if arm.tuned and carried.state.choice(block.name, arm.name) is None
     ]
     return ["runs that are missing:", *lines] if lines else []
 
