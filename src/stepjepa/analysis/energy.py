@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from stepjepa.analysis.models import AnalyzedModel, collator_of, energy_notes, load_scorer
-from stepjepa.analysis.options import READING, SAMPLED, AnalysisResult, EnergyOptions, slug, text_table
+from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions, slug, text_table
 from stepjepa.analysis.states import FINAL, EncodedSolution, encode_solutions, read_states
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
@@ -54,6 +54,11 @@ from stepjepa.version import __version__
 
 Line = dict[str, Any]  # a solution, as the file of energies has it
 _NAME = Names(EnergyOptions)
+# Options on which sampled solutions depend: they are used again only with the same ones.
+_SAMPLED = (
+    *(_NAME.temperature, _NAME.top_p, _NAME.max_new_tokens, _NAME.batch_size, _NAME.seed, _NAME.best_of),
+    *(_NAME.dtype, _NAME.attn_implementation, _NAME.max_examples),
+)
 _ENERGIES = ("energy", "shuffled", "relative")
 # Signal -> the number of a line that it is, its sign (1 where a high value is the better one), its name in tables.
 SIGNALS = {
@@ -138,7 +143,7 @@ def _sample(
     for line in questions.skipped_lines():
         bar.say(f"         {line}")
     identity = {
-        **{name: getattr(options, name) for name in SAMPLED},
+        **{name: getattr(options, name) for name in _SAMPLED},
         "chat_template": hashlib.sha256(template_of(prompter.tokenizer).encode()).hexdigest()[:16],
         "model": fingerprint(model.place),
         "data": questions.fingerprint(),

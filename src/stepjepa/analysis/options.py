@@ -68,25 +68,22 @@ def _as_trained(name: str, text: str = "") -> Any:
     own = options_of(JEPAOptions)[name]
     named = [choice for member in union_members(own.hint) for choice in get_args(member) if isinstance(choice, str)]
     choices, bounds = tuple(named) or own.choices, cast(Any, own.bounds)
-    return option(None, text or own.help, _READ, choices=choices, own=own.own, secret=False, resume=True, **bounds)
+    return option(None, text or own.help, _READ, choices=choices, own=own.own, secret=False, **bounds)
 
 
 @dataclass
 class _Loading:
-    """How models and files are loaded, and where their views are read; of files of samples, what those depend on."""
+    """How models and files are loaded, and where their views are read."""
 
-    dataset_split: str = option("test", "Split of a Hub data set.", _MODELS, resume=True)
+    dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "float32", "Dtype of the weights; states are float32.", _MODELS
     )
     attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS, resume=True)
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
     batch_size: int = option(16, "Pairs, or solutions, a batch.", _MODELS, at_least=1)
     head: bool = option(
-        True,
-        "Send sources through the predictor head that was saved with a model, as training does.",
-        _MODELS,
-        resume=True,
+        True, "Send sources through the predictor head that was saved with a model, as training does.", _MODELS
     )
     predictors: int | None = _as_trained(
         "predictors",
@@ -180,7 +177,9 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
             raise ConfigError(f"{_NAME.energy} is a form of the command with options of its own; give it as a flag")
         check_fields(self, _Analysis)
         check_fields(self, _Loading)
-        if self.layers not in (None, ["all"]) and not all(re.fullmatch(r"-?\d+", str(word)) for word in self.layers or ()):
+        if self.layers not in (None, ["all"]) and not all(
+            re.fullmatch(r"-?\d+", str(word)) for word in self.layers or ()
+        ):
             given = " ".join(map(str, self.layers or ()))
             raise ConfigError(f"--{_NAME.layers} {given}: give all, or numbers such as 0 4 -1")
         if self.from_states and (self.models or self.file):
@@ -216,13 +215,11 @@ class EnergyOptions(_Loading):
         "The solutions: chats, or predictions of stepjepa evaluate (JSONL, Parquet, CSV or a Hub data set); usually written "
         "without --solutions, in front of the rest.",
         _MODELS,
-        resume=True,
     )
     model_name: str | None = option(
         None,
         "The model: what stepjepa train has written (checkpoints and adapters too), any local folder, or a Hub id.",
         _MODELS,
-        resume=True,
     )
     max_examples: int | None = option(None, "Read the first so many rows only.", _MODELS, at_least=1)
     system_prompt: str | None = option(
@@ -230,17 +227,12 @@ class EnergyOptions(_Loading):
         "System message of every chat; none leaves it out. as_trained is the one that the model was trained with, as its "
         "folder records it, else the file's own.",
         _MODELS,
-        resume=True,
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
         None, "Attention kernel. Default: the model's own.", _MODELS
     )
     shuffled_targets: int = option(
-        256,
-        "Steps of other questions, sampled once, that every prediction is also compared with.",
-        _MODELS,
-        at_least=1,
-        resume=True,
+        256, "Steps of other questions, sampled once, that every prediction is also compared with.", _MODELS, at_least=1
     )
     seed: int = option(42, "Seed of these, and of the sampling.", _MODELS)
 
@@ -251,24 +243,13 @@ class EnergyOptions(_Loading):
         at_least=1,
     )
     questions: str | None = option(
-        None,
-        "File of questions whose solutions the model samples first, in place of given solutions.",
-        _BEST,
-        resume=True,
+        None, "File of questions whose solutions the model samples first, in place of given solutions.", _BEST
     )
     metric: str | None = option(
-        None,
-        f"What is right: one of {', '.join(_RIGHT)}, or module:function.",
-        _BEST,
-        needs={"best_of": True},
-        resume=True,
+        None, f"What is right: one of {', '.join(_RIGHT)}, or module:function.", _BEST, needs={"best_of": True}
     )
     metric_options: dict[str, Any] | None = option(
-        None,
-        'Options of the metric, as in \'{"reference_column": "gold"}\'.',
-        _BEST,
-        needs={"best_of": True},
-        resume=True,
+        None, 'Options of the metric, as in \'{"reference_column": "gold"}\'.', _BEST, needs={"best_of": True}
     )
     temperature: float = option(0.7, "Temperature of the sampling.", _BEST, needs={"questions": True}, above=0)
     top_p: float = option(
@@ -301,12 +282,9 @@ class EnergyOptions(_Loading):
         "File for the energies (.jsonl); <name>.metrics.json and sampled solutions, <name>.samples.jsonl, go next to it. "
         "Default: energies-<data>.jsonl.",
         _OUTPUT,
-        resume=True,
     )
-    overwrite_output_dir: bool = option(
-        False, "Replace what an earlier command has written there.", _OUTPUT, resume=True
-    )
-    json: bool = option(False, "Print the result as one JSON object.", _OUTPUT, resume=True)
+    overwrite_output_dir: bool = option(False, "Replace what an earlier command has written there.", _OUTPUT)
+    json: bool = option(False, "Print the result as one JSON object.", _OUTPUT)
 
     @property
     def file(self) -> str:
@@ -344,5 +322,3 @@ class EnergyOptions(_Loading):
 _NAME = Names(AnalyzeOptions, EnergyOptions)
 # Options of training that say how steps and views are read.
 READING = [name for name, one in options_of(EnergyOptions).items() if one.group == _READ]
-# Options on which sampled solutions depend: they are used again only with the same ones.
-SAMPLED = [name for name, one in options_of(EnergyOptions).items() if not one.resume]

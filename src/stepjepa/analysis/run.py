@@ -364,7 +364,7 @@ def _folder(options: AnalyzeOptions) -> Path:
     if options.runs_alone:
         return Path("analysis-runs")
     name = Path(str(options.file)).stem if Path(str(options.file)).exists() else str(options.file)
-    return Path(f"analysis-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', name).strip('-.') or 'data'}")
+    return Path(f"analysis-{slug(name)}")
 
 
 def _existing(folder: Path, patterns: Sequence[str], overwrite: bool) -> list[Path]:

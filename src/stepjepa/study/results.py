@@ -6,10 +6,11 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.analysis.options import written
 from stepjepa.errors import DataError
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
@@ -32,7 +33,6 @@ _FOOTNOTE = (
     f"`arm+{SAME_FLOP}` is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
     "the arm's difference at equal compute. Values are those of the test split, FLOPs and seconds those of training."
 )
-Number = Callable[[float], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,24 +99,24 @@ class Table:
         """A heading line, the table, and what its columns mean. Columns that no arm fills are left out."""
         level, rows = f"{100 * self.confidence:g} %", self.arms
         places = _places([arm.summary.estimate for arm in rows], digits=4)
-        number: Number = f"{{:.{places}f}}".format
+        form = f".{places}f"
         columns: dict[str, list[str]] = {
             "arm": [_cell(arm.name) for arm in rows],
             "seeds": [str(arm.summary.n) for arm in rows],
-            "mean": [_or_dash(arm.summary.estimate, number) for arm in rows],
-            "sd": [_or_dash(arm.summary.sd, number) for arm in rows],
-            f"{level} interval": [interval_text(arm.summary.low, arm.summary.high, number) for arm in rows],
+            "mean": [written(arm.summary.estimate, form) for arm in rows],
+            "sd": [written(arm.summary.sd, form) for arm in rows],
+            f"{level} interval": [interval_text(arm.summary.low, arm.summary.high, form) for arm in rows],
         }
         for kind, title, p_title in KINDS:
             made = [arm.comparisons.get(kind) for arm in rows]
             most = max(places, _places([c.result.mean for c in made if c], digits=2))
-            columns[f"{title} [{level}]"] = [_difference(c, f"{{:+.{most}f}}".format) for c in made]
+            columns[f"{title} [{level}]"] = [_difference(c, f"+.{most}f") for c in made]
             if kind == "examples":
                 columns["p (t)"] = [p_text(c.result.t_p) if c else "" for c in made]
                 columns["p (Wilcoxon)"] = [p_text(c.result.wilcoxon_p) if c else "" for c in made]
             columns[p_title] = [p_text(c.holm_p) if c and c.holm_p is not None else "" for c in made]
         columns["FLOPs"] = [scaled(arm.flops) for arm in rows]
-        columns["seconds"] = [_or_dash(arm.seconds, "{:.4g}".format) for arm in rows]
+        columns["seconds"] = [written(arm.seconds, ".4g") for arm in rows]
         columns["verdict"] = [_cell(str(arm.verdict or arm.role)) for arm in rows]
         columns = {title: cells for title, cells in columns.items() if any(cell not in ("", "-") for cell in cells)}
         lines = [" | ".join(columns), *(" | ".join(cells) for cells in zip(*columns.values(), strict=True))]
@@ -179,26 +179,22 @@ def p_text(p: float | None) -> str:
     return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def interval_text(low: float | None, high: float | None, number: Number) -> str:
+def interval_text(low: float | None, high: float | None, form: str) -> str:
     """``[low, high]``, "-" for none."""
-    return "-" if low is None or high is None else f"[{number(low)}, {number(high)}]"
+    return "-" if low is None or high is None else f"[{low:{form}}, {high:{form}}]"
 
 
-def _difference(comparison: Comparison | None, number: Number) -> str:
+def _difference(comparison: Comparison | None, form: str) -> str:
     if comparison is None or comparison.result.mean is None:
         return "" if comparison is None else "-"
     result = comparison.result
-    return f"{number(comparison.result.mean)} {interval_text(result.low, result.high, number)}"
+    return f"{result.mean:{form}} {interval_text(result.low, result.high, form)}"
 
 
 def _places(values: Sequence[float | None], digits: int) -> int:
     """Decimals that give the largest of `values` so many digits."""
     largest = max((abs(value) for value in values if value), default=1.0)
     return min(max(digits - 1 - math.floor(math.log10(largest)), 0), 12)
-
-
-def _or_dash(value: float | None, number: Number) -> str:
-    return "-" if value is None else number(value)
 
 
 def _cell(text: str) -> str:
