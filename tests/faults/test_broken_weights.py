@@ -14,9 +14,8 @@ from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import AnswerLoss
-from stepjepa.evaluation.predictions import read_predictions, record_lines
+from stepjepa.evaluation.predictions import EvaluationResult, read_predictions, record_lines
 from stepjepa.evaluation.run import Answers
-from stepjepa.evaluation.scoring import EvaluationResult
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
 from stepjepa.modeling.predictors import PredictorHead

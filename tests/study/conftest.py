@@ -15,6 +15,7 @@ from stepjepa.study.records import StudyRunFolder, write_record
 from stepjepa.study.run import run_study
 from stepjepa.study.stages import StageFailed
 from stepjepa.study.tree import parse_tree, set_value
+from support.runs import run_here
 
 STUDY = """\
 title: Played
@@ -109,12 +110,4 @@ def carry_out(make_study):
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Runs that are trained and scored for real, but here, where torch is loaded already."""
-    from stepjepa.cli.main import main
-    from stepjepa.study import stages as scoring
-
-    def run(log, argv, environment):
-        status = main(argv) if argv[0] == "train" else scoring.score_splits(StudyRunFolder(log.parent), argv[2:])
-        if status:
-            raise StageFailed(f"exit status {status}")
-
-    monkeypatch.setattr(stages, "run_process", run)
+    monkeypatch.setattr(stages, "run_process", run_here)

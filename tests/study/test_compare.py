@@ -14,7 +14,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 # Differences from the baseline with means 5, 0, -5 and 1 or so and a spread of about 1: shown or not shown at five seeds.
 BASE = [60.0, 55.0, 70.0, 62.0, 58.0]
 UP = [5.0, 6.0, 4.0, 5.5, 4.5]
-MORE = [9, 9.5, 8, 9, 9.2]
 HALF = [2.5, 3.1, 1.9, 2.7, 2.2]
 NONE = [1.0, -1.0, 0.5, -0.5, 0.25]
 DOWN = [-5.0, -6.0, -4.0, -5.5, -4.5]
@@ -50,12 +49,6 @@ def test_better_needs_baseline_controls_and_compute():
     assert (made["control"].against, made["random"].against) == ("shuffled", "random")
 
 
-def test_equal_compute_is_the_shorter_run_against_the_baseline():
-    compute = compare(arm("jepa", UP, **FULL), arm("shuffled"), arm("short", HALF))["jepa"].comparisons["compute"]
-    assert compute.result == paired_difference([b + half for b, half in zip(BASE, HALF, strict=True)], BASE)
-    assert (compute.against, compute.seeds) == ("plain", (0, 1, 2, 3, 4))
-
-
 def test_lower_may_be_better():
     links = [arm("shuffled", NONE), arm("short", DOWN)]
     assert verdict(arm("jepa", DOWN, **FULL), *links, higher_is_better=False) == "better"
@@ -70,7 +63,6 @@ def test_lower_may_be_better():
         ({"same_flop": "short"}, [arm("short", HALF)], "no shuffled control was run"),
         ({"needs_control": False}, [], "not compared at equal compute"),
         (FULL, [arm("shuffled", UP), arm("short", HALF)], "its shuffled control is not shown to be behind it"),
-        (FULL, [arm("shuffled", MORE), arm("short", HALF)], "its shuffled control is not shown to be behind it"),
         (
             BOTH,
             [arm("shuffled"), arm("random", UP), arm("short", HALF)],
@@ -100,10 +92,8 @@ def test_an_arm_that_costs_as_much_needs_no_other_comparison_of_compute():
     ("jepa", "said"),
     [
         (arm("jepa", NONE), "no difference shown"),
-        (arm("jepa"), "no difference shown"),
         (arm("jepa", DOWN), "worse"),
         (arm("jepa", UP, seeds=[0, 1]), "not established: n=2 seeds in common with plain"),
-        (arm("jepa", UP, seeds=[4]), "not established: n=1 seed in common with plain"),
         (arm("jepa", seeds=[]), "not established: n=0 seeds in common with plain"),
         (arm("jepa", [2.0] * 5), "not established: all 5 differences from plain are equal"),
     ],
@@ -151,48 +141,13 @@ def test_holm_runs_over_arms_and_not_over_what_they_are_compared_with():
     assert rows["shuffled"].comparisons["examples"].holm_p is None
 
 
-def test_holm_can_take_a_verdict_back():
-    """p = .03 alone; .09 among three."""
-    near = [1.0, 3.0, 2.0, -0.2, 2.0]
-    p = stats.ttest_1samp(near, 0).pvalue
-    assert 0.02 < p < 0.05
-    others = [arm("a", NONE), arm("b", [0, 1, -1, 1, -1])]
-    assert verdict(arm("jepa", near)).startswith("not established: better")
-    assert verdict(arm("jepa", near), *others) == "no difference shown"
-
-
-@pytest.fixture
-def no_collection(monkeypatch):
-    """statsmodels collects garbage at every correction, which takes longer than all the rest of hundreds of studies."""
-    monkeypatch.setattr("gc.collect", lambda *args: 0)
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_arms_alike_are_told_apart_at_no_more_than_the_level():
-    """600 studies of three arms and a baseline of one distribution: any verdict but "no difference" in 5 % (SE .9)."""
-    draws = np.random.default_rng(0).normal(0.6, 0.05, (600, 4, 5))
+def test_arms_alike_are_told_apart_at_no_more_than_the_level(monkeypatch):
+    """300 studies of three arms and a baseline of one distribution: any verdict but "no difference" in 5 % (SE 1.3)."""
+    monkeypatch.setattr("gc.collect", lambda *args: 0)  # statsmodels collects garbage at every correction
     wrong = 0
-    for study in draws:
+    for study in np.random.default_rng(0).normal(0.6, 0.05, (300, 4, 5)):
         names = ["plain", "a", "b", "c"]
         arms = [ArmRuns(n, {"accuracy": dict(enumerate(v))}) for n, v in zip(names, study, strict=True)]
         rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True, alpha=0.05)
         wrong += any(row.verdict.label != "no difference shown" for row in rows[1:])
-    assert 0.015 < wrong / 600 < 0.075
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_an_effect_that_the_control_has_too_is_not_called_better():
-    """A large gain over plain that shuffled targets give as well; the control may be behind by chance, in 2.5 %."""
-    draws = np.random.default_rng(1).normal(0.6, 0.01, (300, 3, 5)) + np.array([0.0, 0.2, 0.2])[:, None]
-    labels = []
-    for study in draws:
-        plain, jepa, shuffled = ({"accuracy": dict(enumerate(values))} for values in study)
-        arms = [
-            ArmRuns("plain", plain, flops={0: 1.0}),
-            ArmRuns("jepa", jepa, control="shuffled", flops={0: 1.0}),
-            ArmRuns("shuffled", shuffled),
-        ]
-        rows = compare_arms(arms, "accuracy", baseline="plain", higher_is_better=True, alpha=0.05)
-        labels.append(rows[1].verdict.label)
-    assert set(labels) <= {"better", "not established"}
-    assert labels.count("better") / 300 < 0.06
+    assert 0.015 < wrong / 300 < 0.085

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.analysis import geometry
-from stepjepa.analysis.geometry import effective_rank, linear_map, singular_values, unit_rows
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -65,19 +64,12 @@ def test_the_numbers_are_those_of_the_states(model, monkeypatch):
     ((source, target),) = measured
     for states, single in zip((source, target), by_hand(model, step_rows(ROWS)), strict=True):
         np.testing.assert_allclose(states, single, atol=1e-4 * np.abs(single).max())
-    rank = effective_rank(singular_values(unit_rows(target)))
-    assert found["target_rank"] == pytest.approx(rank, rel=1e-6)
-    top = np.linalg.svd((source - target).astype(np.float64), compute_uv=False)[:100].mean()
-    assert found["difference_top_100"] == pytest.approx(top, rel=1e-4)
-    a, b = unit_rows(source), unit_rows(target)
-    cosines = a @ b.T
-    others = cosines[~np.eye(len(a), dtype=bool)].mean()
-    assert found["cosine_gap"] == pytest.approx(np.diag(cosines).mean() - others, abs=1e-5)
-    above = cosines - np.diag(cosines)[:, None]
-    nearer, equal = (above > 1e-6).sum(axis=1), (abs(above) <= 1e-6).sum(axis=1)  # equal ones share their ranks
-    ranks = [np.mean([1 / (n + k) for k in range(1, e + 1)]) for n, e in zip(nearer, equal, strict=True)]
-    assert found["retrieval_mrr"] == pytest.approx(np.mean(ranks), rel=1e-3)
-    held_out = linear_map(source, target)  # itself compared with NumPy; here: the views, the rows, the unit
+    numbers = measure(source, target)  # themselves compared with NumPy; here: the views, the rows, the unit
+    assert found["target_rank"] == pytest.approx(numbers.target.effective_rank, rel=1e-6)
+    assert found["difference_top_100"] == pytest.approx(numbers.difference_top_100, rel=1e-4)
+    assert found["cosine_gap"] == pytest.approx(numbers.pairs.gap, abs=1e-6)
+    assert found["retrieval_mrr"] == pytest.approx(numbers.pairs.mrr, rel=1e-6)
+    held_out = numbers.linear_map
     assert held_out.train_rows > source.shape[1]
     assert found["map_r2"] == pytest.approx(held_out.test_r2, rel=1e-6)
     assert found["map_fitted_error"] == pytest.approx(held_out.train_error * held_out.train_rows**0.5, rel=1e-6)
@@ -86,22 +78,10 @@ def test_the_numbers_are_those_of_the_states(model, monkeypatch):
 @pytest.mark.parametrize(("rows", "none"), [(6, {"map_r2", "map_fitted_error"}), (40, {"map_fitted_error"})])
 def test_too_few_pairs_for_a_map_give_no_number(model, rows, none):
     """Below ten pairs there is no map; one through every row has no fitted error."""
-    metrics = dict.fromkeys(
-        ("map_r2", "map_fitted_error", "retrieval_mrr"), {"objective": "llm_jepa", "views": "standalone"}
-    )
+    views = {"objective": "llm_jepa", "views": "standalone"}
+    metrics = dict.fromkeys(("map_r2", "map_fitted_error", "retrieval_mrr"), views)
     found = score_model(model, RowSource(model / "test.jsonl"), metrics, max_examples=rows)
     assert {name for name, value in found.items() if value is None} == none and 0 < found["retrieval_mrr"] <= 1
-
-
-def test_a_model_that_has_diverged_is_refused(model, tmp_path):
-    net = AutoModelForCausalLM.from_pretrained(model)
-    for weight in net.parameters():
-        weight.data.fill_(float("nan"))
-    net.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
-    rows = RowSource(model / "test.jsonl")
-    with pytest.raises(ConfigError, match="holds NaN or infinity"):
-        score_model(tmp_path, rows, {"answer_nll": {}, "target_rank": STEPS}, max_examples=8)
 
 
 def study_with(metrics):
@@ -116,11 +96,8 @@ def test_directions_in_a_study():
         "{map_r2: {objective: split, higher_is_better: false}}]"
     )
     metrics = study.blocks[0].metrics
-    assert [(one.name, one.higher_is_better) for one in metrics] == [
-        ("map_fitted_error", False),
-        ("target_rank", True),
-        ("map_r2", False),
-    ]
+    directions = {"map_fitted_error": False, "target_rank": True, "map_r2": False}
+    assert {one.name: one.higher_is_better for one in metrics} == directions
     assert metrics[1].options == {"objective": "step_jepa", "horizon": 2}
 
 
@@ -128,13 +105,10 @@ def test_directions_in_a_study():
     ("metric", "message"),
     [
         ("target_rank", "name the views that it compares"),
-        ("{target_rank: {objective: regular}}", "name the views that it compares"),
         ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown option 'step_spliter'; did you mean"),
         ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown option 'predictors'"),
         ("{target_rank: {objective: step_jepa, step_splitter: line}}", "target_rank: step_splitter: expected one of"),
-        ("{target_rank: {objective: step_jepa, horizon: [a]}}", "target_rank: horizon: expected"),
         ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
-        ("{map_r2: {objective: step_jepa, chat_template: none.jinja}}", "unknown option 'chat_template'"),
         ("{map_r2: {objective: step_jepa, higher_is_better: maybe}}", "expected true or false, got 'maybe'"),
         ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),
     ],

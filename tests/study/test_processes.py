@@ -165,7 +165,7 @@ def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, who
     assert scores_of(killed) == whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_ends_the_processes_and_says_how_to_go_on(study, tmp_path):
     folder = tmp_path / "out"
     process = start(study, "--output_dir", str(folder))

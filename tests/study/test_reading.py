@@ -6,7 +6,7 @@ import pytest
 
 from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_study
-from stepjepa.study.spec import all_runs, describe
+from stepjepa.study.spec import all_runs
 from stepjepa.study.tree import parse_tree, set_value
 
 STUDY = """\
@@ -48,12 +48,7 @@ def refused(read):
 def test_a_small_study(read):
     study = read()
     (block,) = study.blocks
-    assert (study.title, str(study.output_dir), study.jobs, study.executor) == (
-        "Two arms",
-        "runs/study",
-        1,
-        "processes",
-    )
+    assert (study.title, str(study.output_dir), study.jobs) == ("Two arms", "runs/study", 1)
     assert [arm.name for arm in block.arms] == ["regular", "step_jepa"]
     assert block.arms[1].settings == {"objective": "step_jepa", "lbd": 0.5}  # the published spelling, taken in
     assert (block.arms[0].jepa, block.arms[1].jepa) == (False, True)
@@ -78,9 +73,8 @@ def test_controls_and_equal_compute_are_one_line_each(read):
 def test_a_variant_that_cannot_be_run_is_a_note(read):
     study = read(STUDY + "controls: [shuffled, random]\n", "arms.step_jepa.jepa_loss=infonce")
     assert study.blocks[0].arms[1].variants == ("shuffled",)
-    assert (
-        len(study.notes) == 1 and "without random: control=random gives every source the same target" in study.notes[0]
-    )
+    (note,) = study.notes
+    assert "without random: control=random gives every source the same target" in note
 
 
 def test_grids_become_arms(read):
@@ -128,16 +122,6 @@ def test_a_seed_may_stand_in_a_name(read):
     ]
 
 
-def test_the_listing_says_what_each_arm_changes(read, tmp_path):
-    text = STUDY + f"controls: [shuffled]\ntune: {{learning_rate: [1e-3, 2e-3]}}\noutput_dir: {tmp_path / 'out'}\n"
-    said = "\n".join(describe(read(text)))
-    assert "10 runs in" in said and "0 of them finished" in said
-    assert "4 runs  objective=step_jepa lbd=0.5; tuned: learning_rate=[0.001, 0.002]" in said
-    assert "2 runs  as step_jepa, control=shuffled" in said
-    assert "the lowest answer_nll of the validation split chooses" in said
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -145,16 +129,12 @@ def test_the_listing_says_what_each_arm_changes(read, tmp_path):
         ("base.max_steps=many", ["max_steps", "expected a whole number", "'many'"]),
         ("base.seed=1", ["give seeds at the top"]),
         ("base.finetune_seed=1", ["give seeds at the top"]),
-        ("base.output_dir=x", ["give output_dir at the top"]),
         ("arms.step_jepa.control=shuffled", ["controls: [shuffled, random]"]),
-        ("arms.step_jepa.same_flop=true", ["equal_compute: true"]),
         ("arms.step_jepa.lbd=0.1", ["sets lbd to", "keep one of them"]),
         ("arms.step_jepa.predictors=-1", ["arm step_jepa: predictors is -1"]),
         ("arms.step jepa.objective=regular", ["the name 'step jepa'", "letters, digits"]),
-        ("arms.a+b.objective=regular", ["the name 'a+b'"]),
         ("baseline=plain", ["the baseline 'plain' is no arm; there are: regular, step_jepa"]),
         ("seeds=[1, 1]", ["seeds: expected different whole numbers"]),
-        ("seeds=[-1]", ["seeds"]),
         ("seeds=[]", ["seeds: expected different whole numbers"]),
         ("controls=[shufled]", ["controls", "shuffled, random", "shufled"]),
         ("metrics=[answer_nl]", ["unknown metric 'answer_nl'", "'answer_nll'"]),
@@ -167,8 +147,6 @@ def test_the_listing_says_what_each_arm_changes(read, tmp_path):
         ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),
         ("data={builtin: {train_row: 4}}", ["unknown key 'train_row'", "'train_rows'"]),
         ("data={builtin: {max_steps: 1}}", ["max_steps (1) must not be below min_steps (2)"]),
-        ("equal_compute=maybe", ["equal_compute: expected true or false"]),
-        ("executor=cluster", ["executor: expected one of processes, slurm, local", "'cluster'"]),
         ("jobs=0", ["jobs is 0"]),
         ("outputdir=x", ["unknown key 'outputdir'", "'output_dir'"]),
         ("tune={learning_rate: []}", ["tune learning_rate: expected a list"]),
@@ -192,7 +170,6 @@ def test_what_is_wrong_is_said(refused, override, words):
         ("title: Two arms", "title: a\ntitle: b", ["study.yaml:2: the key 'title' occurs twice"]),
         ("  regular: {objective: regular}", "  - a", ["study.yaml:8", "not valid YAML"]),
         ("{objective: regular}", "[objective]", ["study.yaml:7: arm regular: expected a mapping"]),
-        ("seeds: [3, 1]", "seeds: [3, 1", ["not valid YAML"]),
         ("title: Two arms", "title: &a [*a]", ["contains itself"]),
     ],
 )
@@ -202,10 +179,7 @@ def test_file_and_line_are_named(refused, old, new, words):
         assert word in said, said
 
 
-def test_tuning_on_the_test_file_is_refused(refused):
+def test_what_is_missing(refused):
+    assert "this study has no section 'mini'" in refused(mini=True)
     text = STUDY.replace("data: builtin", "data: {train_file: a.jsonl, test_file: b.jsonl}") + "tune: {lbd: [1, 2]}\n"
     assert "tune needs select_file" in refused(text)
-
-
-def test_a_study_without_mini(refused):
-    assert "this study has no section 'mini'" in refused(mini=True)

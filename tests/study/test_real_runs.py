@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -13,28 +14,27 @@ import torch
 from safetensors.torch import load_file
 
 from stepjepa.data.sources import RowSource
-from stepjepa.study.reading import read_options
-from stepjepa.study.records import StudyRunFolder
+from stepjepa.study import stages
+from stepjepa.study.reading import read_options, read_study
 from stepjepa.study.results import write_results
 from stepjepa.study.run import run_study
 from stepjepa.study.spec import StudyOptions
 from stepjepa.study.stages import score_model
-from stepjepa.study.tree import recipe_files
-from stepjepa.training.encoding import encode
-from stepjepa.training.options import JEPAOptions
+from stepjepa.study.tree import parse_tree, recipe_files
 from support.answers import lines as lines_of
+from support.runs import run_here
 
 stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")
 pytest.importorskip("matplotlib")
 
 # Recipes whose minis are run every time; those of all others are run by `make test_all`.
-QUICK = {"builtin", "evidence_nl_rx_labels", "llm_jepa_table9_pretrain"}
+QUICK = {"llm_jepa_table9_pretrain"}
 
 STUDY = """\
 title: Trained
-data: {builtin: {train_rows: 32, select_rows: 4, test_rows: 6, max_steps: 3}}
-base: {model_name: tiny, max_steps: 3, per_device_train_batch_size: 4, learning_rate: 5.0e-3, logging_steps: 1}
+data: {builtin: {train_rows: 16, select_rows: 2, test_rows: 6, max_steps: 3}}
+base: {model_name: tiny, max_steps: 2, per_device_train_batch_size: 4, learning_rate: 5.0e-3, logging_steps: 1}
 arms:
   regular: {objective: regular}
   twin: {objective: regular}
@@ -47,27 +47,14 @@ evaluate: {max_new_tokens: 4, batch_size: 4}
 
 
 @pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
-    """One study for the whole module: its folder and what was said at its end."""
-    import dataclasses
-
-    from stepjepa.study import stages
-    from stepjepa.study.reading import read_study
-    from stepjepa.study.tree import parse_tree
-
+def results(tmp_path_factory):
+    """One study for all tests of the module: its folder and what was said at its end."""
     folder = tmp_path_factory.mktemp("study") / "out"
     study = dataclasses.replace(read_study(parse_tree(STUDY, "study.yaml"), "study"), output_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "run_process", run_here)
         outcome = run_study(study, lambda line: None)
     return folder, outcome, write_results(outcome)[1]
-
-
-def run_here(log, argv, environment):
-    from stepjepa.cli.main import main
-    from stepjepa.study import stages as scoring
-
-    assert not (main(argv) if argv[0] == "train" else scoring.score_splits(StudyRunFolder(log.parent), argv[2:]))
 
 
 def values(folder, arm, metric="answer_nll", **wanted):
@@ -145,66 +132,22 @@ def test_arms_are_paired_by_seed(results):
         first = {round(losses[arm, seed], 5) for arm, s in losses if s == seed}
         assert len(first) == 1, losses
     assert losses["regular", 1] != pytest.approx(losses["regular", 2], abs=1e-3)
-
-
-def test_arms_begin_alike_in_weights_and_batches(results):
-    from stepjepa.data.sources import RowSource, texts_of
-    from stepjepa.modeling.load import load_model, load_tokenizer
-    from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.trainer import JEPATrainer
-
-    folder, outcome, _ = results
-    rows = str(next((folder / "data").rglob("train.jsonl")))
-    weights, batches = [], []
-    for item in outcome.items:
-        if item.run.seed != 1 or item.run.variant == "same_flop":
-            continue
-        options = {k: v for k, v in item.run.settings.items() if k in JEPAConfig.__dataclass_fields__}
-        tokenizer = load_tokenizer("tiny", texts_of([RowSource(rows)]))
-        model = load_model("tiny", tokenizer, seed=1)
-        weights.append({name: value.clone() for name, value in model.state_dict().items()})
-        config = JEPAConfig(output_dir=str(folder), **options)
-        trainer = JEPATrainer(model, config, RowSource(rows), None, tokenizer)
-        order = list(trainer._get_train_sampler())[:8]
-        batches.append([trainer.train_dataset[draw].input_ids.tolist() for draw in order])
-    assert len(weights) == 4
-    assert all(torch.equal(weights[0][name], other[name]) for other in weights for name in weights[0])
-    assert all(batch == batches[0] for batch in batches)
-
-
-def test_answer_nll_is_the_trainer_s_lm_loss(results):
-    """Two ways to the same number: rows padded one by one in the evaluation, packed forests in the trainer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stepjepa.training.setup import make_collator, set_up_model
-
-    folder, _, _ = results
-    model_folder, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
-    found = score_model(model_folder, RowSource(test), {"answer_nll": {}, "exact": {}}, batch_size=4, max_new_tokens=4)
-    assert list(found) == ["answer_nll", "exact"] and found["exact"] == 0.0
-    options = JEPAOptions(objective="regular")
-    options.check()
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model, setup = set_up_model(AutoModelForCausalLM.from_pretrained(model_folder), options, 0, "cpu")
-    store, _ = encode(str(test), tokenizer, options)
-    collator = make_collator(setup, options, 0, model.config._attn_implementation, "cpu")
-    batch = collator([store[i] for i in range(len(store))])
-    with torch.no_grad():
-        loss = float(model.eval()(batch=batch).lm_loss_sum) / batch.label_ids.numel()
-    assert found["answer_nll"] == pytest.approx(loss, rel=1e-4)
-    assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
-    metrics = {"prefix": {"reference_column": "ground_truth"}, "answer_nll": {}}
-    few = score_model(model_folder, RowSource(test), metrics, max_examples=2, max_new_tokens=2)
-    assert list(few) == ["prefix", "answer_nll"] and few["answer_nll"] != found["answer_nll"]
-
-
-def test_shuffled_targets_train_another_model(results):
-    folder, _, _ = results
-    models = [
-        load_file(folder / "runs" / arm / "seed-1" / "model" / "model.safetensors")
-        for arm in ("step_jepa", "step_jepa+shuffled")
+    weights = [
+        folder / "runs" / arm / "seed-1" / "model" / "model.safetensors" for arm in ("step_jepa", "step_jepa+shuffled")
     ]
-    assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0])
+    one, other = map(load_file, weights)
+    assert any(not torch.equal(one[name], other[name]) for name in one)  # shuffled targets train another model
+
+
+def test_a_model_scored_again_has_the_numbers_of_its_record(results):
+    folder, _, _ = results
+    model, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
+    metrics = {"answer_nll": {}, "exact": {}, "prefix": {"reference_column": "ground_truth"}}
+    found = score_model(model, RowSource(test), metrics, batch_size=4, max_new_tokens=4)
+    assert list(found) == list(metrics) and found["exact"] == 0.0
+    assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
+    few = score_model(model, RowSource(test), {"answer_nll": {}}, max_examples=2)
+    assert few["answer_nll"] != found["answer_nll"]
 
 
 @pytest.mark.long

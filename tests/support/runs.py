@@ -71,3 +71,13 @@ def one_line(said: str, command: str = "train") -> str:
     assert [line for line in lines if "error" in line] == lines[-1:], said
     assert lines[-1].startswith(f"stepjepa {command}: error: ") and len(lines[-1]) < 500, lines[-1]
     return lines[-1]
+
+
+def run_here(log: Path, argv: list[str], environment: Any) -> None:
+    """Takes the place of `stepjepa.study.stages.run_process`: a stage for real, but here, where torch is loaded already."""
+    from stepjepa.study.records import StudyRunFolder
+    from stepjepa.study.stages import StageFailed, score_splits
+
+    status = main(argv) if argv[0] == "train" else score_splits(StudyRunFolder(log.parent), argv[2:])
+    if status:
+        raise StageFailed(f"exit status {status}")

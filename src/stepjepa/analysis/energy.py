@@ -23,8 +23,9 @@ import torch
 import transformers
 
 from stepjepa.analysis.models import AnalyzedModel, collator_of, energy_notes, load_scorer
-from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions, slug
+from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions, slug, text_table
 from stepjepa.analysis.states import FINAL, EncodedSolution, encode_solutions, read_states
+from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
 from stepjepa.data.chat import template_of
 from stepjepa.data.prompts import Prompter
@@ -54,13 +55,17 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
-from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.terminal import Bar, ending, show_log
 from stepjepa.version import __version__
 
 Line = dict[str, Any]  # a solution, as the file of energies has it
-_SAMPLED = "temperature top_p max_new_tokens batch_size seed best_of dtype attn_implementation max_examples".split()
+_NAME = Names(EnergyOptions)
+# Options on which sampled solutions depend: they are used again only with the same ones.
+_SAMPLED = (
+    *(_NAME.temperature, _NAME.top_p, _NAME.max_new_tokens, _NAME.batch_size, _NAME.seed, _NAME.best_of),
+    *(_NAME.dtype, _NAME.attn_implementation, _NAME.max_examples),
+)
 _ENERGIES = ("energy", "shuffled", "relative")
 # Signal -> the number of a line that it is, its sign (1 where a high value is the better one), its name in tables.
 SIGNALS = {
@@ -87,20 +92,20 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
     files = [path, path.with_name(f"{path.stem}.metrics.json")]
     for one in files:
         if one.is_dir():
-            raise ConfigError(f"--output_file {path}: {one} is a folder")
+            raise ConfigError(f"--{_NAME.output_file} {path}: {one} is a folder")
         if one.exists() and Path(options.file).exists() and one.samefile(options.file):
-            raise ConfigError(f"{one}: the scoring would write over its input; name another --output_file")
+            raise ConfigError(f"{one}: the scoring would write over its input; name another --{_NAME.output_file}")
         if one.exists() and not options.overwrite_output_dir:
-            advice = "give another --output_file, or replace it with --overwrite_output_dir"
+            advice = f"give another --{_NAME.output_file}, or replace it with --{_NAME.overwrite_output_dir}"
             raise ConfigError(f"{one} is there already; {advice}")
-    check_writable(path.parent, "--output_file")
+    check_writable(path.parent, f"--{_NAME.output_file}")
     transformers.utils.logging.disable_progress_bar()  # of loading
     show_log(logging.WARNING)
     metric: Metric | None = None
     if options.best_of:
         (metric,) = make_metrics([str(options.metric)], options.metric_options)
         if metric.kind != "accuracy" and ":" not in metric.name:
-            raise ConfigError(f"--metric {options.metric}: --best_of needs one that says right or wrong")
+            raise ConfigError(f"--{_NAME.metric} {metric.name}: --{_NAME.best_of} needs one that says right or wrong")
     kept = "sampled solutions are kept" if options.questions else "nothing is written yet"
     with metric or nullcontext(), Bar() as bar, ending("analyze", lambda: kept):
         for line in given:
@@ -168,7 +173,7 @@ def _encode(
     # The chats are made already, whatever the columns were.
     method = replace(model.method, source_column=None, target_column=None, choice_column=None)
     if method.step_splitter == LISTED and found.generated:
-        raise ConfigError("generated solutions come without a column of steps; add --step_splitter separator")
+        raise ConfigError(f"generated solutions come without a column of steps; add --{_NAME.step_splitter} separator")
     # What a row of predictions says about steps is about another answer.
     names = {"messages"} if found.generated else {"messages", method.steps_column, TOTAL_COLUMN}
     rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
@@ -176,7 +181,9 @@ def _encode(
     source.name = found.source
     renderer = make_renderer(model.tokenizer, method)
     if renderer is None:
-        raise ConfigError("the model's tokenizer has no chat template; give --chat_template FILE, or --plain")
+        raise ConfigError(
+            f"the model's tokenizer has no chat template; give --{_NAME.chat_template} FILE, or --{_NAME.plain}"
+        )
     settled, splitter = model.record.splitter, None  # what the run's step_splitter=auto was
     if options.step_splitter is None and model.record.settings.get("step_splitter") == "auto" and settled:
         splitter = make_splitter(settled, method.step_separator)
@@ -240,10 +247,9 @@ def _lines(
     """The energies and likelihoods of every solution."""
     examples = [one.example for one in encoded if one is not None]
     bar.begin("energies", len(examples), 0)
-    with saying_out_of_memory(f"out of memory with {options.batch_size} solutions at once; lower --batch_size"):
-        vocabulary, collator = collator_of(model)
-        given = model.model, model.place.name, collator, examples, (FINAL,), vocabulary
-        read = read_states(*given, options.batch_size, bar.step)
+    vocabulary, collator = collator_of(model)
+    given = model.model, model.place.name, collator, examples, (FINAL,), vocabulary
+    read = read_states(*given, options.batch_size, bar.step)
     distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
     views = torch.from_numpy(read.source[0]), torch.from_numpy(read.target[0])
     counts = [0 if one is None else len(one.sources) for one in encoded]
@@ -311,8 +317,8 @@ def first_of_each(keys: Sequence[str], count: int) -> tuple[list[list[int]], int
     enough = [group[:count] for group in indices.values() if len(group) >= count]
     if not enough:
         raise DataError(
-            f"--best_of {count}: no question has {count} solutions, the most is {max(map(len, indices.values()))}; lower "
-            "it, or let the model sample them with --questions FILE"
+            f"--{_NAME.best_of} {count}: no question has {count} solutions, the most is {max(map(len, indices.values()))}; "
+            f"lower it, or let the model sample them with --{_NAME.questions} FILE"
         )
     return enough, len(indices) - len(enough)
 
@@ -376,26 +382,28 @@ def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """The result as two tables."""
     mixed = f"{result['mixed']} have right and wrong solutions"
     yield f"best of {result['samples']} on {result['questions']} questions; {mixed}; 95 % intervals, %"
-    wide = max(map(len, RULES.values())) + 2
-    yield f"{'':<{wide}}{'accuracy':<24}{'less random':<24}less majority"
-    for name, text in RULES.items():
-        rule = result["rules"][name]
-        cells = _ends(rule), *(_ends(rule.get(f"against_{base}"), "+") for base in ("random", "majority"))
-        yield f"{text:<{wide}}{cells[0]:<24}{cells[1]:<24}{cells[2]}".rstrip()
+    rules = result["rules"]
+    rows = [
+        [text, _ends(rules[name]), *(_ends(rules[name].get(f"against_{base}"), "+") for base in ("random", "majority"))]
+        for name, text in RULES.items()
+    ]
+    yield from text_table(["", "accuracy", "less random", "less majority"], rows)
     yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
-    for name, found in result["auroc"].items():
-        ends = _ends(found, scale=1, digits=3)
-        yield f"{RULES[name]:<{wide}}{ends:<24}{found['questions']} questions, {found['pairs']} pairs"
+    rows = [
+        [RULES[name], _ends(one, scale=1, digits=3), f"{one['questions']} questions", f"{one['pairs']} pairs"]
+        for name, one in result["auroc"].items()
+    ]
+    yield from text_table(["", "area", "", ""], rows)
 
 
 def _ends(found: Mapping[str, Any] | None, sign: str = "", scale: int = 100, digits: int = 1) -> str:
-    """``61.0 (57.9 to 64.0)``."""
-    shown = (
-        [f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields if found[end] is not None]
-        if found
-        else []
-    )
-    return shown[0] + (f" ({shown[1]} to {shown[2]})" if shown[1:] else "") if shown else "" if found is None else "-"
+    """``61.0 (57.9 to 64.0)``, "-" without a value, nothing where there is no such number."""
+    if found is None or found["value"] is None:
+        return "" if found is None else "-"
+    value, *ends = [
+        None if found[end] is None else f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields
+    ]
+    return f"{value} ({ends[0]} to {ends[1]})" if all(ends) else str(value)
 
 
 def _summary(result: Mapping[str, Any]) -> Iterator[str]:
@@ -411,7 +419,7 @@ def _summary(result: Mapping[str, Any]) -> Iterator[str]:
         nearer = 100 * result["nearer_than_shuffled"]
         yield f"{'':<14} {nearer:.1f} % of the predictions are nearer to their own next step than to those"
     if result["truncated"]:
-        yield f"{'cut':<14} {result['truncated']} solutions at max_length; the rest of them is not scored"
+        yield f"{'cut':<14} {result['truncated']} solutions at {_NAME.max_length}; the rest of them is not scored"
     if "best_of" in result:
         yield from ("", *best_of_lines(result["best_of"]))
         if fewer := result["best_of"]["questions_with_fewer"]:

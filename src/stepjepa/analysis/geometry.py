@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepjepa.config.option import Names
 from stepjepa.errors import DataError
+from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
 MOST_SHUFFLED = 500 * 499  # shuffled pairs that a picture is drawn from: all of them up to 500 rows
@@ -32,10 +34,11 @@ LOW_D_PRIME = 0.5  # d' of matched against shuffled cosines: below half a standa
 CHANCE_LEVEL, CHANCE_ROWS = 0.05, 20  # of the test that more targets are found than by chance, and the rows it needs
 DEAD_DIMENSIONS = 0.1  # share of dimensions that hardly vary
 DEAD_SHARE = 1e-3  # ... than this share of what they did in the base model; without one, of the median mean square
+_NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
-    "What to do: keep the targets apart with --regularizer vicreg, --jepa_loss infonce, or no gradient into the targets "
-    "(--target_grad false, --target_encoder ema); or lower --lbd. Then compare with --control shuffled: a good geometry by "
-    "itself is no gain."
+    f"What to do: keep the targets apart with --{_NAME.regularizer} vicreg, --{_NAME.jepa_loss} infonce, or no gradient "
+    f"into the targets (--{_NAME.target_grad} false, --{_NAME.target_encoder} ema); or lower --{_NAME.lbd}. Then compare "
+    f"with --{_NAME.control} shuffled: a good geometry by itself is no gain."
 )
 
 
@@ -254,14 +257,11 @@ def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> n
     All N (N - 1) of them, where these are no more than `MOST_SHUFFLED`; else so many, for which the pairs go round one
     random cycle by different distances, so that each source and each target is used equally often.
     """
-    source_ND, target_ND = unit_rows(source), unit_rows(target)
-    rng, n = np.random.default_rng(seed), len(source_ND)
-    cycle, partner = rng.permutation(n), np.empty(n, dtype=np.int64)
-    found = []
-    for distance in rng.permutation(np.arange(1, n))[: max(1, MOST_SHUFFLED // n)]:
-        partner[cycle] = np.roll(cycle, distance)
-        found.append(np.einsum("nd,nd->n", source_ND, target_ND[partner]))
-    return np.concatenate(found)
+    rng, n = np.random.default_rng(seed), len(source)
+    cycle_N = rng.permutation(n)
+    source_ND, target_ND = unit_rows(source)[cycle_N], unit_rows(target)[cycle_N]
+    distances = rng.permutation(np.arange(1, n))[: max(1, MOST_SHUFFLED // n)]
+    return np.concatenate([np.einsum("nd,nd->n", source_ND, np.roll(target_ND, k, axis=0)) for k in distances])
 
 
 def uniformity(unit_ND: np.ndarray) -> float:
@@ -395,13 +395,10 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class CollapseSign:
-    """One sign of collapse.
+    """One sign of collapse: a `value` that was compared with a `threshold`, and both in a sentence, `text`.
 
-    Attributes:
-        name: "low_rank", "cone", "dead_dimensions", "pairs_alike" or "retrieval_at_chance".
-        view: "source", "target" or "pairs".
-        value, threshold: the number that gave it, and what it was compared with.
-        text: both in a sentence.
+    `name` is "low_rank", "cone", "dead_dimensions", "pairs_alike" or "retrieval_at_chance"; `view` "source", "target" or
+    "pairs".
     """
 
     name: str
@@ -409,9 +406,6 @@ class CollapseSign:
     value: float
     threshold: float
     text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:

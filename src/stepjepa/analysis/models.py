@@ -1,16 +1,36 @@
-"""A model on disk with what training added to it (predictor tokens, head), as `analyze` reads views with it."""
+"""Models on disk with what training added to them (predictor tokens, head), as `analyze` reads views with them."""
 
 from __future__ import annotations
 
+import gc
+import logging
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
-from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions
+from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
+from stepjepa.analysis.states import (
+    Pairs,
+    States,
+    check_alike,
+    check_map_layers,
+    collect_states,
+    layers_of,
+    load_states,
+    read_pairs,
+    save_states,
+)
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import named_by_file
+from stepjepa.data.options import ColumnOptions, TemplateOptions
+from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.models import (
     Place,
@@ -24,17 +44,23 @@ from stepjepa.evaluation.models import (
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_rows
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
+from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import text_config
 from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
 from stepjepa.modeling.trial import choose_forward
 from stepjepa.objectives.base import objective_of, trained_pairs
 from stepjepa.objectives.step_jepa import StepJEPA
-from stepjepa.training.encoding import chat_tokenizer
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
+from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.setup import Collator, ModelSetup, make_collator, placed_predictors
+from stepjepa.utils.files import write_json
+from stepjepa.utils.terminal import Bar, show_log
+from stepjepa.utils.text import escaped
 
+ABOUT = "analysis.json"
+_NAME = Names(JEPAOptions, EnergyOptions, AnalyzeOptions)
 # Not as the run had them: they are about its own files, and its tokenizer brings its template.
-_OF_FILES = {"source_column", "target_column", "choice_column", "plain", "chat_template"}
+_OF_FILES = {*options_of(ColumnOptions), _NAME.plain, _NAME.chat_template}
 
 
 @dataclass(frozen=True)
@@ -152,20 +178,20 @@ def load_scorer(options: EnergyOptions) -> AnalyzedModel:
         values["horizon"] = min(own["multi_horizon"])
     if not options.jepa_loss and named_by_file(values.get("jepa_loss")):
         raise ConfigError(
-            f"--model_name {place.name}: was trained with a loss of one's own, whose file is not run because a folder names "
-            f"it; give --jepa_loss {values['jepa_loss']}, or another one"
+            f"--{_NAME.model_name} {place.name}: was trained with a loss of one's own, whose file is not run because a "
+            f"folder names it; give --{_NAME.jepa_loss} {values['jepa_loss']}, or another one"
         )
     values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
     if values.get("jepa_loss") == "infonce":
         values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
-    method = JEPAOptions(**{**values, "objective": StepJEPA.name, "step_pairs": "all", "target_grad": True})
+    method = replace(JEPAOptions(**values), objective=StepJEPA.name, step_pairs="all", target_grad=True)
     method.check()
     model = load_analyzed(place, method, options)
     if model.lacking:
         raise ConfigError(
-            f"--model_name {place.name}: energies are to be read at {model.lacking} predictor tokens, which its folder does "
-            f"not hold ({PREDICTORS_FILE} is missing); give the run's folder, or read sources at their last token with "
-            "--predictors 0"
+            f"--{_NAME.model_name} {place.name}: energies are to be read at {model.lacking} predictor tokens, which its "
+            f"folder does not hold ({PREDICTORS_FILE} is missing); give the run's folder, or read sources at their last "
+            f"token with --{_NAME.predictors} 0"
         )
     return model
 
@@ -173,11 +199,11 @@ def load_scorer(options: EnergyOptions) -> AnalyzedModel:
 def energy_notes(own: Mapping[str, Any]) -> Iterator[str]:
     """Where the energy is not what the model was trained on."""
     if own and own.get("objective") != StepJEPA.name:
-        yield f"it was trained with --objective {own.get('objective')}; no step predicted the next one there"
+        yield f"it was trained with --{_NAME.objective} {own.get('objective')}; no step predicted the next one there"
     elif own and not own.get("lbd"):
-        yield "it was trained with --lbd 0; no step predicted the next one there"
+        yield f"it was trained with --{_NAME.lbd} 0; no step predicted the next one there"
     elif own.get("step_pairs") == "first":
-        yield "it was trained with --step_pairs first: only step 1 -> step 2; all pairs are read here"
+        yield f"it was trained with --{_NAME.step_pairs} first: only step 1 -> step 2; all pairs are read here"
     if own.get("target_encoder") == "ema":
         yield "it was trained with an EMA target encoder; targets are encoded by the model itself here"
 
@@ -192,10 +218,10 @@ def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> 
             f"it was trained with {model.lacking} predictor tokens, which its folder does not hold "
             f"({PREDICTORS_FILE} is missing)"
         )
-    names = ["system_prompt", "plain", "chat_template", "chat_template_kwargs"]
+    names = [_NAME.system_prompt, *options_of(TemplateOptions)]
     if trained_pairs(own):
         other = own["objective"] != method.objective
-        names = ["objective"] if other else ["views", "step_pairs", "last_token", *names]
+        names = [_NAME.objective] if other else [_NAME.views, _NAME.step_pairs, _NAME.last_token, *names]
     for name in names:
         if name in own and own[name] != getattr(method, name):
             yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"
@@ -210,3 +236,105 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         transformers.utils.logging.set_verbosity(before)
+
+
+def collect_all(
+    options: AnalyzeOptions, folder: Path, stale: Sequence[Path], bar: Bar
+) -> tuple[dict[str, States], str | None, dict[str, Any]]:
+    """Run the models, the base first and each once, and leave their states in the folder, all or none.
+
+    Args:
+        stale: files of an earlier analysis, which are removed once all states are collected.
+
+    Returns:
+        States by the models' labels, the base's label, and the record of the collection (`ABOUT`).
+    """
+    transformers.utils.logging.disable_progress_bar()  # of loading
+    show_log(logging.WARNING)
+    named = dict.fromkeys(name for name in (options.base_model, *(options.models or ())) if name is not None)
+    places = [find_model(name) for name in named]
+    labels = labels_of([place.name for place in places])
+    base = labels[0] if options.base_model is not None else None
+    method = replace(method_of(options), same_predictor=bool(options.same_predictor))
+    rows = RowSource(options.file, options.dataset_split)
+    if objective_of(method).sampled:
+        bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
+    new, existed, inputs, states = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        for label, place in zip(labels, places, strict=True):
+            model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
+            layers = layers_of(model.model, options.layer_numbers)
+            check_map_layers(options.map_layers or (), layers, label)
+            renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
+            settings = settings_for(rows, model.method, positions)
+            pairs = read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
+            bar.say(f"{label}: {model.description}")
+            for line in [*view_notes(model, method, options.predictors), *(() if states else _data_lines(pairs))]:
+                bar.say(f"  {line}")
+            bar.start(label, len(pairs.examples), 0)
+            read = collect_states(
+                model.model,
+                place.name,
+                pairs,
+                layers=layers,
+                predictor_ids=model.predictor_ids,
+                pad_token_id=model.tokenizer.pad_token_id or 0,
+                batch_size=options.batch_size,
+                advance=bar.step,
+            )
+            save_states(read, path)
+            states[label] = load_states(path)
+            check_alike(states, base)
+            count, head = len(model.predictor_ids), model.head
+            inputs.append({"label": label, "model": place.name, "states": path.name, "predictors": count, "head": head})
+            del model, read  # before the next one is loaded
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        about = {
+            "version": 1,
+            **{name: getattr(options, name) for name in (_NAME.file, _NAME.max_examples)},
+            "views": {name: getattr(method, name) for name in options_of(ExampleOptions) if hasattr(options, name)},
+            "inputs": inputs,
+            "base": base,
+        }
+        for file in stale:
+            file.unlink()
+        for one in inputs:
+            os.replace(new / one["states"], folder / one["states"])
+        write_json(folder / ABOUT, about)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        if not existed:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+    return states, base, about
+
+
+def _data_lines(pairs: Pairs) -> list[str]:
+    """How many pairs there are and what was left out."""
+    report = pairs.report
+    skipped, without = sum(report.rows_skipped.values()), sum(report.examples_without_pairs.values())
+    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
+    line += f"; {skipped:,} rows skipped" if skipped else ""
+    return [line + (f"; {without:,} without a pair" if without else ""), *report.steps.lines()]
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
+    paths = [Path(name).expanduser() for name in names]
+    parts = [
+        path.resolve().parts if path.is_dir() else Path(name).parts for path, name in zip(paths, names, strict=True)
+    ]
+    counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
+    while True:
+        labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
+        slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
+        alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
+        longer = [i for i in alike if counts[i] < len(parts[i])]
+        if not longer:
+            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
+        for i in longer:
+            counts[i] += 1

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.values import union_members
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
@@ -63,9 +63,17 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def _as_trained(name: str, text: str = "") -> Any:
+    """An option of training that is as the model's run had it unless it is given."""
+    own = options_of(JEPAOptions)[name]
+    named = [choice for member in union_members(own.hint) for choice in get_args(member) if isinstance(choice, str)]
+    choices, bounds = tuple(named) or own.choices, cast(Any, own.bounds)
+    return option(None, text or own.help, _READ, choices=choices, own=own.own, secret=False, **bounds)
+
+
 @dataclass
 class _Loading:
-    """How models and files are loaded."""
+    """How models and files are loaded, and where their views are read."""
 
     dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
@@ -77,6 +85,15 @@ class _Loading:
     head: bool = option(
         True, "Send sources through the predictor head that was saved with a model, as training does.", _MODELS
     )
+    predictors: int | None = _as_trained(
+        "predictors",
+        "K, predictor tokens after a source. Default: as many as the model has, 0 for a model without, whose sources are "
+        "read at their last token.",
+    )
+    predictor_order: Literal["ascending", "descending"] | None = _as_trained(
+        "predictor_order", "Order of the predictor tokens."
+    )
+    same_predictor: bool | None = _as_trained("same_predictor")
 
 
 @dataclass
@@ -136,37 +153,14 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         brings=("objective_options", own_options),
     )
     objective_options: dict[str, Any] | None = option(None, "Options of an objective of your own.", _METHOD)
-    predictors: int | None = option(
-        None,
-        "K, predictor tokens after a source. Default: as many as a model's folder holds (predictors.safetensors), 0 for the "
-        "others, whose sources are read at their last token.",
-        _METHOD,
-        at_least=0,
-        at_most=100,
-    )
-    predictor_order: Literal["ascending", "descending"] | None = option(
-        None, "Order of the predictor tokens. Default: as a model's run had it.", _METHOD
-    )
-    same_predictor: bool | None = option(
-        None, "One predictor token, repeated K times. Default: as a model's run had it.", _METHOD
-    )
     last_token: int | None = option(
         None, "Readout by offset from a view's end (-1, -2, ...). Default: found by name.", _METHOD, secret=False
     )
 
     @property
     def layer_numbers(self) -> list[int] | None:
-        """The layers that are asked for; None for all.
-
-        Raises:
-            ConfigError: something else than numbers, or all.
-        """
-        if self.layers is None or self.layers == ["all"]:
-            return None
-        try:
-            return [int(word) for word in self.layers]
-        except ValueError:
-            raise ConfigError(f"--layers {' '.join(self.layers)}: give all, or numbers such as 0 4 -1") from None
+        """The layers that are asked for; None for all."""
+        return None if self.layers in (None, ["all"]) else [int(word) for word in self.layers or ()]
 
     @property
     def runs_alone(self) -> bool:
@@ -180,49 +174,41 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
             ConfigError: what cannot be used; the message names the option.
         """
         if self.energy:
-            raise ConfigError("energy is a form of the command with options of its own; write it as the flag --energy")
+            raise ConfigError(f"{_NAME.energy} is a form of the command with options of its own; give it as a flag")
         check_fields(self, _Analysis)
         check_fields(self, _Loading)
-        layers = self.layer_numbers
-        for layer in [*(layers or ()), *(self.map_layers or ())]:
-            if layer < -1:
-                raise ConfigError(f"layer {layer}: layers are 0 (embeddings), 1, 2, ... and -1 (after the final norm)")
-        missing = set(self.map_layers or ()).difference(layers or self.map_layers or ())
-        if missing and not self.from_states:
-            raise ConfigError(f"--map_layers {missing.pop()}: is none of --layers {' '.join(map(str, layers or ()))}")
-        for name, given in (("models", self.models or []), ("runs", self.runs or [])):
-            for word in {word for word in given if given.count(word) > 1}:
-                raise ConfigError(f"--{name} {word}: is given twice")
+        if self.layers not in (None, ["all"]) and not all(
+            re.fullmatch(r"-?\d+", str(word)) for word in self.layers or ()
+        ):
+            given = " ".join(map(str, self.layers or ()))
+            raise ConfigError(f"--{_NAME.layers} {given}: give all, or numbers such as 0 4 -1")
         if self.from_states and (self.models or self.file):
-            raise ConfigError("--from_states loads no model and reads no rows; leave the file and --models out")
+            raise ConfigError(
+                f"--{_NAME.from_states} loads no model and reads no rows; leave the file and --{_NAME.models} out"
+            )
         if self.from_states or self.runs_alone:
             return
-        example = "write: stepjepa analyze FILE --models RUN_A RUN_B"
+        example = f"write: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B"
         if not self.file:
-            hint = "; put it in front of --models, which takes all that follows"
+            hint = f"; put it in front of --{_NAME.models}, which takes all that follows"
             raise ConfigError(f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}")
         if not self.models and not self.base_model:
-            raise ConfigError(f"--models is missing; {example}")
+            raise ConfigError(f"--{_NAME.models} is missing; {example}")
 
     def unread(self, given: Collection[str]) -> list[str]:
         """A line for every option that is given and not read."""
         if not self.from_states and not self.runs_alone:
             return []
-        form, read = ("--from_states", {_MEASURED, _OUTPUT}) if self.from_states else ("--runs alone", {_OUTPUT})
+        form, read = f"--{_NAME.from_states}", {_MEASURED, _OUTPUT}
+        if self.runs_alone:
+            form, read = f"--{_NAME.runs} alone", {_OUTPUT}
         idle = [one.name for one in options_of(AnalyzeOptions).values() if one.name in given and one.group not in read]
         return [f"--{name} has no effect with {form}" for name in sorted(idle)]
 
 
-def _as_trained(name: str, text: str = "") -> Any:
-    """An option of training that is as the model's run had it unless it is given."""
-    own = options_of(JEPAOptions)[name]
-    named = [choice for member in union_members(own.hint) for choice in get_args(member) if isinstance(choice, str)]
-    return option(None, text or own.help, _READ, choices=tuple(named) or own.choices, own=own.own, secret=False)
-
-
 @dataclass
-class _Solutions:
-    """What is scored, by which model."""
+class EnergyOptions(_Loading):
+    """All options of ``stepjepa analyze --energy``."""
 
     solutions: str | None = option(
         None,
@@ -235,12 +221,6 @@ class _Solutions:
         "The model: what stepjepa train has written (checkpoints and adapters too), any local folder, or a Hub id.",
         _MODELS,
     )
-
-
-@dataclass
-class EnergyOptions(_Loading, _Solutions):
-    """All options of ``stepjepa analyze --energy``."""
-
     max_examples: int | None = option(None, "Read the first so many rows only.", _MODELS, at_least=1)
     system_prompt: str | None = option(
         AS_TRAINED,
@@ -271,7 +251,7 @@ class EnergyOptions(_Loading, _Solutions):
     metric_options: dict[str, Any] | None = option(
         None, 'Options of the metric, as in \'{"reference_column": "gold"}\'.', _BEST, needs={"best_of": True}
     )
-    temperature: float = option(0.7, "Temperature of the sampling.", _BEST, needs={"questions": True}, at_least=0)
+    temperature: float = option(0.7, "Temperature of the sampling.", _BEST, needs={"questions": True}, above=0)
     top_p: float = option(
         1.0, "Share of the probability mass to sample from.", _BEST, needs={"questions": True}, above=0, at_most=1
     )
@@ -279,12 +259,6 @@ class EnergyOptions(_Loading, _Solutions):
         512, "Longest sampled solution in tokens.", _BEST, needs={"questions": True}, at_least=1
     )
 
-    predictors: int | None = _as_trained(
-        "predictors",
-        "K, predictor tokens after a source. Default: as many as the run had, 0 for a model from elsewhere.",
-    )
-    predictor_order: str | None = _as_trained("predictor_order", "Order of the predictor tokens.")
-    same_predictor: bool | None = _as_trained("same_predictor")
     jepa_loss: str | None = _as_trained(
         "jepa_loss", "Distance that is the energy. infonce compares cosines, so its energy is that of cosine."
     )
@@ -323,23 +297,28 @@ class EnergyOptions(_Loading, _Solutions):
         Raises:
             ConfigError: a value that cannot be used; the message names the option.
         """
-        example = "write: stepjepa analyze --energy solutions.jsonl --model_name RUN"
+        example = f"write: stepjepa analyze --{_NAME.energy} solutions.jsonl --{_NAME.model_name} RUN"
         if not self.solutions and not self.questions:
             raise ConfigError(f"no solutions given; {example}")
         if self.solutions and self.questions:
-            raise ConfigError("--questions has solutions sampled, and --solutions gives them; keep one of them")
+            raise ConfigError(
+                f"--{_NAME.questions} has solutions sampled, and --{_NAME.solutions} gives them; keep one of them"
+            )
         if not self.model_name:
-            raise ConfigError(f"--model_name is missing; {example}")
+            raise ConfigError(f"--{_NAME.model_name} is missing; {example}")
         check_fields(self)
         if self.questions and not self.best_of:
-            raise ConfigError("--questions needs --best_of N, the number of solutions to sample of each")
-        if self.questions and self.temperature == 0:
-            raise ConfigError("--temperature 0 gives N times the same solution; sampling needs one above 0")
+            raise ConfigError(
+                f"--{_NAME.questions} needs --{_NAME.best_of} N, the number of solutions to sample of each"
+            )
         if self.best_of and not self.metric:
-            raise ConfigError(f"--best_of needs --metric, one of {', '.join(_RIGHT)}, or module:function")
+            raise ConfigError(
+                f"--{_NAME.best_of} needs --{_NAME.metric}, one of {', '.join(_RIGHT)}, or module:function"
+            )
         if self.output_file is not None and Path(self.output_file).suffix != ".jsonl":
-            raise ConfigError(f"--output_file {self.output_file}: the name must end in .jsonl")
+            raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")
 
 
+_NAME = Names(AnalyzeOptions, EnergyOptions)
 # Options of training that say how steps and views are read.
 READING = [name for name, one in options_of(EnergyOptions).items() if one.group == _READ]

@@ -408,11 +408,6 @@ def forest_figure(
     return figure
 
 
-def plot_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], path: str | os.PathLike[str], title: str) -> None:
-    """Draw the demo's training curves into a file: `curve_figure` with `DEMO_CURVES`, see `save_figure`."""
-    save_figure(curve_figure(histories, DEMO_CURVES, title), path)
-
-
 def _need(values: Any, what: str) -> None:
     if len(values) == 0:
         raise DataError(f"there are no {what} to draw")

@@ -6,23 +6,15 @@ Shapes: N pairs, D width.
 from __future__ import annotations
 
 import csv
-import gc
 import io
-import logging
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.analysis.geometry import (
     ADVICE,
@@ -37,7 +29,7 @@ from stepjepa.analysis.geometry import (
     shuffled_cosines,
     singular_values,
 )
-from stepjepa.analysis.models import load_analyzed, view_notes
+from stepjepa.analysis.models import ABOUT, collect_all, labels_of
 from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug, text_table, written
 from stepjepa.analysis.plots import (
     LOSS_CURVES,
@@ -52,37 +44,22 @@ from stepjepa.analysis.plots import (
     spectrum_figure,
     step_figure,
 )
-from stepjepa.analysis.states import (
-    FINAL,
-    Pairs,
-    States,
-    collect_states,
-    layers_of,
-    load_states,
-    read_pairs,
-    save_states,
-)
-from stepjepa.config.option import options_of
-from stepjepa.data.sources import RowSource
+from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
+from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.models import find_model
 from stepjepa.inspect.check import folded
-from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import max_positions
-from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import make_renderer, settings_for
-from stepjepa.training.options import ExampleOptions, method_of
-from stepjepa.utils.failures import saying_out_of_memory
+from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
-from stepjepa.utils.terminal import Bar, show_log
-from stepjepa.utils.text import escaped, one_line
+from stepjepa.utils.terminal import Bar
+from stepjepa.utils.text import one_line
 
-ABOUT, NUMBERS, TABLE, CURVES = "analysis.json", "numbers.json", "numbers.csv", "curves"
+NUMBERS, TABLE, CURVES = "numbers.json", "numbers.csv", "curves"
 # Names of the figures; those of one model each are METHOD-MODEL.
 FIGURES = ("spectrum", "cosine", "retrieval", "rank_source", "rank_target", "steps")
 _MEASURED = rf"numbers\.(?:json|csv)|(?:{'|'.join(FIGURES)})\.(?:png|svg)|(?:{'|'.join(METHOD_TITLES)})-.+\.(?:png|svg)"
 _CURVES = rf"{CURVES}\.(?:png|svg)"
 _COLLECTED = rf"states-.+\.safetensors|{re.escape(ABOUT)}"
+_NAME = Names(AnalyzeOptions)
 _LABEL = 100  # characters
 _MOST_STEPS = 9  # columns that fit next to a name
 # Columns of the tables: attribute and format.
@@ -107,6 +84,19 @@ _MAP = {
     "held-out R2": ("test_r2", ".3f"),
 }
 _BASE = {"variance": ("variance_ratio", ".3g"), "CKA": ("base_cka", ".3f")}
+
+
+def _row(columns: Mapping[str, tuple[str, str]], *records: Any) -> list[str]:
+    return [", ".join(written(getattr(one, name), form) for one in records) for name, form in columns.values()]
+
+
+def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
+    """The numbers as one flat record; those of a record in it get its name in front."""
+    record, cells = asdict(numbers), dict[str, Any]()
+    record["linear_map"] = record["linear_map"] or dict.fromkeys(one.name for one in fields(LinearMap))
+    for name, value in record.items():
+        cells |= {f"{name}_{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+    return cells
 
 
 @dataclass(frozen=True)
@@ -264,39 +254,6 @@ def compare(
     return Comparison(first.file, len(first.rows), shown, maps, base, models)
 
 
-def check_alike(states: Mapping[str, States], base: str | None) -> None:
-    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
-    (label, first), *others = states.items()
-    for other, one in others:
-        if one.file != first.file:
-            raise DataError(
-                f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
-            )
-        none = np.zeros(0)
-        steps, others_steps = (none if found.steps is None else found.steps for found in (first, one))
-        if not (np.array_equal(first.rows, one.rows) and np.array_equal(steps, others_steps)):
-            raise DataError(
-                f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
-                "same rows and steps; where tokenizers or positions differ, change --max_length until every row fits"
-            )
-    origin = states[base] if base is not None else first
-    for label, one in states.items() if base is not None else ():
-        advice = "only models that were trained from it can be held against it; leave --base_model out"
-        wide, base_wide = one.source.shape[2], origin.source.shape[2]
-        if wide != base_wide:
-            raise DataError(f"states of {label} are {wide} wide, those of the base model {base} {base_wide}: {advice}")
-        missing = [layer for layer in one.layers if layer not in origin.layers]
-        if missing:
-            raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")
-
-
-def check_map_layers(wanted: Sequence[int], there: Sequence[int], label: str) -> None:
-    """Refuse layers of which a model has no states (ConfigError)."""
-    for number in set(wanted).difference(there):
-        known = ", ".join(map(str, there))
-        raise ConfigError(f"--map_layers {number}: {label} has no states of this layer; it has {known}")
-
-
 def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) -> AnalysisResult:
     """Measure where source and target views are in models, or score solutions: ``stepjepa analyze``.
 
@@ -311,34 +268,30 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
 
         return energies(options, notes)
     options.check()
-    needed = {"matplotlib": "analysis"}  # looked for before the work, which would be lost
-    if not options.runs_alone:
-        needed |= {"sklearn": "analysis", **({"umap": "umap"} if "umap" in (options.coordinates or ()) else {})}
-    for name, extra in needed.items():
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"this needs {name}, which is not installed; install it with: pip install 'stepjepa[{extra}]'"
-            )
+    methods = [] if options.runs_alone else options.coordinates or ["pca"]
+    for name in ("matplotlib", *(["sklearn", *(["umap"] if "umap" in methods else [])] if methods else [])):
+        library(name, "umap" if name == "umap" else "analysis")  # before the work, which would be lost
     folder, histories = _folder(options), _read_runs(options.runs or ())
     found = _saved_states(options.from_states, options.base_model) if options.from_states else None
-    pattern = _CURVES if options.runs_alone else _MEASURED if options.from_states else f"{_MEASURED}|{_COLLECTED}"
-    _refuse_existing(folder, f"{pattern}|{_CURVES}" if options.runs else pattern, options.overwrite_output_dir)
+    patterns = [_MEASURED] if found is not None else [] if options.runs_alone else [_MEASURED, _COLLECTED, _CURVES]
+    stale = _existing(folder, [*patterns, _CURVES] if options.runs else patterns, options.overwrite_output_dir)
     files, lines, record = list[Path](), list[str](), dict[str, Any]()
     with Bar() as bar:
         for line in notes:
             bar.say(f"note     {line}")
         if found is None and not options.runs_alone:
-            found = _collect_all(options, folder, bar)
+            found, stale = collect_all(options, folder, stale, bar), []
         if found is not None:
             states, base, about = found
             bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
             comparison = compare(states, base, options.map_layers, lambda label: bar.advance(1, label))
-            _remove(folder, _MEASURED)
             folder.mkdir(parents=True, exist_ok=True)
+            for file in stale:
+                file.unlink()
             record = {**about, **asdict(comparison)}
             write_json(folder / NUMBERS, record)
             write_whole(folder / TABLE, [comparison.csv().encode()])
-            figures = list(_figures(comparison, states, options.coordinates or ["pca"], options.seed))
+            figures = list(_figures(comparison, states, methods, options.seed))
             bar.start("figures", len(figures), 0)
             for name, draw in figures:
                 files.append(folder / f"{name}.{options.figure_format}")
@@ -348,7 +301,6 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
             lines = [str(comparison), "", f"written to {folder}: {collected}{NUMBERS}, {TABLE}"]
         if histories:
             files.append(folder / f"{CURVES}.{options.figure_format}")
-            folder.mkdir(parents=True, exist_ok=True)
             save_figure(curve_figure(histories, title="Training losses"), files[-1])
     lines += folded([f"figures: {', '.join(path.name if found else str(path) for path in files)}"])
     return AnalysisResult(record, tuple(files), tuple(lines))
@@ -403,61 +355,42 @@ def _figures(
             yield f"{method}-{slug(label)}", partial(scatter, label, method)
 
 
-def _row(columns: Mapping[str, tuple[str, str]], *records: Any) -> list[str]:
-    return [", ".join(written(getattr(one, name), form) for one in records) for name, form in columns.values()]
-
-
-def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
-    """The numbers as one flat record; those of a record in it get its name in front."""
-    record, cells = asdict(numbers), dict[str, Any]()
-    record["linear_map"] = record["linear_map"] or dict.fromkeys(one.name for one in fields(LinearMap))
-    for name, value in record.items():
-        cells |= {f"{name}_{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
-    return cells
-
-
 # The folder
 
 
 def _folder(options: AnalyzeOptions) -> Path:
     if options.output_dir or options.from_states:
         return Path(str(options.output_dir or options.from_states)).expanduser()
-    name = "runs" if options.runs_alone else str(options.file)
-    name = Path(name).stem if Path(name).exists() and not options.runs_alone else name
-    return Path(f"analysis-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', name).strip('-.') or 'data'}")
+    if options.runs_alone:
+        return Path("analysis-runs")
+    name = Path(str(options.file)).stem if Path(str(options.file)).exists() else str(options.file)
+    return Path(f"analysis-{slug(name)}")
 
 
-def _refuse_existing(folder: Path, pattern: str, overwrite: bool) -> None:
-    """Refuse to write over what is there, unless asked to; `pattern` is of the files that are written."""
+def _existing(folder: Path, patterns: Sequence[str], overwrite: bool) -> list[Path]:
+    """What an earlier analysis has written, of the files that are written again, which must be asked for."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+        raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
     check_writable(folder)
-    for entry in sorted(folder.iterdir()) if folder.is_dir() and not overwrite else ():
-        if re.fullmatch(pattern, entry.name):
-            raise ConfigError(
-                f"--output_dir {folder}: {entry.name} is there already; give another folder, or replace it with "
-                "--overwrite_output_dir"
-            )
-
-
-def _remove(folder: Path, pattern: str) -> None:
-    """Remove what an earlier analysis has written."""
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        if entry.is_file() and re.fullmatch(pattern, entry.name):
-            entry.unlink()
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    there = [one for one in entries if one.is_file() and re.fullmatch("|".join(patterns), one.name)]
+    if there and not overwrite:
+        raise ConfigError(
+            f"--{_NAME.output_dir} {folder}: {there[0].name} is there already; give another folder, or replace it with "
+            f"--{_NAME.overwrite_output_dir}"
+        )
+    return there
 
 
 def _saved_states(name: str, base: str | None) -> tuple[dict[str, States], str | None, dict[str, Any]]:
     """The states in a folder, in the order in which they were collected; `base`: label or name of another base model."""
-    folder = Path(name).expanduser()
+    folder, flag = Path(name).expanduser(), f"--{_NAME.from_states} {name}"
     if not folder.is_dir():
-        raise ConfigError(f"--from_states {name}: no such folder")
+        raise ConfigError(f"{flag}: no such folder")
     about = _read_object(folder / ABOUT)
     paths = {path.name: path for path in sorted(folder.glob("states-*.safetensors"))}
     if not paths:
-        raise ConfigError(
-            f"--from_states {name}: holds no states (states-*.safetensors); run stepjepa analyze FILE first"
-        )
+        raise ConfigError(f"{flag}: holds no states (states-*.safetensors); run stepjepa analyze FILE first")
     listed = about.get("inputs") if isinstance(about.get("inputs"), list) else []
     inputs = {str(one.get("states")): one for one in listed or () if isinstance(one, dict)}
     states, names = dict[str, States](), dict[str, str]()
@@ -467,133 +400,29 @@ def _saved_states(name: str, base: str | None) -> tuple[dict[str, States], str |
         states[label] = load_states(paths[file])
         names |= {label: label, states[label].model: label}
     if base is not None and base not in names:
-        raise ConfigError(f"--base_model {base}: no states of it in {name}; there are: {', '.join(states)}")
+        raise ConfigError(f"--{_NAME.base_model} {base}: no states of it in {name}; there are: {', '.join(states)}")
     found = names[base] if base is not None else names.get(str(about.get("base")))
     return states, found, {**about, "base": found}
 
 
-# Collecting
-
-
-def _collect_all(
-    options: AnalyzeOptions, folder: Path, bar: Bar
-) -> tuple[dict[str, States], str | None, dict[str, Any]]:
-    """Run the models, the base first and each once, and leave their states in the folder, all or none."""
-    disable_progress_bar()  # of loading
-    show_log(logging.WARNING)
-    named = dict.fromkeys(name for name in (options.base_model, *(options.models or ())) if name is not None)
-    places = [find_model(name) for name in named]
-    labels = labels_of([place.name for place in places])
-    base = labels[0] if options.base_model is not None else None
-    method = replace(method_of(options), same_predictor=bool(options.same_predictor))
-    rows = RowSource(options.file, options.dataset_split)
-    if objective_of(method).sampled:
-        bar.say("note     --step_pairs random: all pairs are read, of which training samples one an epoch")
-    new, existed, inputs, states = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
-    try:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        for label, place in zip(labels, places, strict=True):
-            model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
-            layers = layers_of(model.model, options.layer_numbers)
-            check_map_layers(options.map_layers or (), layers, label)
-            renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
-            settings = settings_for(rows, model.method, positions)
-            pairs = read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
-            bar.say(f"{label}: {model.description}")
-            for line in [*view_notes(model, method, options.predictors), *(() if states else _data_lines(pairs))]:
-                bar.say(f"  {line}")
-            bar.start(label, len(pairs.examples), 0)
-            with saying_out_of_memory(
-                f"{label}: out of memory with {options.batch_size} pairs at once; lower --batch_size"
-            ):
-                read = collect_states(
-                    model.model,
-                    place.name,
-                    pairs,
-                    layers=layers,
-                    predictor_ids=model.predictor_ids,
-                    pad_token_id=model.tokenizer.pad_token_id or 0,
-                    batch_size=options.batch_size,
-                    advance=bar.step,
-                )
-            save_states(read, path)
-            states[label] = load_states(path)
-            check_alike(states, base)
-            inputs.append({"label": label, "model": place.name, "states": path.name})
-            inputs[-1] |= {"predictors": len(model.predictor_ids), "head": model.head}
-            del model, read  # before the next one is loaded
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        about = {
-            "version": 1,
-            "file": str(options.file),
-            "max_examples": options.max_examples,
-            "views": {name: getattr(method, name) for name in options_of(ExampleOptions) if hasattr(options, name)},
-            "inputs": inputs,
-            "base": base,
-        }
-        _remove(folder, f"{_MEASURED}|{_CURVES}|{_COLLECTED}")
-        for one in inputs:
-            os.replace(new / one["states"], folder / one["states"])
-        write_json(folder / ABOUT, about)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if not existed:
-            with suppress(OSError):  # something is in it
-                folder.rmdir()
-    return states, base, about
-
-
-def _data_lines(pairs: Pairs) -> list[str]:
-    """How many pairs there are and what was left out."""
-    report = pairs.report
-    skipped, without = sum(report.rows_skipped.values()), sum(report.examples_without_pairs.values())
-    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
-    line += f"; {skipped:,} rows skipped" if skipped else ""
-    return [line + (f"; {without:,} without a pair" if without else ""), *report.steps.lines()]
-
-
-def labels_of(names: Sequence[str]) -> list[str]:
-    """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
-    paths = [Path(name).expanduser() for name in names]
-    parts = [
-        path.resolve().parts if path.is_dir() else Path(name).parts for path, name in zip(paths, names, strict=True)
-    ]
-    counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
-    while True:
-        labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
-        slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
-        alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
-        longer = [i for i in alike if counts[i] < len(parts[i])]
-        if not longer:
-            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
-        for i in longer:
-            counts[i] += 1
-
-
-# Logs of runs
-
-
 def _read_runs(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """The Trainer's log of each run, by its label: of ``metrics.json`` or, where it has not ended, its newest checkpoint."""
-    found = {}
+    found, names = {}, list(dict.fromkeys(names))
     for label, name in zip(labels_of(names), names, strict=True):
-        folder = Path(name).expanduser()
+        folder, flag = Path(name).expanduser(), f"--{_NAME.runs} {name}"
         if not folder.is_dir():
-            raise ConfigError(f"--runs {name}: no such folder")
+            raise ConfigError(f"{flag}: no such folder")
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
         files = [folder / "metrics.json", *(path / "trainer_state.json" for path in (folder, *checkpoints))]
         logs = ((file.name, _read_object(file).get("log_history")) for file in files)
         file, log = next(((file, log) for file, log in logs if isinstance(log, list)), ("", None))
         if log is None:
             raise ConfigError(
-                f"--runs {name}: no log of a training there (metrics.json, or a checkpoint's trainer_state.json)"
+                f"{flag}: no log of a training there (metrics.json, or a checkpoint's trainer_state.json)"
             )
         found[label] = [entry for entry in log if isinstance(entry, dict)]
         if not any(entry.get(key) is not None for entry in found[label] for key, _ in LOSS_CURVES):
-            raise DataError(f"--runs {name}: {file} holds neither {' nor '.join(key for key, _ in LOSS_CURVES)}")
+            raise DataError(f"{flag}: {file} holds neither {' nor '.join(key for key, _ in LOSS_CURVES)}")
     return found
 
 

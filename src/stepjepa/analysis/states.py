@@ -20,7 +20,7 @@ import copy
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from stepjepa.analysis.options import AnalyzeOptions
+from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, PlacedRow, make_encoder, nothing_kept, read_chat
 from stepjepa.data.report import REASONS, DataReport
@@ -48,6 +50,18 @@ from stepjepa.utils.files import parse_json, replacing
 KEY, VERSION = "stepjepa.states", 1
 FINAL = -1  # the layer that is the last hidden state after the final norm
 Advance = Callable[[int], None]  # called after each batch with the number of examples in it
+
+
+_NAME = Names(AnalyzeOptions)
+
+
+class _Header(NamedTuple):
+    """The JSON object in the metadata of a file of states."""
+
+    version: int
+    model: str = ""
+    file: str = ""
+    layers: Sequence[int] = ()
 
 
 class StatesNotFinite(DataError):
@@ -151,7 +165,7 @@ def read_pairs(
         raise DataError(
             f"{rows.name}: {('no pair', 'one pair')[len(examples)]} for {objective.name if objective else 'regular'}, and "
             f"two are needed{f' (rows: {why})' if why else ''}; "
-            f"check --objective{', --step_splitter' if every is not None else ''} and --max_length"
+            f"check --{_NAME.objective}{f', --{_NAME.step_splitter}' if every is not None else ''} and --{_NAME.max_length}"
         )
     given = np.array(steps, np.int64) if every is not None else None
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), given, report)
@@ -219,13 +233,15 @@ def layers_of(model: Any, layers: Sequence[int] | None = None) -> tuple[int, ...
     if modules is None:
         raise ConfigError(
             f"{type(inner).__name__}: its layers have no name that is known; ask for the last hidden state alone with "
-            "--layers -1"
+            f"--{_NAME.layers} -1"
         )
     known = (*range(len(modules) + 1), FINAL)
     chosen = known if layers is None else tuple(dict.fromkeys(layers))
     for layer in chosen:
         if layer not in known:
-            raise ConfigError(f"--layers {layer}: this model has 0 (embeddings) to {len(modules)}, and -1 (final norm)")
+            raise ConfigError(
+                f"--{_NAME.layers} {layer}: this model has 0 (embeddings) to {len(modules)}, and -1 (final norm)"
+            )
     return chosen
 
 
@@ -336,7 +352,7 @@ def read_states(
             if bad:
                 raise StatesNotFinite(
                     f"{name}: the {side_name} states of layer {layer} are not finite in {bad} of {ends[-1]} pairs; its "
-                    "weights are broken, or --dtype is too short for them"
+                    f"weights are broken, or --{_NAME.dtype} is too short for them"
                 )
     return Readings(views[0], views[1], likelihoods)
 
@@ -369,6 +385,40 @@ def _source_length(example: Example) -> int:
     return example.sees(source) + 1 + (0 if segment is None else segment.length)
 
 
+def check_alike(states: Mapping[str, States], base: str | None) -> None:
+    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
+    (label, first), *others = states.items()
+    for other, one in others:
+        if one.file != first.file:
+            raise DataError(
+                f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
+            )
+        none = np.zeros(0)
+        steps, others_steps = (none if found.steps is None else found.steps for found in (first, one))
+        if not (np.array_equal(first.rows, one.rows) and np.array_equal(steps, others_steps)):
+            raise DataError(
+                f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
+                f"same rows and steps; where tokenizers or positions differ, change --{_NAME.max_length} until every row "
+                "fits"
+            )
+    origin = states[base] if base is not None else first
+    for label, one in states.items() if base is not None else ():
+        advice = f"only models that were trained from it can be held against it; leave --{_NAME.base_model} out"
+        wide, base_wide = one.source.shape[2], origin.source.shape[2]
+        if wide != base_wide:
+            raise DataError(f"states of {label} are {wide} wide, those of the base model {base} {base_wide}: {advice}")
+        missing = [layer for layer in one.layers if layer not in origin.layers]
+        if missing:
+            raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")
+
+
+def check_map_layers(wanted: Sequence[int], there: Sequence[int], label: str) -> None:
+    """Refuse layers of which a model has no states (ConfigError)."""
+    known = ", ".join(map(str, there))
+    for number in set(wanted).difference(there):
+        raise ConfigError(f"--{_NAME.map_layers} {number}: {label} has no states of this layer; it has {known}")
+
+
 def save_states(states: States, path: str | os.PathLike[str]) -> None:
     """Write states with an atomic write; the same states give the same bytes.
 
@@ -387,9 +437,9 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     if states.steps is not None:
         tensors["steps"] = np.ascontiguousarray(states.steps, dtype=np.int64)
     # One entry, for safetensors writes several in any order.
-    about = {"version": VERSION, "model": states.model, "file": states.file, "layers": list(states.layers)}
+    header = _Header(VERSION, states.model, states.file, list(states.layers))
     with replacing(path) as temporary:  # straight to the disk: some gigabytes need no copy in memory
-        save_file(tensors, temporary, {KEY: json.dumps(about, ensure_ascii=False)})
+        save_file(tensors, temporary, {KEY: json.dumps(header._asdict(), ensure_ascii=False)})
 
 
 def load_states(path: str | os.PathLike[str]) -> States:
@@ -405,11 +455,11 @@ def load_states(path: str | os.PathLike[str]) -> States:
             names, metadata = set(file.keys()), file.metadata() or {}
             if KEY not in metadata or names - {"steps"} != {"source", "target", "rows"}:
                 raise DataError(f"{path}: holds no states; they are written by save_states")
-            about = parse_json(metadata[KEY])
-            if about["version"] != VERSION:
-                raise DataError(f"{path}: is of version {about['version']}; this library reads version {VERSION}")
+            header = _Header(**parse_json(metadata[KEY]))
+            if header.version != VERSION:
+                raise DataError(f"{path}: is of version {header.version}; this library reads version {VERSION}")
             tensors = {name: file.get_tensor(name).numpy() for name in names}
-        states = States(about["model"], about["file"], tuple(about["layers"]), **tensors)
+        states = States(header.model, header.file, tuple(header.layers), **tensors)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:

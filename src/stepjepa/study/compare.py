@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
+from scipy import stats
 
 from stepjepa.errors import DataError
+from stepjepa.evaluation.intervals import CONFIDENCE, mean
 from stepjepa.utils.failures import library
 
-CONFIDENCE = 0.95
 MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: nothing is said
 EQUAL_COMPUTE = 1.02  # times the baseline's FLOPs: an arm of at most that much was compared at equal compute already
 # Digits of the larger value to which differences are taken: 0.60 - 0.55 and 0.55 - 0.50 are one difference.
@@ -80,10 +81,9 @@ def mean_interval(values: Sequence[float]) -> Interval:
         raise DataError(f"{array.tolist()}: not all of these are finite; leave such runs out, and say that you did")
     if n < 2:
         return Interval(n, float(array[0]) if n else None)
-    equal = np.ptp(array) == 0  # their mean may be rounded
-    mean, sd = (float(array[0]), 0.0) if equal else (float(array.mean()), float(array.std(ddof=1)))
-    half = float(library("scipy.stats", "study").t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / math.sqrt(n)
-    return Interval(n, mean, mean - half, mean + half, sd)
+    if np.ptp(array) == 0:  # their mean may be rounded
+        return Interval(n, float(array[0]), float(array[0]), float(array[0]), 0.0)
+    return Interval(n, *mean(array.tolist()), float(array.std(ddof=1)))
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
@@ -100,16 +100,15 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
     if 0 < scale < math.inf:
         difference = np.round(difference, min(_DIGITS - math.ceil(math.log10(scale)), 300))
     found = mean_interval(difference.tolist())
-    mean, sd, t_p, wilcoxon_p, effect_size = found.estimate, found.sd, None, None, None
-    if mean is not None and sd is not None:
-        stats = library("scipy.stats", "study")
+    middle, sd, t_p, wilcoxon_p, effect_size = found.estimate, found.sd, None, None, None
+    if middle is not None and sd is not None:
         nonzero = difference[difference != 0]  # so that SciPy takes the exact distribution of the rest
         wilcoxon_p = float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
         if sd:
-            t_p, effect_size = float(stats.ttest_1samp(difference, 0.0).pvalue), mean / sd
-        elif mean == 0:
+            t_p, effect_size = float(stats.ttest_1samp(difference, 0.0).pvalue), middle / sd
+        elif middle == 0:
             t_p, effect_size = 1.0, 0.0
-    return PairedDifference(found.n, mean, sd, found.low, found.high, t_p, wilcoxon_p, effect_size)
+    return PairedDifference(found.n, middle, sd, found.low, found.high, t_p, wilcoxon_p, effect_size)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

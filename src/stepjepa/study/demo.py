@@ -15,15 +15,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import check_fields, option
+from stepjepa.config.option import Names, check_fields, option
 from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
+from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
@@ -49,6 +49,9 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+_NAME = Names(DemoOptions)
 
 
 @dataclass
@@ -127,19 +130,16 @@ def demo(options: DemoOptions) -> DemoResult:
         ConfigError: the folder holds something, or matplotlib is not installed.
         StepJepaError: an arm failed; its own message was printed.
     """
-    from stepjepa.analysis.plots import plot_curves
+    from stepjepa.analysis.plots import DEMO_CURVES, curve_figure, save_figure
 
     output = Path(options.output_dir)
     check_writable(output)
     if output.is_dir() and any(output.iterdir()) and not options.overwrite_output_dir:
         raise ConfigError(
-            f"--output_dir {output}: the folder is not empty; give another one, or start over with "
-            "--overwrite_output_dir (make demo ARGS=--overwrite_output_dir)"
+            f"--{_NAME.output_dir} {output}: the folder is not empty; give another one, or start over with "
+            f"--{_NAME.overwrite_output_dir} (make demo ARGS=--{_NAME.overwrite_output_dir})"
         )
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "the demo draws its curves with matplotlib; install it with: pip install 'stepjepa[analysis]'"
-        )
+    library("matplotlib", "analysis")  # before the work, whose curves could not be drawn
     train, test = generate_split(options.train_rows, options.test_rows, seed=options.seed)
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
@@ -148,7 +148,8 @@ def demo(options: DemoOptions) -> DemoResult:
     _run_arms(options)
     arms = {arm: ArmResult(**read_json(output / arm / _RESULT)) for arm in ARMS}
     write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in arms.items()}})
-    plot_curves({arm: result.history for arm, result in arms.items()}, output / "curves.png", "stepjepa demo")
+    histories = {arm: result.history for arm, result in arms.items()}
+    save_figure(curve_figure(histories, DEMO_CURVES, "stepjepa demo"), output / "curves.png")
     return DemoResult(options, arms)
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
@@ -31,6 +31,7 @@ from stepjepa.study.spec import (
     Data,
     Evaluation,
     MetricSpec,
+    ProblemRows,
     Study,
     StudyOptions,
     file_word,
@@ -42,22 +43,21 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, not_read, without_effect
 from stepjepa.training.run_options import RunOptions
 
-ROWS = {"train_rows": 4000, "select_rows": 200, "test_rows": 300, "seed": 0}
+_NAME = Names(RunOptions, JEPAConfig, StudyOptions)
 # What a study's runs have unless the file says otherwise.
-DEFAULTS = {"track_flop": True, "disable_tqdm": True, "save_total_limit": 1}
+DEFAULTS = {_NAME.track_flop: True, _NAME.disable_tqdm: True, _NAME.save_total_limit: 1}
 # Options that the study sets, and where its file sets them.
 _SET_BY_STUDY = {
-    "output_dir": "give output_dir at the top of the study",
-    "overwrite_output_dir": "give --overwrite_output_dir to stepjepa study",
-    "resume_from_checkpoint": "a study resumes by itself",
-    "train_file": "give train_file under data",
-    "dataset_split": "give train_split under data",
-    "seed": "give seeds at the top of the study",
-    "control": "give controls at the top of the study, as in controls: [shuffled, random]",
-    "same_flop": "give equal_compute: true at the top of the study",
+    _NAME.output_dir: f"give {_NAME.output_dir} at the top of the study",
+    _NAME.overwrite_output_dir: f"give --{_NAME.overwrite_output_dir} to stepjepa study",
+    _NAME.resume_from_checkpoint: "a study resumes by itself",
+    _NAME.train_file: f"give {_NAME.train_file} under data",
+    _NAME.dataset_split: "give train_split under data",
+    _NAME.seed: "give seeds at the top of the study",
+    _NAME.control: "give controls at the top of the study, as in controls: [shuffled, random]",
+    _NAME.same_flop: "give equal_compute: true at the top of the study",
 }
-_NAME = re.compile(r"[A-Za-z0-9][\w.,=-]{0,99}")
-_DATA_EXAMPLE = "data: {train_file: train.jsonl, select_file: valid.jsonl, test_file: test.jsonl}, or data: builtin"
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.,=-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,13 @@ class _DataFiles:
     test_split: str = ""
 
 
+_FILE = Names(_DataFiles)
+_DATA_EXAMPLE = (
+    f"data: {{{_FILE.train_file}: train.jsonl, {_FILE.select_file}: valid.jsonl, {_FILE.test_file}: test.jsonl}}, or "
+    "data: builtin"
+)
+
+
 @dataclass(frozen=True)
 class _Select:
     metric: str = ""
@@ -98,8 +105,8 @@ def read_options(options: StudyOptions) -> Study:
         ConfigError: it cannot be used.
     """
     name, tree = open_study(str(options.file))
-    replaced = {"jobs": options.jobs, "executor": options.executor, "seeds": options.seeds}
-    assignments = [f"{key}={value}" for key, value in replaced.items() if value is not None]
+    replaced = {name: getattr(options, name) for name in (_NAME.jobs, _NAME.executor, _NAME.seeds)}
+    assignments = [f"{name}={value}" for name, value in replaced.items() if value is not None]
     for assignment in [*assignments, *(options.overrides or [])]:
         tree = set_value(tree, assignment, options.mini)
     return read_study(tree, name, options.mini, output_dir=options.output_dir)
@@ -122,7 +129,7 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     small = tree.pop("mini", None)
     if mini:
         if small is None:
-            raise ConfigError(f"{root.where}: --mini: this study has no section 'mini'")
+            raise ConfigError(f"{root.where}: --{_NAME.mini}: this study has no section 'mini'")
         over = small.mapping("mini")
         check_keys(over, [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
@@ -182,7 +189,7 @@ def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
 
 
 def _check_name(name: str, where: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not _FOLDER_NAME.fullmatch(name):
         raise ConfigError(f"{where}: the name {name!r}: use letters, digits and _ . , = - (it becomes a folder's name)")
 
 
@@ -266,7 +273,7 @@ def _data(node: Node) -> Data:
     if "builtin" in section:
         return Data(builtin=_builtin(section, node.where))
     values = field_values(_DataFiles, section, "data")
-    for key in ("train_file", "test_file"):
+    for key in (_FILE.train_file, _FILE.test_file):
         if not values.get(key):
             raise ConfigError(f"{node.where}: data: {key} is missing; give {_DATA_EXAMPLE}")
     test, select = values["test_file"], values.get("select_file")
@@ -274,25 +281,23 @@ def _data(node: Node) -> Data:
     splits = {split: values[f"{split}_split"] for split in SPLITS if values.get(f"{split}_split")}
     same = [split for split in ("train", "select") if test in files.get(split, ())]
     if same and not splits:
-        raise ConfigError(f"{node.where}: data: test_file and {same[0]}_file are the same file")
+        raise ConfigError(f"{node.where}: data: {_FILE.test_file} and {same[0]}_file are the same file")
     return Data(files=files, splits=splits)
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
-    """Numbers of rows, the seed, and fields of `ArithmeticConfig`."""
+    """Fields of `ProblemRows`, all of them, and of `ArithmeticConfig`."""
     if len(section) > 1:
         raise ConfigError(f"{where}: data: builtin is given alone, without files")
     options = section["builtin"].mapping("builtin")
-    check_keys(options, [*ROWS, *options_of(ArithmeticConfig)], "data")
-    values = {**ROWS, **{key: child.value for key, child in options.items()}}
-    for key in ROWS:
-        if type(values[key]) is not int or values[key] < (0 if key == "seed" else 1):
-            raise ConfigError(f"{where}: data: {key} is {values[key]!r}; expected a whole number")
+    check_keys(options, [*options_of(ProblemRows), *options_of(ArithmeticConfig)], "data")
+    rows = ProblemRows(**field_values(ProblemRows, options))
+    problems = {key: child.value for key, child in options.items() if key in options_of(ArithmeticConfig)}
     try:
-        ArithmeticConfig(**{key: value for key, value in values.items() if key not in ROWS})
+        ArithmeticConfig(**problems)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}: data: {error}") from None
-    return values
+    return {**asdict(rows), **problems}
 
 
 def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import carried
 from stepjepa.config.values import named_by_file
 from stepjepa.config.yaml_file import write_yaml
@@ -27,11 +27,12 @@ from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.spec import SPLITS, Block, Data, Run, Study
+from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions
 from stepjepa.training.run_options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
 
+_NAME = Names(StudyOptions)
 STATE = "state.json"
 SOURCE = Path(__file__).parents[1]
 # Packages of the library that no number of a run depends on.
@@ -162,12 +163,14 @@ def check_folder(folder: Path) -> None:
         ConfigError: it does.
     """
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output_dir {folder}: is a file; give a folder")
+        raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
     check_writable(folder)
     # A study that was killed at once leaves built-in data and no state.
     others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
     if others and not (folder / STATE).is_file():
-        raise ConfigError(f"--output_dir {folder}: the folder is not empty ({others[0]}), and there is no study in it")
+        raise ConfigError(
+            f"--{_NAME.output_dir} {folder}: the folder is not empty ({others[0]}), and there is no study in it"
+        )
 
 
 def clear_folder(folder: Path) -> None:
@@ -341,7 +344,7 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise ConfigError(
             f"{folder} holds results of another study, and a table must not mix them: {'; '.join(differences[:5])}{more}. "
-            "Give another --output_dir, or start again with --overwrite_output_dir"
+            f"Give another --{_NAME.output_dir}, or start again with --{_NAME.overwrite_output_dir}"
         )
 
 

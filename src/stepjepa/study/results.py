@@ -6,16 +6,19 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepjepa.analysis.options import written
 from stepjepa.errors import DataError
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
-from stepjepa.study.records import Item, State
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.text import scaled
+
+if TYPE_CHECKING:
+    from stepjepa.study.run import StudyRun
 
 # Kind of comparison, title of its column, title of its corrected p-value's.
 KINDS: tuple[tuple[Kind, str, str], ...] = (
@@ -27,25 +30,9 @@ KINDS: tuple[tuple[Kind, str, str], ...] = (
 _RESULT = ("n", "mean", "sd", "low", "high", "t_p", "wilcoxon_p", "effect_size")
 _FOOTNOTE = (
     "`arm+shuffled` and `arm+random` are the arm with the targets of other examples and with one random vector; "
-    "`arm+same_flop` is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
+    f"`arm+{SAME_FLOP}` is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
     "the arm's difference at equal compute. Values are those of the test split, FLOPs and seconds those of training."
 )
-Number = Callable[[float], str]
-
-
-@dataclass
-class Outcome:
-    """All runs of a study after it was carried out, and notes on its data."""
-
-    study: Study
-    state: State
-    items: list[Item]
-    notes: list[str]
-
-    @property
-    def failed(self) -> list[Item]:
-        """The runs that are not done: those that ended with an error and those that were not begun."""
-        return [item for item in self.items if item.todo or item.error is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,24 +99,24 @@ class Table:
         """A heading line, the table, and what its columns mean. Columns that no arm fills are left out."""
         level, rows = f"{100 * self.confidence:g} %", self.arms
         places = _places([arm.summary.estimate for arm in rows], digits=4)
-        number: Number = f"{{:.{places}f}}".format
+        form = f".{places}f"
         columns: dict[str, list[str]] = {
             "arm": [_cell(arm.name) for arm in rows],
             "seeds": [str(arm.summary.n) for arm in rows],
-            "mean": [_or_dash(arm.summary.estimate, number) for arm in rows],
-            "sd": [_or_dash(arm.summary.sd, number) for arm in rows],
-            f"{level} interval": [interval_text(arm.summary.low, arm.summary.high, number) for arm in rows],
+            "mean": [written(arm.summary.estimate, form) for arm in rows],
+            "sd": [written(arm.summary.sd, form) for arm in rows],
+            f"{level} interval": [interval_text(arm.summary.low, arm.summary.high, form) for arm in rows],
         }
         for kind, title, p_title in KINDS:
             made = [arm.comparisons.get(kind) for arm in rows]
             most = max(places, _places([c.result.mean for c in made if c], digits=2))
-            columns[f"{title} [{level}]"] = [_difference(c, f"{{:+.{most}f}}".format) for c in made]
+            columns[f"{title} [{level}]"] = [_difference(c, f"+.{most}f") for c in made]
             if kind == "examples":
                 columns["p (t)"] = [p_text(c.result.t_p) if c else "" for c in made]
                 columns["p (Wilcoxon)"] = [p_text(c.result.wilcoxon_p) if c else "" for c in made]
             columns[p_title] = [p_text(c.holm_p) if c and c.holm_p is not None else "" for c in made]
         columns["FLOPs"] = [scaled(arm.flops) for arm in rows]
-        columns["seconds"] = [_or_dash(arm.seconds, "{:.4g}".format) for arm in rows]
+        columns["seconds"] = [written(arm.seconds, ".4g") for arm in rows]
         columns["verdict"] = [_cell(str(arm.verdict or arm.role)) for arm in rows]
         columns = {title: cells for title, cells in columns.items() if any(cell not in ("", "-") for cell in cells)}
         lines = [" | ".join(columns), *(" | ".join(cells) for cells in zip(*columns.values(), strict=True))]
@@ -192,26 +179,22 @@ def p_text(p: float | None) -> str:
     return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def interval_text(low: float | None, high: float | None, number: Number) -> str:
+def interval_text(low: float | None, high: float | None, form: str) -> str:
     """``[low, high]``, "-" for none."""
-    return "-" if low is None or high is None else f"[{number(low)}, {number(high)}]"
+    return "-" if low is None or high is None else f"[{low:{form}}, {high:{form}}]"
 
 
-def _difference(comparison: Comparison | None, number: Number) -> str:
+def _difference(comparison: Comparison | None, form: str) -> str:
     if comparison is None or comparison.result.mean is None:
         return "" if comparison is None else "-"
     result = comparison.result
-    return f"{number(comparison.result.mean)} {interval_text(result.low, result.high, number)}"
+    return f"{result.mean:{form}} {interval_text(result.low, result.high, form)}"
 
 
 def _places(values: Sequence[float | None], digits: int) -> int:
     """Decimals that give the largest of `values` so many digits."""
     largest = max((abs(value) for value in values if value), default=1.0)
     return min(max(digits - 1 - math.floor(math.log10(largest)), 0), 12)
-
-
-def _or_dash(value: float | None, number: Number) -> str:
-    return "-" if value is None else number(value)
 
 
 def _cell(text: str) -> str:
@@ -221,12 +204,12 @@ def _cell(text: str) -> str:
 # From runs to tables
 
 
-def records_of(outcome: Outcome) -> list[RunRecord]:
+def records_of(carried: StudyRun) -> list[RunRecord]:
     """The record of every run, finished or not, in the study's order."""
     records = []
-    for item in outcome.items:
+    for item in carried.items:
         run, trained = item.run, item.folder.done("train") or {}
-        choice = outcome.state.choice(run.block.name, run.arm.name)
+        choice = carried.state.choice(run.block.name, run.arm.name)
         record = RunRecord(
             block=run.block.name,
             arm=run.arm.name,
@@ -284,10 +267,10 @@ def _arm_runs(block: Block, records: Sequence[RunRecord]) -> Iterator[ArmRuns]:
 # Files and lines
 
 
-def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
+def write_results(carried: StudyRun) -> tuple[Tables, list[str]]:
     """Write everything into the study's folder; the tables, and lines for a terminal."""
-    study, folder, records = outcome.study, outcome.study.output_dir, records_of(outcome)
-    tables, missing = study_tables(study, records), missing_lines(outcome)
+    study, folder, records = carried.study, carried.study.output_dir, records_of(carried)
+    tables, missing = study_tables(study, records), missing_lines(carried)
     rows = [{"block": block, "metric": name, **row} for (block, name), table in tables.items() for row in table.rows()]
     complete = {
         "title": study.title,
@@ -300,7 +283,7 @@ def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
     writer.writerows(rows)
     texts = {
         "results.jsonl": b"".join(json_bytes(asdict(record)) + b"\n" for record in records),
-        "table.md": _markdown(outcome, tables, missing).encode(),
+        "table.md": _markdown(carried, tables, missing).encode(),
         "table.csv": lines.getvalue().encode(),
         "table.json": json_bytes(complete, indent=1) + b"\n",
     }
@@ -310,14 +293,14 @@ def write_results(outcome: Outcome) -> tuple[Tables, list[str]]:
     return tables, [*_verdict_lines(tables), *missing, "", f"written to {folder}: {names}"]
 
 
-def _markdown(outcome: Outcome, tables: Tables, missing: Sequence[str]) -> str:
-    study = outcome.study
+def _markdown(carried: StudyRun, tables: Tables, missing: Sequence[str]) -> str:
+    study = carried.study
     parts = [f"# {study.title}", *([study.shows] if study.shows else [])]
     for block in study.blocks:
         parts += [f"## {block.name}"] if block.name else []
         parts += [table.markdown().rstrip() for (name, _), table in tables.items() if name == block.name]
         for arm in block.arms:
-            choice = outcome.state.choice(block.name, arm.name)
+            choice = carried.state.choice(block.name, arm.name)
             if choice is not None:
                 means = [f"{cell}: {'-' if mean is None else f'{mean:.5g}'}" for cell, mean in choice["means"].items()]
                 parts.append(
@@ -325,7 +308,7 @@ def _markdown(outcome: Outcome, tables: Tables, missing: Sequence[str]) -> str:
                     "its test split was scored."
                 )
     parts.append(_FOOTNOTE)
-    for title, lines in (("Runs that are missing", missing[1:]), ("Notes", [*study.notes, *outcome.notes])):
+    for title, lines in (("Runs that are missing", missing[1:]), ("Notes", [*study.notes, *carried.notes])):
         if lines:
             parts.append("\n".join([f"**{title}**", "", *(f"- {line.strip()}" for line in lines)]))
     return "\n\n".join(parts) + "\n"
@@ -345,15 +328,15 @@ def _verdict_lines(tables: Tables) -> Iterator[str]:
                     yield f"    at equal {kind}: {found.mean:+.4g}{ends}, n = {found.n} seeds"
 
 
-def missing_lines(outcome: Outcome) -> list[str]:
+def missing_lines(carried: StudyRun) -> list[str]:
     """A heading and a line for every run without a result and why; nothing where all are there."""
-    lines = [f"  {item.run.name}: {item.error or 'not run'}" for item in outcome.failed]
+    lines = [f"  {item.run.name}: {item.error or 'not run'}" for item in carried.failed]
     lines += [
         f"  {f'{block.name}/' if block.name else ''}{arm.name}: nothing was chosen on the validation split, so "
         f"its test split was not looked at{''.join(f', and {name} not run' for name in arm.variants)}"
-        for block in outcome.study.blocks
+        for block in carried.study.blocks
         for arm in block.arms
-        if arm.tuned and outcome.state.choice(block.name, arm.name) is None
+        if arm.tuned and carried.state.choice(block.name, arm.name) is None
     ]
     return ["runs that are missing:", *lines] if lines else []
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.study import records, stages
 from stepjepa.study.records import Item, State, StudyRunFolder
-from stepjepa.study.results import Outcome, Table, write_results
+from stepjepa.study.results import Table, write_results
 from stepjepa.study.spec import (
     SPLITS,
     Arm,
@@ -34,10 +34,12 @@ from stepjepa.study.spec import (
     runs_of,
 )  # fmt: skip
 from stepjepa.study.tree import recipe_lines
+from stepjepa.training.run_options import TrainerOptions
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.terminal import print_text
 
+_NAME = Names(StudyOptions, TrainerOptions)
 # Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
 _SHARED = {"gpus": "gpus_per_node", "cpus": "cpus_per_task"}
 _SHARED |= {n: n for n in ("timeout_min", "mem_gb", "gpus_per_node", "cpus_per_task", "stderr_to_stdout", "name")}
@@ -88,14 +90,12 @@ def study(options: StudyOptions, say: Callable[[str], None] = print_text) -> Stu
             records.check_same(read.output_dir, state.identity, records.study_identity(read))
         return StudyResult(tuple(describe(read)))
     for name in ("statsmodels", "matplotlib"):
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"a study needs {name}, which is not installed; install it with: pip install 'stepjepa[study]'"
-            )
-    with explaining("jobs, or per_device_train_batch_size in the study", "start the same command again"):
-        outcome = run_study(read, say, options.overwrite_output_dir)
-    tables, lines = write_results(outcome)
-    return StudyResult(("", *lines), tables, bool(outcome.failed))
+        library(name, "study")  # before the work, whose results could not be written
+    less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
+    with explaining(less_memory, "start the same command again"):
+        carried = run_study(read, say, options.overwrite_output_dir)
+    tables, lines = write_results(carried)
+    return StudyResult(("", *lines), tables, bool(carried.failed))
 
 
 # Where runs are carried out
@@ -219,7 +219,7 @@ def visible_devices() -> list[str]:
 # What is carried out
 
 
-def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False) -> Outcome:
+def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False) -> StudyRun:
     """Carry a study out, or what is left of it.
 
     Raises:
@@ -244,18 +244,28 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False)
             say(f"note   {note}")
         local = study.executor == "processes"
         executor = Processes(study.jobs) if local else Submitit(study.executor, folder / "jobs", study.slurm)
-        run = StudyRun(study, state, say)
+        run = StudyRun(study, state, say, notes)
         run.carry_out(executor)
-        return Outcome(study, state, list(run.items.values()), notes)
+        return run
 
 
 class StudyRun:
-    """A study in its folder, which is being carried out; `say` takes lines that tell how far it is."""
+    """A study in its folder, which is or was carried out; `say` takes lines on its progress, `notes` are on its data."""
 
-    def __init__(self, study: Study, state: State, say: Callable[[str], None]):
-        self.study, self.state, self.say = study, state, say
-        self.items: dict[Path, Item] = {}
-        self.total = sum(1 for _ in all_runs(study))
+    def __init__(self, study: Study, state: State, say: Callable[[str], None], notes: Sequence[str] = ()):
+        self.study, self.state, self.say, self.notes = study, state, say, list(notes)
+        self._items: dict[Path, Item] = {}
+        self._total = sum(1 for _ in all_runs(study))
+
+    @property
+    def items(self) -> list[Item]:
+        """Its runs that could be begun by now."""
+        return list(self._items.values())
+
+    @property
+    def failed(self) -> list[Item]:
+        """The runs that are not done: those that ended with an error and those that were not begun."""
+        return [item for item in self.items if item.todo or item.error is not None]
 
     def carry_out(self, executor: Processes | Submitit) -> None:
         """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
@@ -265,7 +275,7 @@ class StudyRun:
                 busy = list(active.values())
                 self._plan(busy)
                 # First all arms of the first seed, so that a part of a study is of use.
-                ready = [item for item in self.items.values() if item.error is None and item not in busy and item.todo]
+                ready = [item for item in self.items if item.error is None and item not in busy and item.todo]
                 ready.sort(key=lambda item: item.run.block.seeds.index(item.run.seed))
                 for item in ready[: self.study.jobs - len(active)]:
                     active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
@@ -284,7 +294,7 @@ class StudyRun:
                 time.sleep(0.05)
 
     def _line(self, item: Item) -> str:
-        head = f"[{sum(not one.todo for one in self.items.values())}/{self.total}] {item.run.name}: "
+        head = f"[{sum(not one.todo for one in self.items)}/{self._total}] {item.run.name}: "
         if item.error is not None:
             return f"{head}FAILED: {item.error}"
         trained = item.folder.done("train") or {}
@@ -310,7 +320,7 @@ class StudyRun:
                 for variant in arm.variants if cell is not None else ():
                     for run in runs_of(block, arm, variant, [cell or {}]):
                         self._add(run, (*first, "test"))
-        for item in self.items.values():
+        for item in self.items:
             for split in SPLITS[1:]:
                 if (record := item.folder.done(split)) is not None:
                     self.state.note_score(item.run.name, split, record["at"])
@@ -320,11 +330,11 @@ class StudyRun:
 
     def _add(self, run: Run, wanted: tuple[str, ...]) -> Item:
         path = self.study.output_dir / run.folder
-        if path not in self.items:
-            item = self.items[path] = Item(run, StudyRunFolder(path), wanted)
+        if path not in self._items:
+            item = self._items[path] = Item(run, StudyRunFolder(path), wanted)
             if item.todo:
                 records.write_plan(item.folder, run, self.study.output_dir)
-        return self.items[path]
+        return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
         """The cell with the best mean over the seeds on the validation split, of equal ones the first; None while one of the

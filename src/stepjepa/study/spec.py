@@ -112,6 +112,16 @@ class Data:
 
 
 @dataclass(frozen=True)
+class ProblemRows:
+    """How many of the built-in problems each split holds, and their seed."""
+
+    train_rows: int = option(4000, "To train on.", "data", at_least=1)
+    select_rows: int = option(200, "To choose hyper-parameters on.", "data", at_least=1)
+    test_rows: int = option(300, "To score on.", "data", at_least=1)
+    seed: int = option(0, "Seed of the problems.", "data", at_least=0)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """How a trained model is scored: on how many rows, and the sizes of batches and answers."""
 

@@ -23,11 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError, StepJepaError
 from stepjepa.study.records import StudyRunFolder, read_record, write_record
+from stepjepa.study.spec import Evaluation
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.run_folder import BROKEN, RunFolder, recorded_steps
+from stepjepa.training.run_options import TrainerOptions
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error, print_text
@@ -35,6 +38,7 @@ from stepjepa.utils.terminal import print_error, print_text
 if TYPE_CHECKING:
     from stepjepa.analysis.geometry import GeometryNumbers
 
+_NAME = Names(TrainerOptions, JEPAOptions, Evaluation)
 ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study ends
 _processes: set[subprocess.Popen[bytes]] = set()  # that run now
 Options = Mapping[str, Any]
@@ -79,10 +83,10 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     checkpoint, complete = training.checkpoint, training.finished_steps is not None
     begun = 0 if complete or checkpoint is None else recorded_steps(checkpoint)[0]
     # What a killed training left without a checkpoint is worth nothing.
-    how = ["--resume_from_checkpoint", "true"] if complete or checkpoint else ["--overwrite_output_dir", "true"]
+    how = _NAME.resume_from_checkpoint if complete or checkpoint else _NAME.overwrite_output_dir
     (run.model / BROKEN).unlink(missing_ok=True)
     try:
-        argv = ["train", "--config", str(run.train_config), "--output_dir", str(run.model), *how]
+        argv = ["train", "--config", str(run.train_config), f"--{_NAME.output_dir}", str(run.model), f"--{how}", "true"]
         run_process(run.path / "train.log", argv, environment)
     except StageFailed:
         broken = training.broken
@@ -235,7 +239,7 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
     for split in splits:
         begin = time.perf_counter()
         rows = RowSource(plan["files"][split], plan["splits"].get(split, "test"))
-        with explaining("evaluate: {batch_size: ...} in the study", "start the study again"):
+        with explaining(f"evaluate: {{{_NAME.batch_size}: ...}} in the study", "start the study again"):
             values = score_model(folder.model, rows, plan["metrics"], chat=plan["chat"], **plan["evaluation"])
         write_record(folder.record(split), {"metrics": values, "seconds": time.perf_counter() - begin})
         print_text("  ".join([split, *(f"{name} {value}" for name, value in values.items())]))

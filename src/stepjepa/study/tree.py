@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import BadValue, Quoted, nearest, show
 from stepjepa.errors import ConfigError
+from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.files import parse_json
 
+_NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
 _NULL = ("", "~", "null", "Null", "NULL")
 _BOOL = {"True": True, "TRUE": True, "False": False, "FALSE": False}
@@ -182,9 +184,9 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
     path, equals, text = assignment.partition("=")
     names = path.split(".")
     if not equals or not all(names):
-        raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.max_steps=20")
+        raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
     if names[0] == "mini" and not mini:
-        raise ConfigError(f"--set {assignment}: the section mini is read with --mini only")
+        raise ConfigError(f"--set {assignment}: the section mini is read with --{_NAME.mini} only")
     section = ["mini"] if names[0] == "mini" or (mini and "mini" in root.given) else []
     names = names[1:] if names[0] == "mini" else names
     blocks = _at(root, [*section, "blocks"])
