@@ -17,7 +17,7 @@ from stepjepa.analysis.geometry import measure_states
 from stepjepa.analysis.run import _read_runs, compare, labels_of
 from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main
-from stepjepa.modeling.predictors import predictor_names
+from stepjepa.modeling.extras import predictor_names
 from support.models import add_to_vocabulary, tiny_model
 from support.rows import step_rows
 from support.tokenizers import fresh

@@ -213,7 +213,7 @@ def test_hostile_text(inspect):
         (["--step_jepa", "--views", "standalone"], "use it with objective llm_jepa"),
         (["--step_jepa", "--forward", "inline", "--step_pairs", "all"], "forward=inline holds one pair"),
         (["--objective", "semantic_tube", "--predictors", "1"], "semantic_tube has no predictor tokens"),
-        (["--objective", "semantic_tube", "--tube_mode", "mean", "--tube_times", "2"], "draws no spans"),
+        (["--objective", "semantic_tube", "--tube_mode", "mean", "--tube_times", "2"], "samples no spans"),
         (["--source_column", "question"], "give both"),
         (["--plain", "--chat_template", "x"], "leave one of them out"),
         (["--horizon", "0"], "horizon is 0"),

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
+from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
-from stepjepa.modeling.predictors import PredictorHead
 from stepjepa.study.stages import score_model
 from support.answers import TEST, write
 

@@ -49,7 +49,7 @@ def test_the_loss_is_that_of_the_models_own_head(family):
 
 
 def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
-    from stepjepa.modeling.logits import output_head
+    from stepjepa.modeling.parts import output_head
 
     model = family_model("modernbert-decoder")
     head = output_head(model, VOCABULARY)
@@ -60,7 +60,7 @@ def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
     plain = F.cross_entropy(model.decoder(model.lm_head(states)), labels, reduction="sum")
     expected = torch.autograd.grad(plain, [states, *dense])
     for rows in (100, 3):
-        monkeypatch.setattr("stepjepa.modeling.logits.chunk_rows", lambda vocabulary, rows=rows: rows)
+        monkeypatch.setattr("stepjepa.modeling.parts.chunk_rows", lambda vocabulary, rows=rows: rows)
         loss = head.loss_sum(model, states, labels)
         assert float(loss) == pytest.approx(float(plain), rel=1e-6)
         for one, other in zip(torch.autograd.grad(loss, [states, *dense]), expected, strict=True):

@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors, export_model
-from stepjepa.modeling.extras import add_extras
+from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.load import load_tokenizer, lora_config
-from stepjepa.modeling.predictors import PredictorRows
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.files import mismatch
@@ -202,7 +201,7 @@ def test_an_adapter_of_a_checkpoint_loads_in_peft(tmp_path, tokenizer):
         (["model", "model"], "is the checkpoint itself"),
         (["model", "file"], "is a file"),
         (["model", "out", "--base_model", "model"], "is no adapter"),
-        (["adapter", "out"], "the adapter names no base; give --base_model"),
+        (["adapter", "out"], "the adapter names no base; give the base model"),
     ],
 )
 def test_what_cannot_be_exported(tmp_path, capsys, monkeypatch, tokenizer, words, said):
@@ -251,7 +250,7 @@ def test_a_vocabulary_of_two_sizes_is_exported_or_refused_before_training(tmp_pa
     if family == "llama":
         check_keeps_predictors(model, tokenizer)
     else:
-        with pytest.raises(ConfigError, match="keep_predictors: the vocabulary of .* cannot grow"):
+        with pytest.raises(ConfigError, match="the vocabulary of .* cannot grow"):
             check_keeps_predictors(model, tokenizer)
 
 

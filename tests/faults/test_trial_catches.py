@@ -43,7 +43,7 @@ def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog)
         _, forward = chosen(tiny_model(name, "eager", sliding_window=200))
     assert forward == "two_pass"
     assert [record.getMessage().count("forward two_pass, because") for record in caplog.records] == [1]
-    with pytest.raises(ConfigError, match="does not follow the mask; use --forward two_pass"):
+    with pytest.raises(ConfigError, match="does not follow the mask; use forward two_pass"):
         chosen(tiny_model(name, "eager", sliding_window=200), forward="packed")
 
 

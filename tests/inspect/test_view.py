@@ -92,7 +92,8 @@ def test_rows_that_training_skips():
 
 MINE = '''
 from stepjepa.data.types import TRUNK, Pair, Read, Term
-from stepjepa.objectives.base import Objective, PairBuilder
+from stepjepa.objectives.base import Objective
+from stepjepa.objectives.pairs import PairBuilder
 
 class Mine(Objective):
     """The mean of the question's last two states predicts the mean of the answer's."""

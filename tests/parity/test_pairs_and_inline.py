@@ -34,9 +34,11 @@ def jepa_and_gradient(run: Run, examples: list[Example]) -> tuple[torch.Tensor, 
     return parts.jepa, gradient
 
 
-@pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "smooth_l1"])
-@pytest.mark.parametrize("predictors", [0, 2])
-@pytest.mark.parametrize("target_grad", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "predictors", "target_grad"),
+    [("cosine", 0, True), ("cosine", 2, True), ("cosine", 2, False), ("l2", 2, False), ("mse", 0, False)]
+    + [("smooth_l1", 2, True)],
+)
 def test_all_pairs_are_the_sum_of_single_pairs(tokenizer, loss, predictors, target_grad):
     case = {"objective": "step_jepa", "step_pairs": "all", "jepa_loss": loss, "predictor_head": "mlp"}
     run = prepare(tokenizer, {**case, "predictors": predictors, "target_grad": target_grad})
@@ -120,7 +122,7 @@ def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torc
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
-@pytest.mark.parametrize("predictors", [0, 1, 2, 3])
+@pytest.mark.parametrize("predictors", [0, 1, 2])
 @pytest.mark.parametrize("case", INLINE, ids=name_of)
 def test_inline_reads_what_packed_reads_and_trains_the_lm_in_place(tokenizer, case, predictors, model):
     case = {**case, "predictors": predictors, "model": model, "target_grad": predictors != 1}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Term
-from stepjepa.forest.layout import Forest, build_forest, build_inline, segment_use
-from stepjepa.forest.packing import plan_rows
+from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
 from stepjepa.inspect.record import FIELDS, Readout, RowRecord, Vector, VectorPair, ViewPair, counted
-from stepjepa.objectives.base import VectorNames, objective_of
+from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.pairs import VectorNames
 from stepjepa.training.options import JEPAOptions
 
 if TYPE_CHECKING:
