@@ -261,7 +261,7 @@ def last_mlp(backbone: Any) -> Any:
     if layers is None:
         return None
     last: Any = layers[-1]
-    again = getattr(backbone, "is_gradient_checkpointing", False)
+    again = any(vars(module).get("gradient_checkpointing") for module in (backbone, last))
     return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
 
 
