@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from stepjepa.errors import ConfigError
-from stepjepa.forest import masks as forest_masks
+from stepjepa.forest import visibility
 from stepjepa.modeling import masks
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
@@ -31,7 +31,7 @@ def wider_windows(monkeypatch):
     """Masks whose windows are one token too long."""
 
     def wrong(batch, window=None):
-        return forest_masks.dense_mask(batch, None if window is None else window + 1)
+        return visibility.dense_mask(batch, None if window is None else window + 1)
 
     monkeypatch.setattr(masks, "dense_mask", wrong)
 
@@ -138,7 +138,7 @@ def choose_as(rank, folder, answers):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     if rank == 1:
-        masks.dense_mask = lambda batch, window=None: forest_masks.dense_mask(
+        masks.dense_mask = lambda batch, window=None: visibility.dense_mask(
             replace(batch, attach=batch.attach * 0 - 1), window
         )
     for forward in ("auto", "packed"):
