@@ -31,8 +31,7 @@ from measure import peak_mib, ratio, spread, table
 from workload import MAX_LENGTH, OBJECTIVES, TEMPLATES, Workload, load_workload, make_tokenizer, read_chats
 
 from stepjepa import JEPAConfig
-from stepjepa.forest.layout import build_forest
-from stepjepa.forest.packing import plan_rows
+from stepjepa.forest.layout import build_forest, plan_rows
 from stepjepa.training.encoding import encode
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from stepjepa.data.synthetic import generate_split
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.masks import dense_mask
+from stepjepa.forest.visibility import dense_mask
 from stepjepa.losses.distances import cosine_loss
 from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.objectives.split import Split

@@ -14,7 +14,7 @@ from stepjepa.errors import DataError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
 from stepjepa.losses.distances import cosine_loss
-from stepjepa.modeling.predictors import predictor_names
+from stepjepa.modeling.extras import predictor_names
 from support.encoding import settings_of, views_of
 from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh

@@ -17,8 +17,7 @@ from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, l
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
-from stepjepa.modeling.predictors import predictor_names
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_names
 from support.encoding import settings_of
 from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh

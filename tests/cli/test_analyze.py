@@ -18,7 +18,7 @@ from stepjepa.analysis.models import labels_of
 from stepjepa.analysis.run import _read_runs
 from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main
-from stepjepa.modeling.predictors import predictor_names
+from stepjepa.modeling.extras import predictor_names
 from support.models import add_to_vocabulary, tiny_model
 from support.rows import step_rows
 from support.tokenizers import fresh

@@ -176,7 +176,7 @@ def test_senseless_options_are_named(flags, words, data, tmp_path, capfd):
         ("--objective semantic_tube --infonce", ["infonce", "semantic_tube"]),
         ("--objective semantic_tube --tube_mode curvature --jepa_l2", ["curvature", "jepa_loss"]),
         ("--objective semantic_tube --predictors 2", ["semantic_tube", "predictors"]),
-        ("--objective semantic_tube --tube_layer 9", ["tube_layer is 9", "layers 0 to 3"]),
+        ("--objective semantic_tube --tube_layer 9", ["layer 9", "layers 0 to 3"]),
         ("--objective semantic_tube --tube_mode mean --tube_times 3", ["mean", "times"]),
         ("--jepa_l2 --infonce", ["--jepa_l2", "--infonce"]),
         ("--regular --step_jepa", ["--regular", "--step_jepa"]),

@@ -142,7 +142,7 @@ def test_short_weights_take_the_packed_forward(dtype, preset):
 
 
 def test_the_head_is_float32_under_autocast():
-    from stepjepa.modeling.predictors import PredictorHead
+    from stepjepa.modeling.extras import PredictorHead
 
     head, states = PredictorHead("linear", 16, 0), torch.randn(5, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -16,9 +16,8 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import EvaluationResult, read_predictions, record_lines
 from stepjepa.evaluation.run import Answers
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
+from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
-from stepjepa.modeling.predictors import PredictorHead
 from stepjepa.study.stages import score_model
 from support.answers import TEST, write
 

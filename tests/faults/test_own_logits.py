@@ -14,7 +14,7 @@ from stepjepa.data.types import Example, Rows
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
 from stepjepa.modeling.load import lora_config
-from stepjepa.modeling.logits import output_head
+from stepjepa.modeling.parts import output_head
 from stepjepa.modeling.trial import load_probe, row_numbers
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
@@ -61,7 +61,7 @@ def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
     plain = F.cross_entropy(model.decoder(model.lm_head(states)), labels, reduction="sum")
     expected = torch.autograd.grad(plain, [states, *dense])
     for rows in (100, 3):
-        monkeypatch.setattr("stepjepa.modeling.logits.chunk_rows", lambda vocabulary, rows=rows: rows)
+        monkeypatch.setattr("stepjepa.modeling.parts.chunk_rows", lambda vocabulary, rows=rows: rows)
         loss = head.loss_sum(model, states, labels)
         assert float(loss) == pytest.approx(float(plain), rel=1e-6)
         for one, other in zip(torch.autograd.grad(loss, [states, *dense]), expected, strict=True):

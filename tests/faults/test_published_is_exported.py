@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors, export_model
-from stepjepa.modeling.extras import add_extras
+from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.load import lora_config
-from stepjepa.modeling.predictors import PredictorRows
 from stepjepa.utils.files import mismatch
 from support.answers import write
 from support.families import family_model
@@ -229,7 +228,7 @@ def test_what_cannot_be_exported(tmp_path, capsys, monkeypatch, tokenizer):
         ("model model", "is the checkpoint itself"),
         ("model file", "is a file"),
         ("model out --base_model model", "is no adapter"),
-        ("adapter out", "the adapter names no base; give --base_model"),
+        ("adapter out", "the adapter names no base; give the base model"),
     ):
         capsys.readouterr()
         assert main(["export", *words.split()]) == 2
@@ -257,5 +256,5 @@ def test_a_vocabulary_of_two_sizes_is_exported_or_refused_before_training(tmp_pa
     if family == "llama":
         check_keeps_predictors(model, tokenizer)
     else:
-        with pytest.raises(ConfigError, match="keep_predictors: the vocabulary of .* cannot grow"):
+        with pytest.raises(ConfigError, match="the vocabulary of .* cannot grow"):
             check_keeps_predictors(model, tokenizer)

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from stepjepa.errors import ConfigError
-from stepjepa.forest import masks as forest_masks
+from stepjepa.forest import visibility
 from stepjepa.modeling import masks
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
@@ -29,13 +29,13 @@ def chosen(model, **options):
 
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3_sliding"])
 def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog):
-    own = forest_masks.dense_mask
+    own = visibility.dense_mask
     monkeypatch.setattr(masks, "dense_mask", lambda batch, window=None: own(batch, window and window + 1))
     with caplog.at_level(logging.WARNING, "stepjepa"):
         _, forward = chosen(tiny_model(name, "eager", sliding_window=200))
     assert forward == "two_pass"
     assert [record.getMessage().count("forward two_pass, because") for record in caplog.records] == [1]
-    with pytest.raises(ConfigError, match="does not follow the mask; use --forward two_pass"):
+    with pytest.raises(ConfigError, match="does not follow the mask; use forward two_pass"):
         chosen(tiny_model(name, "eager", sliding_window=200), forward="packed")
 
 
@@ -125,7 +125,7 @@ def choose_as(rank, folder, answers):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     if rank == 1:
-        masks.dense_mask = lambda batch, window=None: forest_masks.dense_mask(blind(batch), window)
+        masks.dense_mask = lambda batch, window=None: visibility.dense_mask(blind(batch), window)
     for forward in ("auto", "packed"):
         try:
             answers.put((forward, chosen(tiny_model("llama", "eager"), forward=forward)[1]))

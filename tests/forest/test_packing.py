@@ -1,36 +1,26 @@
-"""Packing: whole examples, every one once, and never worse than the simple ways."""
+"""Batches: rows of examples, every one once and never worse than the simple ways, and the shuffled control."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from stepjepa.data.types import Example
-from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-from stepjepa.forest.packing import best_fit, plan_rows, row_lengths
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator, shuffled_order
+from stepjepa.forest.layout import best_fit, plan_rows, row_lengths
 from support.models import Views, paired
 
 
 def test_best_fit_takes_the_fullest_row_that_has_room():
     assert best_fit([5, 4, 3, 2], 7) == [[0, 3], [1, 2]]
     assert best_fit([6, 5, 2, 1], 8) == [[0, 2], [1, 3]]
+    assert best_fit([9, 2], 5) == [[0], [1]]  # longer than the capacity
 
 
-def test_an_example_longer_than_the_capacity_gets_a_row():
-    assert best_fit([9, 2], 5) == [[0], [1]]
-
-
-def test_every_example_once_in_any_plan():
-    rng = random.Random(0)
-    for _ in range(200):
-        lengths = [rng.randint(1, 300) for _ in range(rng.randint(1, 40))]
-        rows = plan_rows(lengths)
-        assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-
-
-def test_a_plan_costs_no_more_than_one_row_or_one_row_each():
+def test_every_example_once_in_a_plan_that_costs_no_more_than_one_row_or_one_row_each():
     rng = random.Random(1)
 
     def cost(rows, lengths, tau=1024.0):
@@ -38,10 +28,11 @@ def test_a_plan_costs_no_more_than_one_row_or_one_row_each():
         return len(rows) * width * (1 + width / tau)
 
     for _ in range(100):
-        lengths = [rng.randint(5, 400) for _ in range(rng.randint(1, 32))]
-        planned = cost(plan_rows(lengths), lengths)
-        assert planned <= cost([list(range(len(lengths)))], lengths) + 1e-9
-        assert planned <= cost([[index] for index in range(len(lengths))], lengths) + 1e-9
+        lengths = [rng.randint(1, 400) for _ in range(rng.randint(1, 32))]
+        rows = plan_rows(lengths)
+        assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+        assert cost(rows, lengths) <= cost([list(range(len(lengths)))], lengths) + 1e-9
+        assert cost(rows, lengths) <= cost([[index] for index in range(len(lengths))], lengths) + 1e-9
 
 
 def test_max_row_length():
@@ -76,3 +67,15 @@ def test_two_pass_rows():
 def test_a_batch_without_labels_or_pairs():
     batch = ForestCollator((90,), 0)([Example(np.array([0], np.int32), ())])
     assert batch.label_ids.shape == batch.sources.positions.shape == torch.Size([0])
+
+
+@pytest.mark.parametrize("counts", [[1, 1], [2, 1, 1], [0, 3, 1, 2], [1, 0, 1], [2, 2, 2]])
+def test_shuffled_targets_are_used_once_and_never_by_their_own_example(counts):
+    owner, order = np.repeat(np.arange(len(counts)), counts), shuffled_order(counts)
+    assert sorted(order.tolist()) == list(range(sum(counts)))
+    assert (owner[order] != owner).all()
+
+
+def test_shuffled_targets_where_one_example_has_most_pairs_or_all():
+    assert shuffled_order([3, 1, 1]).tolist() == [3, 4, 3, 4, 0]
+    assert all(shuffled_order(counts) is None for counts in ([], [3], [0, 2, 0], [0, 0]))

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.masks import dense_mask
-from stepjepa.forest.segments import attention_costs, segment_plan, segmented_attention
+from stepjepa.forest.layout import attention_costs
+from stepjepa.forest.visibility import dense_mask
+from stepjepa.modeling.masks import segment_plan, segmented_attention
 from support.models import Views, made_up_examples, paired
 
 
@@ -52,7 +53,7 @@ def plan_of(*examples):
     return batch, segment_plan(batch)
 
 
-def test_a_long_forest_attends_segment_by_segment():
+def test_a_long_forest_attends_segment_by_segment_and_a_short_one_as_one():
     """A trunk of 400, a branch of two behind token 9, a target of 30; then a trunk of two."""
     long = paired(np.full(400, 5), [(10, 400)], [Views(9, 10, 40)], predictors=2)
     short = Example(np.array([20, 21], np.int32), ((1, 2),))
@@ -67,14 +68,9 @@ def test_a_long_forest_attends_segment_by_segment():
     assert branch.mask[:, 400:].int().tolist() == [[1, 0], [1, 1]]
     assert (target.length, target.branch, target.mask) == (30, False, None)
     assert [(only.length, only.mask) for only in plan.forests[1]] == [(2, None)]
-
-
-def test_a_short_forest_attends_whole():
-    short = paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2)
-    batch, plan = plan_of(short)
+    whole, plan = plan_of(paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2))
     (only,) = plan.forests[0]
-    assert (only.length, only.branch) == (8, False)
-    assert torch.equal(only.mask, dense_mask(batch)[0, 0])
+    assert (only.length, only.branch) == (8, False) and torch.equal(only.mask, dense_mask(whole)[0, 0])
 
 
 def test_costs_by_hand():

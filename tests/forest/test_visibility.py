@@ -9,8 +9,7 @@ import torch
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import PADDING, ForestCollator
 from stepjepa.forest.layout import build_forest
-from stepjepa.forest.masks import additive_mask, block_mask, dense_mask, mask_mod
-from stepjepa.forest.visibility import visible
+from stepjepa.forest.visibility import additive_mask, block_mask, dense_mask, mask_mod, visible
 from support.models import Views, made_up_examples, paired
 
 EXAMPLE = paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2)
@@ -31,6 +30,12 @@ def matrix(text: str) -> torch.Tensor:
     return torch.tensor([[cell == "1" for cell in line.split()] for line in text.strip().splitlines()])
 
 
+def rows_of(*examples, window=None, predictors=(90, 91), multiple=1, **options):
+    """The packed rows of examples, and the mask of the only one."""
+    rows = ForestCollator(predictors, 0, pad_to_multiple_of=multiple, **options)(examples).rows
+    return rows, dense_mask(rows, window)[0, 0]
+
+
 def test_layout():
     forest = build_forest(EXAMPLE, (90, 91))
     assert forest.input_ids.tolist() == [10, 11, 12, 13, 90, 91, 12, 13]
@@ -38,10 +43,8 @@ def test_layout():
     assert forest.segment.tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
     assert forest.order.tolist() == [0, 1, 2, 3, 0, 1, 0, 1]
     assert forest.attach.tolist() == [-1, -1, -1, -1, 1, 1, -1, -1]
-    assert forest.label_positions.tolist() == [1, 2]
-    assert forest.label_ids.tolist() == [12, 13]
-    assert forest.source_readouts.tolist() == [5]
-    assert forest.target_readouts.tolist() == [7]
+    assert (forest.label_positions.tolist(), forest.label_ids.tolist()) == ([1, 2], [12, 13])
+    assert (forest.source_readouts.tolist(), forest.target_readouts.tolist()) == ([5], [7])
     assert len(forest) == 8
 
 
@@ -49,21 +52,14 @@ def test_layout_without_predictors_reads_the_trunk():
     forest = build_forest(paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)]), ())
     assert forest.input_ids.tolist() == [10, 11, 12, 13, 12, 13]
     assert forest.position_ids.tolist() == [0, 1, 2, 3, 2, 3]
-    assert forest.source_readouts.tolist() == [1]
-    assert forest.target_readouts.tolist() == [5]
-
-
-def test_descending_order_is_the_callers():
-    assert build_forest(EXAMPLE, (91, 90)).input_ids.tolist()[4:6] == [91, 90]
+    assert (forest.source_readouts.tolist(), forest.target_readouts.tolist()) == ([1], [5])
 
 
 def test_dense_mask_of_one_example():
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE]).rows
-    assert torch.equal(dense_mask(batch)[0, 0], matrix(EXPECTED))
+    assert torch.equal(rows_of(EXAMPLE)[1], matrix(EXPECTED))
 
 
 def test_sliding_window_counts_positions_not_places():
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE]).rows
     expected = """
     1 . . . . . . .
     1 1 . . . . . .
@@ -74,32 +70,22 @@ def test_sliding_window_counts_positions_not_places():
     . . . . . . 1 .
     . . . . . . 1 1
     """
-    assert torch.equal(dense_mask(batch, window=2)[0, 0], matrix(expected))
+    assert torch.equal(rows_of(EXAMPLE, window=2)[1], matrix(expected))
 
 
 def test_padding_sees_itself_only_and_nothing_sees_it():
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=10)([EXAMPLE]).rows
-    mask = dense_mask(batch)[0, 0]
-    assert mask.shape == (10, 10)
-    assert torch.equal(mask[:8, :8], matrix(EXPECTED))
-    assert torch.equal(mask[8:, 8:], torch.eye(2, dtype=torch.bool))
-    assert not mask[:8, 8:].any() and not mask[8:, :8].any()
-    assert batch.example[0, 8:].tolist() == [PADDING, PADDING]
+    rows, mask = rows_of(EXAMPLE, multiple=10)
+    assert torch.equal(mask, torch.block_diag(matrix(EXPECTED), torch.eye(2, dtype=torch.bool)))
+    assert rows.example[0, 8:].tolist() == [PADDING, PADDING]
 
 
 def test_two_examples_in_a_row_are_blind_to_each_other():
-    other = Example(np.array([20, 21], np.int32), ((1, 2),))
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1)([EXAMPLE, other])
-    mask = dense_mask(batch.rows)[0, 0]
-    assert torch.equal(mask[:8, :8], matrix(EXPECTED))
-    assert torch.equal(mask[8:, 8:], matrix("1 .\n1 1"))
-    assert not mask[:8, 8:].any() and not mask[8:, :8].any()
-    assert batch.label_positions.tolist() == [1, 2, 8]
+    _, mask = rows_of(EXAMPLE, Example(np.array([20, 21], np.int32), ((1, 2),)))
+    assert torch.equal(mask, torch.block_diag(matrix(EXPECTED), matrix("1 .\n1 1")))
 
 
 def test_a_second_branch_does_not_see_the_first():
     example = paired([10, 11, 12], [(1, 3)], [Views(0, 1, 2), Views(1, 2, 3)], predictors=1)
-    batch = ForestCollator((90,), 0, pad_to_multiple_of=1)([example]).rows
     expected = """
     1 . . . . . .
     1 1 . . . . .
@@ -109,13 +95,13 @@ def test_a_second_branch_does_not_see_the_first():
     1 1 . . . 1 .
     . . . . . . 1
     """
-    assert torch.equal(dense_mask(batch)[0, 0], matrix(expected))
+    assert torch.equal(rows_of(example, predictors=(90,))[1], matrix(expected))
 
 
 def test_inline_isolates_the_target_and_nothing_after_it():
     """a b p1 p2 c d e in one sequence, of which c d is the target."""
     example = paired([10, 11, 12, 13, 14], [(2, 5)], [Views(1, 2, 4)], predictors=2)
-    batch = ForestCollator((90, 91), 0, pad_to_multiple_of=1, inline=True)([example]).rows
+    rows, mask = rows_of(example, inline=True)
     expected = """
     1 . . . . . .
     1 1 . . . . .
@@ -125,16 +111,13 @@ def test_inline_isolates_the_target_and_nothing_after_it():
     . . . . 1 1 .
     1 1 1 1 1 1 1
     """
-    assert batch.input_ids.tolist() == [[10, 11, 90, 91, 12, 13, 14]]
-    assert torch.equal(dense_mask(batch)[0, 0], matrix(expected))
+    assert rows.input_ids.tolist() == [[10, 11, 90, 91, 12, 13, 14]]
+    assert torch.equal(mask, matrix(expected))
 
 
 def test_the_rule_takes_plain_integers():
-    assert visible(0, 0, 0, 0, 3, 2, -1)
-    assert not visible(0, 0, 0, 0, 2, 3, -1)
-    assert not visible(0, 1, 0, 0, 3, 2, -1)
-    assert visible(0, 0, 1, 0, 0, 4, 4)
-    assert not visible(0, 0, 1, 0, 0, 5, 4)
+    assert visible(0, 0, 0, 0, 3, 2, -1) and visible(0, 0, 1, 0, 0, 4, 4)
+    assert not (visible(0, 0, 0, 0, 2, 3, -1) or visible(0, 1, 0, 0, 3, 2, -1) or visible(0, 0, 1, 0, 0, 5, 4))
 
 
 def test_additive_mask():
@@ -146,21 +129,15 @@ def test_additive_mask():
 @pytest.mark.parametrize("window", [None, 6])
 def test_block_mask_says_what_the_dense_mask_says(window):
     batch = ForestCollator((96, 97), 0, pad_to_multiple_of=128)(made_up_examples(2)).rows
-    dense = dense_mask(batch, window)
-    rows, length = batch.input_ids.shape
-    q, k = torch.arange(length)[:, None], torch.arange(length)[None, :]
-    rule = mask_mod(batch, window)
-    assert length == 128
-    for row in range(rows):
+    dense, rule, blocks = dense_mask(batch, window), mask_mod(batch, window), block_mask(batch, window).to_dense()
+    q, k = torch.arange(128)[:, None], torch.arange(128)[None, :]
+    for row in range(len(batch.input_ids)):
         assert torch.equal(rule(torch.tensor(row), torch.tensor(0), q, k), dense[row, 0])
-    blocks = block_mask(batch, window).to_dense()
-    for row in range(rows):
         assert bool(blocks[row, 0].any()) == bool(dense[row, 0].any())
 
 
 def test_block_mask_leaves_out_blocks_between_examples():
     """Two examples that fill a block each: the block between them is empty."""
     examples = [Example(np.full(128, 5 + i, np.int32), ((1, 128),)) for i in range(2)]
-    collator = ForestCollator((), 0)
-    batch, _ = collator.pack([build_forest(e, ()) for e in examples], [[0, 1]])
+    batch, _ = ForestCollator((), 0).pack([build_forest(e, ()) for e in examples], [[0, 1]])
     assert block_mask(batch).to_dense()[0, 0].tolist() == [[1, 0], [0, 1]]

@@ -12,10 +12,10 @@ from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.inspect.html import attention_data, choose_maps, maps_note, pair_cosines
-from stepjepa.modeling.extras import add_extras
+from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.modeling.predictors import PredictorRows, vocabulary_size
+from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.modeling.trial import Probe, attention_fits, load_probe, row_numbers
 from stepjepa.objectives.semantic_tube import draw_pairs
 from support.models import VOCABULARY, Views, add_to_vocabulary, made_up_example, tiny_model

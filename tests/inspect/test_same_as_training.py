@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepjepa.data.sources import texts_of
-from stepjepa.forest.masks import dense_mask
+from stepjepa.forest.visibility import dense_mask
 from stepjepa.inspect.record import FIELDS
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer

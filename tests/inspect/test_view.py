@@ -78,7 +78,8 @@ def test_what_cannot_be_shown(file, options, message):
 
 MINE = '''
 from stepjepa.data.types import TRUNK, Pair, Read, Term
-from stepjepa.objectives.base import Objective, PairBuilder
+from stepjepa.objectives.base import Objective
+from stepjepa.objectives.pairs import PairBuilder
 
 class Mine(Objective):
     """The mean of the question's last two states predicts the mean of the answer's."""

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from stepjepa.losses.distances import infonce_loss
 from stepjepa.losses.gather import gather_rows, sum_over_ranks, world_size
-from stepjepa.losses.infonce import infonce_loss
-from stepjepa.losses.sigreg import random_directions, sigreg_regularizer
-from stepjepa.losses.vicreg import vicreg_regularizer
+from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 
 WIDTH_IN, WIDTH = 3, 4
 # Pairs of rank 0 and rank 1.
@@ -106,48 +105,26 @@ def ranks(tmp_path_factory) -> list[dict]:
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
-def pytest_generate_tests(metafunc):
-    if "split" in metafunc.fixturenames:
-        metafunc.parametrize("split", SPLITS)
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", LOSSES)
-
-
-def alone(split: str, name: str) -> dict:
-    pairs = sum(SPLITS[split])
-    return step(name, layer(), *inputs(pairs), pairs)
-
-
-def test_value(ranks, split, name):
-    expected = alone(split, name)["value"]
-    values = [results[split, name]["value"] for results in ranks]
-    if name in PER_PAIR:
-        torch.testing.assert_close(torch.cat(values), expected)
-    else:
-        assert torch.equal(*values)
-        torch.testing.assert_close(values[0], expected)
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_value_and_gradients_are_those_of_one_process(ranks, split, name):
+    """Of the rows and, after DistributedDataParallel's average, of a shared layer on both processes, also where one of them
+    holds no pair."""
+    pairs, found = sum(SPLITS[split]), [results[split, name] for results in ranks]
+    expected = step(name, layer(), *inputs(pairs), pairs)
+    values = [one["value"] for one in found]
+    assert name in PER_PAIR or torch.equal(*values)
+    torch.testing.assert_close(torch.cat(values) if name in PER_PAIR else values[0], expected["value"])
+    sides = [torch.cat(side) for side in zip(*(one["rows"].chunk(2) for one in found), strict=True)]
+    torch.testing.assert_close(torch.cat(sides), expected["rows"], rtol=1e-4, atol=1e-6)
+    for one in found:
+        torch.testing.assert_close(one["parameters"], expected["parameters"], rtol=1e-4, atol=1e-6)
     if split == "uneven":
-        assert expected.abs().max() > 0.01
+        assert expected["value"].abs().max() > 0.01
+        assert all(expected[part].abs().max() > 1e-3 for part in ("rows", "parameters"))
 
 
-def test_gradient_of_the_rows(ranks, split, name):
-    source, target = alone(split, name)["rows"].chunk(2)
-    sides = [results[split, name]["rows"].chunk(2) for results in ranks]
-    torch.testing.assert_close(torch.cat([source_part for source_part, _ in sides]), source, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(torch.cat([target_part for _, target_part in sides]), target, rtol=1e-4, atol=1e-6)
-    if split == "uneven":
-        assert source.abs().max() > 1e-3
-
-
-def test_gradient_of_a_shared_layer(ranks, split, name):
-    """After DistributedDataParallel's average, on both processes, also where one of them holds no pair."""
-    expected = alone(split, name)["parameters"]
-    for results in ranks:
-        torch.testing.assert_close(results[split, name]["parameters"], expected, rtol=1e-4, atol=1e-6)
-    if split == "uneven":
-        assert expected.abs().max() > 1e-3
-
-
+@pytest.mark.parametrize("split", SPLITS)
 def test_gathered_rows_come_in_order_with_every_process_gradient(ranks, split):
     pairs, first = sum(SPLITS[split]), SPLITS[split][0]
     assert [results[split, "gather"]["offset"] for results in ranks] == [0, first]

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
-from stepjepa.modeling.extras import add_extras, with_predictors
+from stepjepa.modeling.extras import PredictorRows, add_extras, predictor_names, with_predictors
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import add_lora, load_model, load_tokenizer, lora_config
-from stepjepa.modeling.predictors import PredictorRows, predictor_names, vocabulary_size
+from stepjepa.modeling.parts import vocabulary_size
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_known_predictors_get_their_trained_rows(tmp_path, tokenizer, tied):
 
 def test_predictors_in_an_adapter_are_refused(tmp_path, tokenizer):
     model = add_lora(base_model(tokenizer, True, tmp_path / "base"), lora_config(4))
-    with pytest.raises(ConfigError, match="--merge_lora"):
+    with pytest.raises(ConfigError, match="an adapter cannot change the vocabulary"):
         export_model(model, tokenizer, tmp_path, merge_lora=False, keep_predictors=True)
 
 

@@ -10,64 +10,74 @@ from support.encoding import View, pairs_found
 TURN = Turn(
     user=Span(1, 4), user_close=5, answer=Span(6, 11), label_stop=12, steps=(Span(6, 8), Span(8, 9), Span(9, 11))
 )
+LATER = Turn(Span(13, 14), 15, Span(16, 20), 21, (Span(16, 18), Span(18, 20)))
+LONG = Turn(None, 0, Span(0, 6), 7, (Span(0, 3), Span(3, 6)))
+NO_ANSWER = Turn(Span(1, 4), 5, Span(6, 6), 7)
 
 
-def test_question_and_answer_by_name():
-    assert pairs_found("llm_jepa", [TURN]) == ([View(3, 3, 6, 11, 10)], None)
+def steps(*spans: tuple[int, int]) -> Turn:
+    return Turn(None, 0, Span(0, 6), 7, tuple(Span(*span) for span in spans))
 
 
-@pytest.mark.parametrize(("last_token", "source", "target"), [(-1, 4, 11), (-2, 3, 10), (-3, 2, 9), (-4, 1, 8)])
-def test_question_and_answer_by_offset_from_the_end_of_the_turn(last_token, source, target):
-    # The branch stays behind the user's content; the target view holds its end of turn.
-    branch = View(3, None, 6, 12, target)
-    assert pairs_found("llm_jepa", [TURN], last_token=last_token, predictors=2) == ([branch], None)
-    assert pairs_found("llm_jepa", [TURN], last_token=last_token) == ([View(source, source, 6, 12, target)], None)
-
-
-def test_questions_and_answers_that_make_no_pair():
-    assert pairs_found("llm_jepa", [TURN], last_token=-5) == ([], "view_shorter_than_last_token")
-    assert pairs_found("llm_jepa", [Turn(None, 0, Span(6, 11), 12)]) == ([], "no_user_message")
-    assert pairs_found("llm_jepa", [Turn(Span(1, 1), 2, Span(6, 11), 12)]) == ([], "empty_view")
-    assert pairs_found("llm_jepa", [Turn(Span(1, 4), 5, Span(6, 6), 7)]) == ([], "empty_view")
-    assert pairs_found("llm_jepa", []) == ([], "no_user_message")
-    pairs, reason = pairs_found("llm_jepa", [Turn(Span(1, 4), 5, Span(6, 6), 7), Turn(Span(8, 9), 9, Span(9, 12), 12)])
-    assert (pairs, reason) == ([View(8, 8, 9, 12, 11)], None)
-
-
-def test_steps():
-    assert pairs_found("step_jepa", [TURN], step_pairs="first") == ([View(7, 7, 8, 9, 8)], None)
-    assert pairs_found("step_jepa", [TURN], step_pairs="all") == ([View(7, 7, 8, 9, 8), View(8, 8, 9, 11, 10)], None)
-    later = Turn(Span(13, 14), 15, Span(16, 20), 21, (Span(16, 18), Span(18, 20)))
-    assert pairs_found("step_jepa", [TURN, later], step_pairs="first")[0] == [
-        View(7, 7, 8, 9, 8),
-        View(17, 17, 18, 20, 19),
-    ]
+QUESTIONS = [
+    ([TURN], {}, [View(3, 3, 6, 11, 10)]),
+    # By offset from the end of the turn; the target holds its end of turn, and a branch stays after the user's content.
+    ([TURN], {"last_token": -1}, [View(4, 4, 6, 12, 11)]),
+    ([TURN], {"last_token": -4}, [View(1, 1, 6, 12, 8)]),
+    ([TURN], {"last_token": -1, "predictors": 2}, [View(3, None, 6, 12, 11)]),
+    ([TURN], {"last_token": -5}, "view_shorter_than_last_token"),
+    # With predictors the source is read at one of them, so it may be short.
+    ([TURN], {"last_token": -5, "predictors": 1}, [View(3, None, 6, 12, 7)]),
+    ([TURN], {"last_token": -7, "predictors": 1}, "view_shorter_than_last_token"),
+    ([Turn(None, 0, Span(6, 11), 12)], {}, "no_user_message"),
+    ([Turn(Span(1, 1), 2, Span(6, 11), 12)], {}, "empty_view"),
+    ([NO_ANSWER], {}, "empty_view"),
+    ([], {}, "no_user_message"),
+    ([NO_ANSWER, Turn(Span(8, 9), 9, Span(9, 12), 12)], {}, [View(8, 8, 9, 12, 11)]),
+]
+FIRST, ALL = {"step_pairs": "first"}, {"step_pairs": "all"}
+STEPS = [
+    ([TURN], FIRST, [View(7, 7, 8, 9, 8)]),
+    ([TURN], ALL, [View(7, 7, 8, 9, 8), View(8, 8, 9, 11, 10)]),
+    ([TURN, LATER], FIRST, [View(7, 7, 8, 9, 8), View(17, 17, 18, 20, 19)]),
     # No pair leads from one answer into the next.
-    assert pairs_found("step_jepa", [TURN, later], step_pairs="all")[0][1:] == [
-        View(8, 8, 9, 11, 10),
-        View(17, 17, 18, 20, 19),
-    ]
-
-
-def test_steps_by_offset():
-    assert pairs_found("step_jepa", [TURN], step_pairs="first", last_token=-1) == pairs_found(
-        "step_jepa", [TURN], step_pairs="first"
-    )
-    assert pairs_found("step_jepa", [TURN], step_pairs="first", last_token=-2) == ([], "view_shorter_than_last_token")
-    long = Turn(None, 0, Span(0, 6), 7, (Span(0, 3), Span(3, 6)))
-    assert pairs_found("step_jepa", [long], step_pairs="first", last_token=-2) == ([View(1, 1, 3, 6, 4)], None)
-    assert pairs_found("step_jepa", [long], step_pairs="first", last_token=-3) == ([View(0, 0, 3, 6, 3)], None)
-
-
-def test_steps_that_make_no_pair():
-    assert pairs_found("step_jepa", [], step_pairs="all") == ([], "fewer_than_two_steps")
-    assert pairs_found("step_jepa", [Turn(None, 0, Span(0, 6), 7, (Span(0, 6),))], step_pairs="all") == (
-        [],
-        "fewer_than_two_steps",
-    )
+    ([TURN, LATER], ALL, [View(7, 7, 8, 9, 8), View(8, 8, 9, 11, 10), View(17, 17, 18, 20, 19)]),
+    ([TURN], {**FIRST, "last_token": -1}, [View(7, 7, 8, 9, 8)]),
+    ([TURN], {**FIRST, "last_token": -2}, "view_shorter_than_last_token"),
+    ([LONG], {**FIRST, "last_token": -2}, [View(1, 1, 3, 6, 4)]),
+    ([LONG], {**FIRST, "last_token": -3}, [View(0, 0, 3, 6, 3)]),
+    ([steps((0, 1), (1, 4))], {**FIRST, "last_token": -3}, "view_shorter_than_last_token"),
+    ([steps((0, 1), (1, 4))], {**FIRST, "last_token": -3, "predictors": 2}, [View(0, None, 1, 4, 1)]),
+    ([steps((0, 4), (4, 5))], {**FIRST, "last_token": -2, "predictors": 2}, "view_shorter_than_last_token"),
+    ([], ALL, "fewer_than_two_steps"),
+    ([steps((0, 6))], ALL, "fewer_than_two_steps"),
     # A step without a token of its own is skipped over by nobody: its neighbours do not become a pair.
-    merged = Turn(None, 0, Span(0, 6), 7, (Span(0, 0), Span(0, 3), Span(3, 6)))
-    assert pairs_found("step_jepa", [merged], step_pairs="first") == ([], "empty_view")
-    assert pairs_found("step_jepa", [merged], step_pairs="all") == ([View(2, 2, 3, 6, 5)], None)
-    middle = Turn(None, 0, Span(0, 6), 7, (Span(0, 3), Span(3, 3), Span(3, 6)))
-    assert pairs_found("step_jepa", [middle], step_pairs="all") == ([], "empty_view")
+    ([steps((0, 0), (0, 3), (3, 6))], FIRST, "empty_view"),
+    ([steps((0, 0), (0, 3), (3, 6))], ALL, [View(2, 2, 3, 6, 5)]),
+    ([steps((0, 3), (3, 3), (3, 6))], ALL, "empty_view"),
+    ([steps((0, 3), (3, 6))], {**ALL, "horizon": 2}, "horizon_beyond_answer"),
+]
+
+
+@pytest.mark.parametrize(
+    ("objective", "turns", "options", "expected"),
+    [("llm_jepa", *case) for case in QUESTIONS] + [("step_jepa", *case) for case in STEPS],
+)
+def test_pairs_by_hand(objective, turns, options, expected):
+    pairs, reason = pairs_found(objective, turns, **options)
+    assert (pairs or reason) == expected and bool(pairs) == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "expected"),
+    [
+        (4, {"split_ratio": 0.3}, [View(1, 1, 2, 4, 3)]),
+        (3, {}, "too_short_to_split"),
+        (5, {"last_token": -3}, "view_shorter_than_last_token"),
+        (5, {"last_token": -3, "predictors": 1}, [View(1, None, 2, 5, 2)]),
+        (9, {"last_token": -2}, [View(2, 2, 4, 9, 7)]),
+    ],
+)
+def test_halves_by_hand(length, options, expected):
+    pairs, reason = pairs_found("split", [], ids=range(length), **options)
+    assert (pairs or reason) == expected

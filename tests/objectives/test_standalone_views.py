@@ -54,37 +54,37 @@ def shown(tokenizer, ids) -> str:
     return "".join(f"[p{-i}]" if i < 0 else tokenizer.decode([i]) for i in ids)
 
 
-def test_llama3_source_and_target(llama3_tokenizer):
-    tokenizer = with_template(fresh(llama3_tokenizer), "llama3_undated")
-    (pair,) = sides(tokenizer, [USER, ANSWER], predictors=2)
+@pytest.fixture
+def llama3(llama3_tokenizer):
+    return with_template(fresh(llama3_tokenizer), "llama3_undated")
+
+
+def test_llama3_source_and_target(llama3):
+    (pair,) = sides(llama3, [USER, ANSWER], predictors=2)
     head = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n"
-    assert shown(tokenizer, pair.source) == head + "What is 12 + 5?[p1][p2]<|eot_id|>"
+    assert shown(llama3, pair.source) == head + "What is 12 + 5?[p1][p2]<|eot_id|>"
     assert pair.source[pair.source_read] == -2
-    assert shown(tokenizer, pair.target) == head.replace("user", "assistant") + "It is 17.<|eot_id|>"
-    assert tokenizer.decode([pair.target[pair.target_read]]) == "."
-    alone = tokenizer.apply_chat_template([ANSWER], tokenize=True, return_dict=False)
-    assert pair.target == list(alone)
-    (front,) = sides(tokenizer, [USER, ANSWER], predictors=2, front_pred=True)
-    assert shown(tokenizer, front.source) == head + "[p1][p2]What is 12 + 5?<|eot_id|>"
-    assert tokenizer.decode([front.source[front.source_read]]) == "?"
+    assert shown(llama3, pair.target) == head.replace("user", "assistant") + "It is 17.<|eot_id|>"
+    assert llama3.decode([pair.target[pair.target_read]]) == "."
+    assert pair.target == list(llama3.apply_chat_template([ANSWER], tokenize=True, return_dict=False))
+    (front,) = sides(llama3, [USER, ANSWER], predictors=2, front_pred=True)
+    assert shown(llama3, front.source) == head + "[p1][p2]What is 12 + 5?<|eot_id|>"
+    assert llama3.decode([front.source[front.source_read]]) == "?"
 
 
-@pytest.mark.parametrize(
-    ("last_token", "token"), [(-1, "<|eot_id|>"), (-2, "[p2]"), (-3, "[p1]"), (-4, "?"), (None, "[p2]")]
-)
-def test_offsets_count_from_the_end_of_the_view(llama3_tokenizer, last_token, token):
-    tokenizer = with_template(fresh(llama3_tokenizer), "llama3_undated")
-    (pair,) = sides(tokenizer, [USER, ANSWER], predictors=2, last_token=last_token)
-    assert shown(tokenizer, [pair.source[pair.source_read]]) == token
+def test_offsets_count_from_the_end_of_the_view(llama3):
+    tokens = {-1: "<|eot_id|>", -2: "[p2]", -3: "[p1]", -4: "?", None: "[p2]"}
+    for last_token, token in tokens.items():
+        (pair,) = sides(llama3, [USER, ANSWER], predictors=2, last_token=last_token)
+        assert shown(llama3, [pair.source[pair.source_read]]) == token
 
 
-def test_trimmed_content_is_read_at_its_last_token(llama3_tokenizer):
-    tokenizer = with_template(fresh(llama3_tokenizer), "llama3_undated")
+def test_trimmed_content_is_read_at_its_last_token(llama3):
     spaced = {**USER, "content": "  What is it?  "}
-    (plain,) = sides(tokenizer, [spaced, ANSWER])
-    assert tokenizer.decode([plain.source[-2]]) == "?" and plain.source_read == len(plain.source) - 2
-    (front,) = sides(tokenizer, [spaced, ANSWER], predictors=1, front_pred=True)
-    assert tokenizer.decode([front.source[front.source_read]]) == "?"
+    (plain,) = sides(llama3, [spaced, ANSWER])
+    assert llama3.decode([plain.source[-2]]) == "?" and plain.source_read == len(plain.source) - 2
+    (front,) = sides(llama3, [spaced, ANSWER], predictors=1, front_pred=True)
+    assert llama3.decode([front.source[front.source_read]]) == "?"
 
 
 def test_every_turn_has_a_pair(bpe_tokenizer):

@@ -25,20 +25,14 @@ GRADIENTS = ["cohere2", "falcon_h1", "gemma3", "modernbert-decoder", "opt"]
 FAMILIES = [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.long) for name in family_names()]
 
 
-class Lines(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-
 @pytest.fixture
 def lines():
-    handler, logger = Lines(), logging.getLogger("stepjepa")
+    """What is logged as a warning."""
+    found: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("stepjepa")
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
-    yield handler.lines
+    yield found
     logger.removeHandler(handler)
 
 
@@ -78,9 +72,9 @@ def test_every_family_of_the_list_is_there():
 
 
 def test_an_inexact_family_would_be_noticed(lines, monkeypatch):
-    from stepjepa.modeling import logits
+    from stepjepa.modeling import parts
 
-    monkeypatch.setattr(logits, "scaled_logits", lambda values, scale, softcap: values * 1.01)
+    monkeypatch.setattr(parts, "scaled_logits", lambda values, scale, softcap: values * 1.01)
     monkeypatch.setattr("support.sweep.own_losses", lambda model: [torch.tensor(1.0)])
     with pytest.raises(AssertionError, match="LM loss differ"):
         outcome("llama", 0, lines)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from stepjepa.modeling.predictors import predictor_names
+from stepjepa.modeling.extras import predictor_names
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.forest.masks import dense_mask
+from stepjepa.forest.visibility import dense_mask
 from stepjepa.modeling.forward import attach_forest_forward, last_states
 from stepjepa.modeling.masks import attention_masks, use_segments
 from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
@@ -28,18 +28,11 @@ def reaches(batch):
     return seen > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "attention"),
-    [
-        ("llama", "sdpa"),
-        ("llama", "eager"),
-        ("mistral_sliding", "sdpa"),
-        ("gemma3_sliding", "sdpa"),
-        ("gpt2", "eager"),
-        ("llama", "segments"),
-        ("gemma3_sliding", "segments"),
-    ],
-)
+CASES = [(name, "sdpa") for name in ("llama", "mistral_sliding", "gemma3_sliding")]
+CASES += [("llama", "eager"), ("gpt2", "eager"), ("llama", "segments"), ("gemma3_sliding", "segments")]
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES)
 def test_changing_a_token_changes_only_what_sees_it(name, attention):
     model = tiny_model(name, "sdpa" if attention == "segments" else attention)
     attach_forest_forward(model, TRAINED_VOCABULARY)

@@ -68,22 +68,34 @@ def test_packed_equals_two_pass(tokenizer, case):
         assert_same_direction_and_size(found_jepa_gradient, jepa_gradient)
 
 
+SHARED = {"predictor_head": HEADS, "regularizer": REGULARIZERS, "model": MODELS}
+WITH_PREDICTORS = {
+    **SHARED,
+    "jepa_loss": LOSSES,
+    "predictors": (0, 1, 2, 3),
+    "last_token": LAST_TOKENS,
+    "predictor_order": ORDERS,
+    "same_predictor": (True, False),
+    "target_encoder": ("self", "ema"),
+    "target_grad": (None, True, False),
+}
+OF_TUBES = {
+    **SHARED,
+    "jepa_loss": LOSSES[:-1],
+    "target_grad": (True, False),
+    "tube_layer": (None, 0, 1, 2),
+    "tube_sampler": ("default", "draw_both", "uniform", "zero"),
+    "tube_mode": ("span", "three_index", "e2e", "mean", "curvature"),
+    "tube_length_adjustment": ("none", "cosine_like", "jaccard_like"),
+    "tube_content": ("messages", "with_markup", "whole"),
+    "control": ("none", "shuffled", "random"),
+}
+
+
 def test_every_value_occurs_with_every_objective():
     for family, cases in FAMILIES.items():
-        wheels: dict[str, tuple] = {"predictor_head": HEADS, "regularizer": REGULARIZERS, "model": MODELS}
-        if family == "semantic_tube":
-            wheels |= {"jepa_loss": LOSSES[:-1], "target_grad": (True, False), "tube_layer": (None, 0, 1, 2)}
-            wheels["tube_sampler"] = ("default", "draw_both", "uniform", "zero")
-            wheels["tube_mode"] = ("span", "three_index", "e2e", "mean", "curvature")
-            wheels["tube_length_adjustment"] = ("none", "cosine_like", "jaccard_like")
-            wheels["tube_content"] = ("messages", "with_markup", "whole")
-            wheels["control"] = ("none", "shuffled", "random")
-            cases = cases + [case for case in CONTROLS if case["objective"] == family]
-        else:
-            wheels |= {"jepa_loss": LOSSES, "predictors": (0, 1, 2, 3), "last_token": LAST_TOKENS}
-            wheels |= {"predictor_order": ORDERS, "same_predictor": (True, False), "target_encoder": ("self", "ema")}
-            wheels["target_grad"] = (None, True, False)
-        for name, values in wheels.items():
+        cases = cases + [case for case in CONTROLS if case["objective"] == family == "semantic_tube"]
+        for name, values in (OF_TUBES if family == "semantic_tube" else WITH_PREDICTORS).items():
             default = JEPAOptions.__dataclass_fields__.get(name)
             found = {case.get(name, default.default if default else None) for case in cases}
             assert found == set(values), (family, name)

@@ -34,9 +34,11 @@ def jepa_and_gradient(run: Run, examples: list[Example]) -> tuple[torch.Tensor, 
     return parts.jepa, gradient
 
 
-@pytest.mark.parametrize("loss", ["cosine", "l2", "mse", "smooth_l1"])
-@pytest.mark.parametrize("predictors", [0, 2])
-@pytest.mark.parametrize("target_grad", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "predictors", "target_grad"),
+    [("cosine", 0, True), ("cosine", 2, True), ("cosine", 2, False), ("l2", 2, False), ("mse", 0, False)]
+    + [("smooth_l1", 2, True)],
+)
 def test_all_pairs_are_the_sum_of_single_pairs(tokenizer, loss, predictors, target_grad):
     case = {"objective": "step_jepa", "step_pairs": "all", "jepa_loss": loss, "predictor_head": "mlp"}
     run = prepare(tokenizer, {**case, "predictors": predictors, "target_grad": target_grad})
@@ -120,7 +122,7 @@ def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torc
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
-@pytest.mark.parametrize("predictors", [0, 1, 2, 3])
+@pytest.mark.parametrize("predictors", [0, 1, 2])
 @pytest.mark.parametrize("case", INLINE, ids=name_of)
 def test_inline_reads_what_packed_reads_and_trains_the_lm_in_place(tokenizer, case, predictors, model):
     case = {**case, "predictors": predictors, "model": model, "target_grad": predictors != 1}
@@ -150,24 +152,18 @@ def test_inline_reads_what_packed_reads_and_trains_the_lm_in_place(tokenizer, ca
     assert (lm_gradient - other_lm_gradient).norm() > 2e-2 * other_lm_gradient.norm()
 
 
-def test_inline_equals_packed_where_there_is_no_pair(tokenizer):
+def test_inline_equals_packed_where_there_is_no_pair_and_shuffles_as_packed_does(tokenizer):
     one_step = [row for row in step_rows(30) if "\n\n" not in row["messages"][1]["content"]][:3]
-    runs = [
-        prepare(tokenizer, {"objective": "step_jepa", "forward": forward}, [*one_step, *single_turns()])
-        for forward in ("inline", "packed")
-    ]
-    inline, packed = (losses(run, run.collator()(run.examples[:3]))[0] for run in runs)
+    for target_grad in (True, False):
+        case = {"objective": "step_jepa", "control": "shuffled", "target_grad": target_grad}
+        rows = [*one_step, *single_turns()]
+        runs = [prepare(tokenizer, {**case, "forward": forward}, rows) for forward in ("inline", "packed")]
+        (inline, gradient, _), (packed, expected, _) = (losses(run, run.collator()(run.examples)) for run in runs)
+        assert inline.jepa.item() == pytest.approx(packed.jepa.item(), rel=1e-5)
+        assert_same_direction_and_size(gradient, expected)
     assert len(one_step) == 3 and not any(example.pairs for example in runs[0].examples[:3])
+    inline, packed = (losses(run, run.collator()(run.examples[:3]))[0] for run in runs)
     assert inline.lm.item() == pytest.approx(packed.lm.item(), rel=1e-6)
-
-
-@pytest.mark.parametrize("target_grad", [True, False])
-def test_inline_shuffles_as_packed_does(tokenizer, target_grad):
-    case = {"objective": "step_jepa", "control": "shuffled", "target_grad": target_grad}
-    runs = [prepare(tokenizer, {**case, "forward": forward}, single_turns()) for forward in ("inline", "packed")]
-    (inline, gradient, _), (packed, expected, _) = (losses(run, run.collator()(run.examples)) for run in runs)
-    assert inline.jepa.item() == pytest.approx(packed.jepa.item(), rel=1e-5)
-    assert_same_direction_and_size(gradient, expected)
 
 
 @pytest.mark.parametrize("objective", ["llm_jepa", "step_jepa"])

@@ -11,8 +11,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from stepjepa.data.types import Example, Pair, Span
-from stepjepa.modeling.predictors import PredictorRows
-from stepjepa.objectives.base import PairBuilder
+from stepjepa.modeling.extras import PredictorRows
+from stepjepa.objectives.pairs import PairBuilder
 
 TRAINED_VOCABULARY, VOCABULARY = 96, 100
 _SIZES = {

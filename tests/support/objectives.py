@@ -71,7 +71,7 @@ def covering(variants: tuple[Options, ...], count: int) -> list[Options]:
                 "regularizer": REGULARIZERS[(number // 2 + position) % 3],
                 "predictor_order": ORDERS[number // 2 % 2],
                 "same_predictor": number % 3 == 2,
-                "last_token": LAST_TOKENS[number // 4 % 3],
+                "last_token": LAST_TOKENS[number // 3 % 3],
                 "model": MODELS[(number + number // 5) % 3],
             }
             cases.append({**case, **TARGETS[(number + number // 4) % 3], **variant})
@@ -104,10 +104,10 @@ CONTROLS = [
     for control in ("shuffled", "random")
 ]
 FAMILIES = {
-    "in_context": covering(IN_CONTEXT, 15),
-    "standalone": covering(STANDALONE, 6),
-    "step_jepa": covering(STEPS, 5),
-    "split": covering(SPLIT, 8),
+    "in_context": covering(IN_CONTEXT, 9),
+    "standalone": covering(STANDALONE, 4),
+    "step_jepa": covering(STEPS, 3),
+    "split": covering(SPLIT, 6),
     "semantic_tube": tube_cases(),
 }
 CASES = [case for cases in FAMILIES.values() for case in cases] + CONTROLS

@@ -13,8 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stepjepa.cli.main import main
-from stepjepa.losses.sigreg import random_directions, sigreg_regularizer
-from stepjepa.losses.vicreg import vicreg_regularizer
+from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 from stepjepa.modeling.flops import KINDS
 from stepjepa.training.meter import lbd_at
 from stepjepa.training.options import JEPAOptions

@@ -182,7 +182,7 @@ def test_what_takes_no_mask_falls_back_to_two_pass(tmp_path, tokenizer, caplog, 
     trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), **STEPS)
     assert trainer.setup.forward == "two_pass" and "two_pass, because" in caplog.text
     assert trainer.train().global_step == 2
-    with pytest.raises(ConfigError, match="use --forward two_pass"):
+    with pytest.raises(ConfigError, match="use forward two_pass"):
         trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), forward="packed", **STEPS)
 
 

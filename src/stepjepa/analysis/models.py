@@ -42,11 +42,10 @@ from stepjepa.evaluation.models import (
     softmax_size,
 )
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_rows
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, predictor_rows
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.parts import text_config
-from stepjepa.modeling.predictors import known_predictors, predictor_names, vocabulary_size
+from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward
 from stepjepa.objectives.base import objective_of, trained_pairs
 from stepjepa.objectives.step_jepa import StepJEPA

@@ -42,8 +42,7 @@ from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, layer_states
-from stepjepa.modeling.logits import output_head
-from stepjepa.modeling.parts import backbone, decoder_layers
+from stepjepa.modeling.parts import backbone, decoder_layers, output_head
 from stepjepa.objectives.base import objective_of
 from stepjepa.utils.files import parse_json, replacing
 

@@ -15,9 +15,9 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.generation.local import MODEL, load_weights, move_to_device, refuse_preset
 from stepjepa.modeling.export import export_problem
-from stepjepa.modeling.extras import PREDICTORS_FILE
+from stepjepa.modeling.extras import PREDICTORS_FILE, predictor_names
 from stepjepa.modeling.load import check_local, load_adapter, load_tokenizer
-from stepjepa.modeling.predictors import predictor_names, vocabulary_size
+from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_json
 

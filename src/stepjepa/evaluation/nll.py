@@ -26,8 +26,7 @@ from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.forward import causal_lm, last_states
-from stepjepa.modeling.logits import output_head
-from stepjepa.modeling.predictors import vocabulary_size
+from stepjepa.modeling.parts import output_head, vocabulary_size
 from stepjepa.utils.failures import saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)

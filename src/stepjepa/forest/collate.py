@@ -15,18 +15,20 @@ import torch
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Rows, StateReads
 from stepjepa.forest.layout import (
     ABSENT,
+    DEFAULT_ATTENTION_LENGTH,
     Forest,
     ReadTerms,
+    attention_costs,
     build_forest,
     build_inline,
     build_targets,
     label_indices,
+    plan_rows,
     read_terms,
+    rows_cost,
     segment_row,
     target_segments,
 )
-from stepjepa.forest.packing import DEFAULT_ATTENTION_LENGTH, plan_rows, rows_cost
-from stepjepa.forest.segments import attention_costs
 
 PADDING = -1
 
@@ -39,9 +41,9 @@ class ForestCollator:
         predictor_ids: see `layout.build_forest`.
         pad_token_id: fills the rows; padding sees itself only and nothing sees it.
         pad_to_multiple_of: row lengths are rounded up to this.
-        segmented: the model can attend by segments (`forest.segments`), so a batch for which that is cheaper comes as
+        segmented: the model can attend by segments (`modeling.masks`), so a batch for which that is cheaper comes as
             one row without padding, with `forests`.
-        attention_length, max_row_length: see `packing.plan_rows`.
+        attention_length, max_row_length: see `layout.plan_rows`.
         inline: predictors and isolated view stand in the sequence itself (`layout.build_inline`).
         separate_targets: the targets, which need no gradient, come as `target_rows`.
         shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs that find none are left
@@ -224,7 +226,7 @@ class TwoPassCollator:
 
 
 def segmented_cost(forest: Forest) -> float:
-    """Cost of a forest under attention by segments, in tokens, comparable to that of `packing.plan_rows`."""
+    """Cost of a forest under attention by segments, in tokens, comparable to that of `layout.plan_rows`."""
     edges = np.flatnonzero(np.diff(forest.segment, prepend=-1, append=-1))
     return len(forest) + min(attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist()))
 

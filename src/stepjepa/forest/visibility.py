@@ -1,8 +1,8 @@
-"""THE visibility rule: which key position a query position may attend to in a packed row of forests.
+"""THE visibility rule: which key position a query position may attend to in a packed row of forests, and its masks.
 
-The dense mask, the FlexAttention block mask and the inspector's picture are readers of `visible` and hold no rule of
-their own. For one example with trunk ``a b c d``, a branch of two predictors behind ``b`` and the isolated copy of
-``c d`` as target (q down, k across):
+The dense mask, the FlexAttention block mask and the inspector's picture are readers of `visible` and hold no rule of their
+own. FlexAttention has no backward on CPU, so training uses the dense mask there. For one example with trunk ``a b c d``, a
+branch of two predictors behind ``b`` and the isolated copy of ``c d`` as target (q down, k across):
 
     ```
               a b c d  p p  c d      segment  order  attach
@@ -28,13 +28,22 @@ what stands behind them sees everything, them included:
         d     . .  . .  1 1  .         0       5      -1       4
         e     1 1  1 1  1 1  1         0       6      -1       0
     ```
+
+Nothing here loads torch before it has tensors. Shapes: R rows, T tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from stepjepa.data.types import TRUNK
+from stepjepa.data.types import TRUNK, Rows
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK_SIZE = 128
 
 
 def visible(
@@ -70,3 +79,73 @@ def visible(
 def in_window(position_q: Any, position_k: Any, window: int) -> Any:
     """The further condition of a sliding-window layer: k is less than `window` positions behind q."""
     return position_q - position_k < window
+
+
+def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Example, segment, order and attach of packed rows, (R, T) each."""
+    assert rows.example is not None and rows.segment is not None and rows.order is not None and rows.attach is not None
+    return rows.example, rows.segment, rows.order, rows.attach
+
+
+def dense_mask(rows: Rows, window: int | None = None) -> torch.Tensor:
+    """Boolean attention mask (R, 1, T, T), True where q (dim 2) sees k (dim 3), on the rows' device.
+
+    Args:
+        rows: packed ones.
+        window: sliding-window length of the layer, None for full attention.
+    """
+    example, segment, order, attach = packed_fields(rows)
+    mask = visible(
+        example[:, :, None],
+        example[:, None, :],
+        segment[:, :, None],
+        segment[:, None, :],
+        order[:, :, None],
+        order[:, None, :],
+        attach[:, :, None],
+        0 if rows.floor is None else rows.floor[:, :, None],
+    )
+    if window is not None:
+        mask &= in_window(rows.position_ids[:, :, None], rows.position_ids[:, None, :], window)
+    return mask[:, None]
+
+
+def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same mask (R, 1, T, T) to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
+
+    In every row something is visible (padding sees itself), so the softmax never meets a row of minima.
+    """
+    import torch
+
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def mask_mod(rows: Rows, window: int | None = None) -> Callable:
+    """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``, scalar tensors; arguments as `dense_mask`."""
+    example, segment, order, attach = packed_fields(rows)
+    position, floor = rows.position_ids, rows.floor
+
+    def rule(row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        seen = visible(
+            example[row, q],
+            example[row, k],
+            segment[row, q],
+            segment[row, k],
+            order[row, q],
+            order[row, k],
+            attach[row, q],
+            0 if floor is None else floor[row, q],
+        )
+        return seen if window is None else seen & in_window(position[row, q], position[row, k], window)
+
+    return rule
+
+
+def block_mask(rows: Rows, window: int | None = None) -> BlockMask:
+    """Block mask for (R, T) rows on their device; T should be a multiple of `BLOCK_SIZE`."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    count, length = rows.input_ids.shape
+    return create_block_mask(
+        mask_mod(rows, window), count, None, length, length, str(rows.input_ids.device), BLOCK_SIZE
+    )

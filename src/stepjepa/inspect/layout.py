@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Term
-from stepjepa.forest.layout import Forest, build_forest, build_inline, segment_use
-from stepjepa.forest.packing import plan_rows
+from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views, counted
 from stepjepa.objectives.base import VectorNames, objective_of
 from stepjepa.training.options import JEPAOptions

@@ -1,8 +1,8 @@
 """Distances between the vectors of each pair, by the names of ``--jepa_loss``.
 
 ``L = gamma * LM + lambda * d(Pred(Enc(text)), Enc(code))`` (LLM-JEPA, arXiv:2509.14252, Eq. 2); the paper's own choice of d
-is the cosine, the others are in its Table 3. None of them keeps the states from collapsing to one point: `vicreg` and
-`sigreg` do; `infonce` also pushes pairs apart.
+is the cosine, the others are in its Table 3. Only `infonce_loss` pushes pairs apart; what keeps the states from collapsing
+to one point otherwise is in `regularizers`.
 
 | d | gradient |
 |---|---|
@@ -10,11 +10,12 @@ is the cosine, the others are in its Table 3. None of them keeps the states from
 | l2 | the same force for every pair, however far apart it is |
 | mse | grows with the distance; large dimensions outweigh the small ones |
 | smooth_l1 | that of mse near the target, of bounded size far from it |
+| infonce | along the direction, to the own target and away from the others of the batch |
 
 They take source and target states (P, D) of any floating point dtype and return (P,) float32. All are computed in
 float32: in bfloat16 a cosine distance of 0.0014 is 0.
 
-Shapes: T states, P pairs, D width, M terms.
+Shapes: T states, P pairs, Q pairs of all processes, D width, M terms.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from stepjepa.losses.gather import gather_rows
+
+TEMPERATURE = 0.07  # of infonce
 MIN_LENGTH = 1e-8  # what torch.nn.functional.cosine_similarity takes for the length of a zero vector
 
 
@@ -61,6 +65,48 @@ DISTANCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "mse": mse_loss,
     "smooth_l1": smooth_l1_loss,
 }
+
+
+def infonce_loss(
+    source_PD: torch.Tensor, target_PD: torch.Tensor, temperature: float = TEMPERATURE, symmetric: bool = False
+) -> torch.Tensor:
+    """The source must pick its own target among those of the batch: ``CE(cos(u_i, v_j) / temperature, j = i)``.
+
+    The only distance whose value depends on the micro-batch's size: log Q where the views cannot be told apart, 0 for a
+    single pair.
+
+    Formula and temperature are the published LLM-JEPA code's (arXiv:2509.14252, Table 3 ``infonce``; van den Oord et al.,
+    arXiv:1807.03748, Eq. 4). The negatives are the other targets of the micro-batch, gathered over all processes with
+    their gradient (`gather` says what that means for the caller).
+
+    Args:
+        source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
+        temperature: divides the cosines; smaller weighs the hardest negatives more.
+        symmetric: the mean of both directions, source among targets and target among sources (CLIP, arXiv:2103.00020,
+            Figure 3).
+
+    Returns:
+        (P,) float32, at least 0.
+    """
+    source_PD = F.normalize(source_PD.float(), dim=-1)
+    target_PD = F.normalize(target_PD.float(), dim=-1)
+    if not symmetric:
+        targets_QD, offset = gather_rows(target_PD)
+        return _pick_own(source_PD, targets_QD, offset, temperature)
+    both_QE, offset = gather_rows(torch.cat([source_PD, target_PD], dim=-1))  # E = 2D: one exchange for both sides
+    sources_QD, targets_QD = both_QE.chunk(2, dim=-1)
+    there = _pick_own(source_PD, targets_QD, offset, temperature)
+    back = _pick_own(target_PD, sources_QD, offset, temperature)
+    return (there + back) / 2
+
+
+def _pick_own(query_PD: torch.Tensor, keys_QD: torch.Tensor, offset: int, temperature: float) -> torch.Tensor:
+    """Cross-entropy of each query against all keys; the own key of query i is number ``offset + i``. (P,) float32."""
+    # A bfloat16 product under autocast would be off by up to 0.004 / temperature.
+    with torch.autocast(query_PD.device.type, enabled=False):
+        similarity_PQ = query_PD @ keys_QD.T / temperature
+    labels_P = torch.arange(query_PD.shape[0], device=query_PD.device) + offset
+    return F.cross_entropy(similarity_PQ, labels_P, reduction="none")
 
 
 def combine(

@@ -20,16 +20,18 @@ from stepjepa.modeling.extras import (
     OLD_HEAD_FILE,
     PREDICTORS_FILE,
     ROWS,
+    PredictorRows,
     attach_saved,
     extras_weights,
     is_extra,
+    known_predictors,
+    predictor_names,
     predictor_rows,
     save_predictors,
 )
 from stepjepa.modeling.load import is_preset, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import SEGMENTS
-from stepjepa.modeling.parts import causal_lm, text_config
-from stepjepa.modeling.predictors import PredictorRows, known_predictors, predictor_names, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, text_config, vocabulary_size
 from stepjepa.utils.files import (
     MANIFEST,
     check_writable,
@@ -116,7 +118,7 @@ def _write(
     inner: Any = causal_lm(model)
     if inner is not model and not merge_lora:
         if keep_predictors:
-            raise ConfigError("--keep_predictors needs --merge_lora: an adapter cannot change the vocabulary")
+            raise ConfigError("an adapter cannot change the vocabulary, so it keeps no predictor tokens; merge it")
         _save_adapter(model, folder)
     else:
         weights, rows = _plain_weights(model, state_dict), predictor_rows(inner)
@@ -169,7 +171,7 @@ def check_keeps_predictors(model: Any, tokenizer: Any) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         raise ConfigError(
-            f"keep_predictors: the vocabulary of {type(inner).__name__} cannot grow ({reason}); leave it out"
+            f"predictor tokens cannot be kept: the vocabulary of {type(inner).__name__} cannot grow ({reason})"
         ) from None
 
 
@@ -249,7 +251,7 @@ def _save_adapter(model: Any, folder: Path) -> None:
     if not config.base_model_name_or_path:
         logger.warning(
             "the base model was made in memory and has no name: the adapter loads only with "
-            "PeftModel.from_pretrained(base, folder); merge_lora writes a model that needs no base"
+            "PeftModel.from_pretrained(base, folder); merged, the model needs no base"
         )
     config.save_pretrained(folder)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -311,7 +313,7 @@ def export_checkpoint(
         base = _load_base(folder, tokenizer, settings, base_model, trust_remote_code)
         model = load_adapter(base, folder, str(folder), "its base")
     elif base_model is not None:
-        raise ConfigError(f"{folder}: is no adapter; leave out --base_model")
+        raise ConfigError(f"{folder}: is no adapter; leave the base model out")
     else:
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trust_remote_code)
     attach_saved(causal_lm(model), folder)
@@ -332,7 +334,7 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
         raise ConfigError(f"{target}: is the folder of a run, whose records are not the checkpoint's; write elsewhere")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise ConfigError(f"{target}: the folder is not empty; give another one, or --overwrite_output_dir")
+        raise ConfigError(f"{target}: the folder is not empty; give another one, or overwrite it")
     check_writable(target)
 
 
@@ -363,7 +365,7 @@ def _load_base(
         except (OSError, ValueError, AttributeError):
             raise ConfigError(f"{folder}: {_ADAPTER} cannot be read") from None
     if not name:
-        raise ConfigError(f"{folder}: the adapter names no base; give --base_model")
+        raise ConfigError(f"{folder}: the adapter names no base; give the base model")
     return load_model(
         name, tokenizer, pretrain=random, seed=int(settings.get("seed") or 0), dtype=settings.get("dtype") or "auto",
         trust_remote_code=trust_remote_code,

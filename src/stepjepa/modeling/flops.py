@@ -24,13 +24,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
-from stepjepa.forest.masks import packed_fields
-from stepjepa.forest.segments import segment_plan
+from stepjepa.forest.visibility import packed_fields
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import last_states
-from stepjepa.modeling.logits import output_head
-from stepjepa.modeling.parts import causal_lm, text_config, unchanged
+from stepjepa.modeling.masks import segment_plan
+from stepjepa.modeling.parts import causal_lm, output_head, text_config, unchanged
 
 # "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
 KINDS = ("trunk", "branch", "target", "head", "padding")
@@ -38,7 +37,7 @@ _TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
 
 # Kernels of the CPU that torch's counter has no formula for: attention, and the product of several experts at once.
 _ATEN = torch.ops.aten
-_KERNELS: dict[Any, Callable[..., int]] = {
+KERNELS: dict[Any, Callable[..., int]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
         lambda gradient, q, k, v, *_, **__: sdpa_backward_flop_count(gradient, q, k, v)
@@ -106,7 +105,7 @@ class ModelCost:
             return count(lambda: head.loss_sum(inner, given.requires_grad_(needed), ids[:4], rows)) / 4
 
         def count(run: Callable[[], torch.Tensor]) -> float:
-            with FlopCounterMode(display=False, custom_mapping=_KERNELS) as counter:
+            with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
                 result = run()
                 if result.requires_grad:
                     result.float().sum().backward()

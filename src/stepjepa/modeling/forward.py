@@ -24,9 +24,16 @@ from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.losses.gather import gather_rows
 from stepjepa.modeling.extras import predictor_head, target_encoder, trained_extras, with_predictors
-from stepjepa.modeling.logits import output_head
 from stepjepa.modeling.masks import attention_masks
-from stepjepa.modeling.parts import backbone, causal_lm, decoder_layers, heeds_window, own_forward, text_config
+from stepjepa.modeling.parts import (
+    backbone,
+    causal_lm,
+    decoder_layers,
+    heeds_window,
+    output_head,
+    own_forward,
+    text_config,
+)
 
 if TYPE_CHECKING:
     from stepjepa.objectives.base import Objective
@@ -44,10 +51,6 @@ class LossView:
         self._model, self._vocabulary = model, vocabulary
         extras = trained_extras(model)
         self.modules: nn.Module | None = None if extras is None else extras.objective
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Input embeddings (N, D) of token ids (N,), or with more dimensions before D; see `ModelView`."""
-        return self._model.get_input_embeddings()(ids)
 
     def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
         """(N, V) of states (N, D); see `ModelView`."""
@@ -218,7 +221,7 @@ def known_layers(model: Any, layer: int) -> nn.ModuleList:
     layers = decoder_layers(backbone(model))
     if layers is None or not 0 <= layer <= len(layers):
         known = "its layers have no name that is known" if layers is None else f"it has layers 0 to {len(layers)}"
-        raise ConfigError(f"tube_layer is {layer}, and of this model {known}")
+        raise ConfigError(f"states after layer {layer} are asked for, and of this model {known}")
     return layers
 
 
@@ -258,7 +261,7 @@ def last_mlp(backbone: Any) -> Any:
     if layers is None:
         return None
     last: Any = layers[-1]
-    again = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
+    again = any(vars(module).get("gradient_checkpointing") for module in (backbone, last))
     return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
 
 

@@ -27,10 +27,12 @@ from transformers import (
     set_seed,
 )
 
+from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.parts import idle_parts, text_config
-from stepjepa.modeling.predictors import vocabulary_size
+from stepjepa.modeling.options import LoRAOptions, ModelOptions
+from stepjepa.modeling.parts import idle_parts, text_config, vocabulary_size
 
+MODEL, _TARGETS = f"--{Names(ModelOptions).model_name}", f"--{Names(LoRAOptions).lora_target_modules}"
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
@@ -118,7 +120,7 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
     near = difflib.get_close_matches(name, list(PRESETS), n=1, cutoff=0.7)
     if near and not os.path.isdir(name):
         # A Hub that does not answer would take a minute to say that there is no such model.
-        raise ConfigError(f"--model_name {name}: no such folder or preset; did you mean {near[0]}?")
+        raise ConfigError(f"{MODEL} {name}: no such folder or preset; did you mean {near[0]}?")
     check_local(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -131,7 +133,7 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
     longest = tokenizer.model_max_length
     if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest > 0:
         raise ConfigError(
-            f"--model_name {name}: model_max_length is {longest!r} in its tokenizer_config.json; write a positive number"
+            f"{MODEL} {name}: model_max_length is {longest!r} in its tokenizer_config.json; write a positive number"
         )
     return tokenizer
 
@@ -149,7 +151,7 @@ def check_local(name: str) -> None:
     near = difflib.get_close_matches(path.name, there, n=1, cutoff=0.5) or there[:1]
     hint = f"; did you mean {path.parent / near[0]}?" if near else ""
     raise ConfigError(
-        f"--model_name {name}: no such folder{hint} (for a model of the Hub, start where there is no folder {path.parent})"
+        f"{MODEL} {name}: no such folder{hint} (for a model of the Hub, start where there is no folder {path.parent})"
     )
 
 
@@ -192,14 +194,14 @@ def load_model(
         return model
     if os.path.isfile(os.path.join(name, "adapter_config.json")):
         raise ConfigError(
-            f"--model_name {name}: is a LoRA adapter, and training on it would start from its base; write it with "
-            "--merge_lora true and give that folder"
+            f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
+            "it (stepjepa export) and give that folder"
         )
     try:
         model = AutoModelForCausalLM.from_pretrained(name, **kwargs)
     except Exception as error:
         raise _not_loaded("model", name, error) from None
-    check_finite(model, f"--model_name {name}")
+    check_finite(model, f"{MODEL} {name}")
     # Of added tokens only those that any text may get: others may have no embedding, as the image token of a model for text.
     added, marks = tokenizer.get_added_vocab(), ("eos_token_id", "bos_token_id", "pad_token_id")
     ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
@@ -208,7 +210,7 @@ def load_model(
     )
     if needed > vocabulary_size(model):
         raise ConfigError(
-            f"--model_name {name}: the tokenizer needs {needed:,} embeddings and the model has {vocabulary_size(model):,}; "
+            f"{MODEL} {name}: the tokenizer needs {needed:,} embeddings and the model has {vocabulary_size(model):,}; "
             "give the model its own tokenizer, or one that was resized with it"
         )
     return model
@@ -217,7 +219,7 @@ def load_model(
 def _not_loaded(what: str, name: str, error: Exception) -> ConfigError:
     hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
     first = (str(error).splitlines() or [type(error).__name__])[0]
-    return ConfigError(f"--model_name {name}: the {what} cannot be loaded ({first}){hint}")
+    return ConfigError(f"{MODEL} {name}: the {what} cannot be loaded ({first}){hint}")
 
 
 def max_positions(model: Any) -> int | None:
@@ -306,7 +308,7 @@ def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
     embedding, targets = model.get_input_embeddings(), peft_config.target_modules
     name = next(name.rpartition(".")[2] for name, module in model.named_modules() if module is embedding)
     if not isinstance(targets, str) and name in (targets or ()):
-        raise ConfigError(f"--lora_target_modules: {name} is the embedding; LoRA is for linear layers")
+        raise ConfigError(f"{_TARGETS}: {name} is the embedding; LoRA is for linear layers")
     peft_config = copy.deepcopy(peft_config)
     if targets == "all-linear" and peft_config.exclude_modules is None:
         idle = idle_parts(model)

@@ -24,27 +24,40 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from stepjepa.config.option import Names
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Rows, Segment, Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
-from stepjepa.modeling.extras import OBJECTIVE, add_extras, attach_saved, is_extra, predictor_rows
+from stepjepa.modeling.extras import (
+    OBJECTIVE,
+    PredictorRows,
+    add_extras,
+    attach_saved,
+    is_extra,
+    known_predictors,
+    predictor_rows,
+)
 from stepjepa.modeling.forward import attach_forest_forward, run_backbone
-from stepjepa.modeling.load import load_model, max_positions
-from stepjepa.modeling.logits import difference, output_head, tolerance
+from stepjepa.modeling.load import MODEL, load_model, max_positions
 from stepjepa.modeling.masks import SEGMENTS, attention_masks, masks_unsupported, use_segments
+from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
+    difference,
     heeds_window,
+    output_head,
     own_forward,
     text_config,
+    tolerance,
     unchanged,
     unreached,
+    vocabulary_size,
     window_of,
 )
-from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
 
+_NAME = Names(ModelOptions)
 logger = logging.getLogger("stepjepa")
 _WINDOW = 4  # tokens; the examples are longer
 _MASK = "its attention does not follow the mask"
@@ -87,7 +100,7 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
     inner: Any = causal_lm(model)
     name = type(inner).__name__
     if asked != "two_pass" and text_config(inner.config)._attn_implementation == "flex_attention" and device == "cpu":
-        raise ConfigError("--attn_implementation flex_attention has no backward on CPU; use sdpa")
+        raise ConfigError(f"--{_NAME.attn_implementation} flex_attention has no backward on CPU; use sdpa")
     choice = _choice(model, asked, vocabulary, device, tuple(predictor_ids))
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         choices: list[Any] = [None] * torch.distributed.get_world_size()
@@ -96,7 +109,7 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
     if not choice.forward:
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
-        raise ConfigError(f"forward={asked} cannot serve {name}: {choice.reason}; use --forward two_pass")
+        raise ConfigError(f"forward={asked} cannot serve {name}: {choice.reason}; use forward two_pass")
     if choice.segments:
         use_segments(inner)
     if choice.reason:
@@ -330,7 +343,7 @@ def load_probe(name: str, tokenizer: Any, predictors: int, seed: int) -> Probe:
     attach_forest_forward(model, vocabulary)
     reason = _choice(model, "packed", vocabulary, "", ids).reason
     if reason:
-        raise ConfigError(f"--model_name {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
+        raise ConfigError(f"{MODEL} {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
     return Probe(model.eval(), vocabulary, ids, known)
 
 

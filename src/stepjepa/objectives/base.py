@@ -9,31 +9,16 @@ Shapes: P pairs, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import numpy as np
-
-from stepjepa.config.option import check_fields, options_of
-from stepjepa.config.values import nearest
+from stepjepa.config.named import given_name, load_named, source_fingerprint
+from stepjepa.config.option import Names, options_of
 from stepjepa.data.options import StepsOptions
-from stepjepa.data.types import (
-    ISOLATED,
-    TRUNK,
-    Batch,
-    Example,
-    ForestOutput,
-    LossPart,
-    LossParts,
-    Pair,
-    PairsFound,
-    Read,
-    Segment,
-    Turn,
-)
+from stepjepa.data.types import Batch, Example, ForestOutput, LossPart, LossParts, PairsFound
 from stepjepa.errors import ConfigError
-from stepjepa.objectives.named import given_name, is_built_in, load_named, source_fingerprint
 from stepjepa.objectives.options import (
     LOSSES,
     Defaults,
@@ -41,13 +26,19 @@ from stepjepa.objectives.options import (
     LossOptions,
     PairOptions,
     PredictorOptions,
+    own_values,
 )
+from stepjepa.objectives.pairs import VectorNames
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
 
     from stepjepa.data.encode import TokenChat
+
+_NAME = Names(LossOptions, PredictorOptions)
+JEPA, REGULARIZER = _NAME.jepa_loss, _NAME.regularizer  # parts of the loss, as the log has them
 
 
 class ModelView(Protocol):
@@ -59,31 +50,11 @@ class ModelView(Protocol):
 
     modules: nn.Module | None
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Input embeddings of token ids of any shape; one more dimension, D."""
-
     def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
         """(N, V) logits for last hidden states (N, D); with `detach` the weights of the output head get no gradient."""
 
     def gather(self, rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
         """The rows (P, D) of all processes, with gradient, and where this one's begin (`losses.gather`)."""
-
-
-class VectorNames(NamedTuple):
-    """What a pair's two sides are called where they are weighted sums of states on the trunk.
-
-    Attributes:
-        kind: of such a pair.
-        source, target: its two sides.
-        total: their sum, where that is of interest.
-        ends: the states that bound what was sampled for it: the target's first and last, and the source's last one.
-    """
-
-    kind: str = "vectors"
-    source: str = "source"
-    target: str = "target"
-    total: str = ""
-    ends: tuple[str, ...] = ()
 
 
 class Objective:
@@ -131,26 +102,9 @@ class Objective:
         self.own: Any = options
         if self.Options is None or not isinstance(options, self.Options):
             carried = None if options is None or is_built_in(type(self)) else options.objective_options
-            self.own = self._checked({**(carried or {}), **own})
-
-    @classmethod
-    def _checked(cls, values: Mapping[str, Any]) -> Any:
-        """Its own options, checked."""
-        known = {} if cls.Options is None else options_of(cls.Options)
-        for name in values:
-            if name not in known:
-                near = f"; did you mean {nearest(name, known)!r}?" if known else ""
-                raise ConfigError(f"objective {cls.name} has no option {name!r}{near}")
-        if cls.Options is None:
-            return None
-        try:
-            own: Any = cls.Options(**values)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"objective {cls.name}: {error}") from None
-        check_fields(own)
-        if not is_built_in(cls) and hasattr(own, "check"):
-            own.check()
-        return own
+            self.own = own_values(type(self), {**(carried or {}), **own})
+            if not is_built_in(type(self)) and hasattr(self.own, "check"):
+                self.own.check()
 
     def __repr__(self) -> str:
         """Equal for objectives that make the same examples of the same chats."""
@@ -193,7 +147,8 @@ class Objective:
     @property
     def pairing(self) -> Mapping[str, Any]:
         """What decides which pairs a chat has, by name: part of the key under which examples are cached."""
-        return {"predictors": self.predictors, "last_token": self.options.last_token, "one": self.one_pair}
+        readout = {_NAME.predictors: self.predictors, _NAME.last_token: self.options.last_token}
+        return {**readout, "one": self.one_pair}
 
     # What it is called in summaries
 
@@ -261,11 +216,6 @@ class Objective:
         """Behind which layer states are read (0: the embeddings); None for those behind the final norm."""
         return None
 
-    @property
-    def separate_targets(self) -> bool:
-        """Whether the targets go through a forward pass of their own, without a graph."""
-        return not self.options.target_grad
-
     # From chats to examples
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
@@ -294,7 +244,7 @@ class Objective:
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts of its loss, as the log has them."""
-        return ("jepa_loss",) if self.options.regularizer == "none" else ("jepa_loss", "regularizer")
+        return (JEPA, *((REGULARIZER,) if self.options.regularizer != "none" else ()))
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """What the parts of the loss are divided by, by name, known before the forward."""
@@ -308,16 +258,29 @@ class Objective:
         """
         return None
 
-    def module_flops(self, width: int, vocabulary: int) -> float:
-        """FLOPs of its modules, forward and backward, a pair."""
-        return 0.0
+    # What a source is compared with: the next four alone decide on the targets' gradient and on controls
+
+    @property
+    def detached(self) -> bool:
+        """Whether the targets have no gradient."""
+        return not self.options.target_grad
+
+    @property
+    def separate_targets(self) -> bool:
+        """Whether the targets, which need no gradient, go through a forward pass of their own."""
+        return self.detached
+
+    @property
+    def shuffle_targets(self) -> bool:
+        """Whether each source gets the target of another example of its batch (a collator sees to it)."""
+        return self.makes_pairs and bool(self.options.control == "shuffled")
 
     def target_states(self, output: ForestOutput) -> torch.Tensor:
-        """The target states (P, D) that the loss compares with: without their graph, or replaced by a control."""
+        """The target states (P, D) that the loss compares with: without their graph, or one random vector for all."""
         target = output.target_states
         if self.options.control == "random":
             return random_target(target.shape[1], self.options.seed, target.device).expand_as(target)
-        return target if self.options.target_grad else target.detach()
+        return target.detach() if self.detached else target
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         """The parts of the loss on one micro-batch; called inside the wrapped model's forward.
@@ -330,26 +293,29 @@ class Objective:
         losses = self.distances(output.source_states, output.target_states)
         weight = batch.weight
         jepa = losses.sum() if batch.weights is None else (losses * batch.weights).sum()
-        parts = {"jepa_loss": LossPart(jepa, weight)}
+        parts = {JEPA: LossPart(jepa, weight)}
         if self.options.regularizer != "none":
             # Times the weight of all pairs, so that dividing by it gives the regularizer back.
             value = self._regularizer(output.source_states, output.target_states, step)
-            parts["regularizer"] = LossPart(value * weight, weight)
+            parts[REGULARIZER] = LossPart(value * weight, weight)
         return parts
 
     def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
         """The loss of every pair, (P,) float32, by ``--jepa_loss``."""
-        from stepjepa.losses.infonce import infonce_loss
+        from stepjepa.losses.distances import infonce_loss
 
         options = self.options
         if options.jepa_loss == "infonce":
             return infonce_loss(source_PD, target_PD, options.infonce_temperature, options.infonce_symmetric)
-        return find_distance(options.jepa_loss)(source_PD, target_PD)
+        return self._distance(source_PD, target_PD)
+
+    @cached_property
+    def _distance(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        return find_distance(self.options.jepa_loss)
 
     def _regularizer(self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int) -> torch.Tensor:
         """The weighted regularizer of one micro-batch over all processes, () float32; `step` draws SIGReg's directions."""
-        from stepjepa.losses.sigreg import random_directions, sigreg_regularizer
-        from stepjepa.losses.vicreg import vicreg_regularizer
+        from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 
         options = self.options
         if options.regularizer == "vicreg":
@@ -367,74 +333,17 @@ def random_target(width: int, seed: int, device: torch.device) -> torch.Tensor:
     return torch.randn(width, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-class PairBuilder:
-    """Collects the pairs of one chat. Sources with the same end share a branch, targets with the same tokens a copy.
-
-    Args:
-        ids: tokens of the chat, cut or not.
-        predictors: K; with 0 a source is read on the trunk.
-    """
-
-    def __init__(self, ids: np.ndarray, predictors: int):
-        self.ids, self.predictors = ids, predictors
-        self.pairs: list[Pair] = []
-        self._segments: list[Segment] = []
-        self._branches: dict[tuple[int, int], int] = {}
-        self._copies: dict[tuple[int, int], int] = {}
-
-    def branch(self, end: int, readout: int, group: int = 0) -> Read:
-        """The last of K predictor tokens behind token `end`; with none, the token `readout`."""
-        if not self.predictors:
-            return Read.one(TRUNK, readout)
-        number = self._branches.get((end, group))
-        if number is None:
-            nothing = np.zeros(0, np.int32)
-            number = self._branches[end, group] = self.add(Segment(nothing, end, end + 1, group, self.predictors))
-        return Read.one(number, self.predictors - 1)
-
-    def copy(self, start: int, stop: int, readout: int) -> Read:
-        """Token `readout` in an isolated copy of the trunk's tokens [start, stop), at the positions where these would be
-        behind the predictors."""
-        number = self._copies.get((start, stop))
-        if number is None:
-            ids = self.ids[start:stop]
-            number = self._copies[start, stop] = self.add(Segment(ids, ISOLATED, start + self.predictors, origin=start))
-        return Read.one(number, readout - start)
-
-    def add(self, segment: Segment) -> int:
-        """Add a segment; its number."""
-        self._segments.append(segment)
-        return len(self._segments)
-
-    def found(self, reason: str) -> PairsFound:
-        """What was collected, or the reason why there is nothing."""
-        return PairsFound(tuple(self._segments), tuple(self.pairs), reason=None if self.pairs else reason)
-
-
-def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
-    """The turns that have a question and an answer with tokens, and the reason why there may be none."""
-    found, reason = [], "no_user_message"
-    for turn in turns:
-        if turn.user is None:
-            continue
-        if turn.user.start == turn.user.stop or turn.answer.start == turn.answer.stop:
-            reason = "empty_view"
-            continue
-        found.append(turn)
-    return found, reason
-
-
 # Where objectives are found
 
-# The built-in ones; the first has no pairs.
-_MODULES = {
-    "regular": "stepjepa.objectives.regular:Regular",
-    "llm_jepa": "stepjepa.objectives.llm_jepa:LLMJEPA",
-    "step_jepa": "stepjepa.objectives.step_jepa:StepJEPA",
-    "split": "stepjepa.objectives.split:Split",
-    "semantic_tube": "stepjepa.objectives.semantic_tube:SemanticTube",
+# The built-in ones, by the module that each is in; the first has no pairs.
+_BUILT_IN = {
+    "regular": "Regular",
+    "llm_jepa": "LLMJEPA",
+    "step_jepa": "StepJEPA",
+    "split": "Split",
+    "semantic_tube": "SemanticTube",
 }
-OBJECTIVES = tuple(_MODULES)
+OBJECTIVES = tuple(_BUILT_IN)
 
 
 def find_objective(name: str | Objective) -> type[Objective]:
@@ -445,7 +354,9 @@ def find_objective(name: str | Objective) -> type[Objective]:
     """
     if isinstance(name, Objective):
         return type(name)
-    found = load_named(_MODULES.get(name, name), "objective", OBJECTIVES)
+    if name in _BUILT_IN:
+        return getattr(import_module(f"{__package__}.{name}"), _BUILT_IN[name])  # type: ignore[no-any-return]
+    found = load_named(name, "objective", OBJECTIVES)
     if not (isinstance(found, type) and issubclass(found, Objective)):
         raise ConfigError(f"objective {name}: is no class made from stepjepa.objectives.Objective")
     return found
@@ -490,6 +401,11 @@ def _trial(function: Any) -> str:
     if not isinstance(losses_P, torch.Tensor) or losses_P.shape != (2,):
         return f"for (2, 8) it returns {tuple(losses_P.shape) if isinstance(losses_P, torch.Tensor) else losses_P!r}"
     return ""
+
+
+def is_built_in(cls: type) -> bool:
+    """Whether a class belongs to this library; the options of such objectives are options of every run."""
+    return cls.__module__.startswith("stepjepa.")
 
 
 def built_in() -> dict[str, type[Objective]]:

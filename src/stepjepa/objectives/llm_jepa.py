@@ -20,10 +20,11 @@ from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.chat import RowError
 from stepjepa.data.options import VIEWS
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
-from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
+from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment, Span
 from stepjepa.errors import ConfigError
-from stepjepa.objectives.base import Objective, PairBuilder, question_and_answer
+from stepjepa.objectives.base import Objective
 from stepjepa.objectives.options import Defaults, PredictorOptions
+from stepjepa.objectives.pairs import PairBuilder, question_and_answer
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -66,7 +67,8 @@ class LLMJEPAOptions(Topic):
             )
         if self.front_pred and not self.predictors:
             raise ConfigError(
-                f"{_NAME.front_pred} puts predictors in front of the content, and predictors is 0; give --predictors 1"
+                f"{_NAME.front_pred} puts predictors in front of the content, and {_NAME.predictors} is 0; give "
+                f"--{_NAME.predictors} 1"
             )
 
 
@@ -123,20 +125,14 @@ class LLMJEPA(Objective):
 
     def _in_context(self, chat: TokenChat) -> PairsFound:
         turns, reason = question_and_answer(chat.turns)
-        builder, last_token = PairBuilder(chat.ids, self.predictors), self.options.last_token
+        builder = PairBuilder(chat.ids, self.predictors, self.options.last_token)
         for turn in turns:
             user, answer = turn.user, turn.answer
             assert user is not None
-            stop, source_readout, target_readout = answer.stop, user.stop - 1, answer.stop - 1
-            if last_token is not None:
-                stop = turn.label_stop
-                source_readout, target_readout = turn.user_close + last_token, turn.label_stop + last_token
-                if source_readout < user.start or target_readout < answer.start:
-                    reason = "view_shorter_than_last_token"
-                    continue
-            # With predictors the last one is read, whatever `last_token` says of the source.
-            source = builder.branch(user.stop - 1, source_readout)
-            builder.pairs.append(Pair(source, builder.copy(answer.start, stop, target_readout)))
+            if builder.last_token is not None:
+                answer = Span(answer.start, turn.label_stop)
+            if not builder.pair(user, answer, turn.user_close):
+                reason = "view_shorter_than_last_token"
         return builder.found(reason)
 
     def _standalone(self, chat: TokenChat) -> PairsFound:
@@ -207,7 +203,7 @@ class LLMJEPA(Objective):
         if last_token is None:
             return by_name
         if length + last_token < 0:
-            raise RowError("view_shorter_than_last_token", "the view is shorter than last_token")
+            raise RowError("view_shorter_than_last_token", "the view is too short to be read at this offset")
         return length + last_token
 
 

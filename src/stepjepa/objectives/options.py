@@ -6,16 +6,20 @@ Importing this module loads no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from stepjepa.config.option import Names, Topic, option
+from stepjepa.config.option import Names, Topic, check_fields, option, options_of
+from stepjepa.config.values import nearest
 from stepjepa.data.options import VIEWS
 from stepjepa.errors import ConfigError
 
 METHOD, LOSS, OUTPUT = "method", "loss", "output"
-# Distances of pairs, by the names of `losses.distances` and `losses.infonce`.
+# Distances of pairs, by the names of `losses.distances`.
 LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
+_WITH_EMA = {"target_encoder": ("ema",)}
+_WITH_INFONCE = {"jepa_loss": ("infonce",)}
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class PredictorOptions(Topic):
     )
     last_token: int | None = option(
         None,
-        "Readout by offset from a view's end (-1, -2, ...), as the published code does. Default: found by name.",
+        "Read a view at this offset from its end (-1: its last token), as the published code does. Default: a source at its "
+        "last predictor token, any other view at the last token of its content.",
         VIEWS,
         secret=False,
         at_most=-1,
@@ -86,20 +91,10 @@ class EMAOptions(Topic):
     """The moving average of `target_encoder=ema`."""
 
     ema_momentum: float = option(
-        0.99,
-        "Momentum of target_encoder=ema at the start.",
-        METHOD,
-        needs={"target_encoder": ("ema",)},
-        at_least=0,
-        at_most=1,
+        0.99, "Momentum of target_encoder=ema at the start.", METHOD, needs=_WITH_EMA, at_least=0, at_most=1
     )
     ema_momentum_end: float = option(
-        1.0,
-        "Momentum at the end; half a cosine leads there.",
-        METHOD,
-        needs={"target_encoder": ("ema",)},
-        at_least=0,
-        at_most=1,
+        1.0, "Momentum at the end; half a cosine leads there.", METHOD, needs=_WITH_EMA, at_least=0, at_most=1
     )
 
 
@@ -130,14 +125,9 @@ class LossOptions(Topic):
         choices=LOSSES,
         own=True,
     )
-    infonce_temperature: float = option(
-        0.07, "Temperature of jepa_loss=infonce.", LOSS, needs={"jepa_loss": ("infonce",)}, above=0
-    )
+    infonce_temperature: float = option(0.07, "Temperature of jepa_loss=infonce.", LOSS, needs=_WITH_INFONCE, above=0)
     infonce_symmetric: bool = option(
-        False,
-        "InfoNCE both ways: targets must find their sources as well.",
-        LOSS,
-        needs={"jepa_loss": ("infonce",)},
+        False, "InfoNCE both ways: targets must find their sources as well.", LOSS, needs=_WITH_INFONCE
     )
     regularizer: Literal["none", "vicreg", "sigreg"] = option(
         "none", "Added to the JEPA loss against collapse: variance and covariance (vicreg), or SIGReg.", LOSS
@@ -188,3 +178,24 @@ class LossOptions(Topic):
 
 
 _NAME = Names(LossOptions)
+
+
+def own_values(cls: Any, values: Mapping[str, Any]) -> Any:
+    """The options that an objective of this class alone has, checked; None where it has none.
+
+    Raises:
+        ConfigError: an option that it does not have, or a value that cannot be used.
+    """
+    known = {} if cls.Options is None else options_of(cls.Options)
+    for name in values:
+        if name not in known:
+            near = f"; did you mean {nearest(name, known)!r}?" if known else ""
+            raise ConfigError(f"objective {cls.name} has no option {name!r}{near}")
+    if cls.Options is None:
+        return None
+    try:
+        own = cls.Options(**values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"objective {cls.name}: {error}") from None
+    check_fields(own)
+    return own

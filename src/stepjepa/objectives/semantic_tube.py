@@ -59,8 +59,9 @@ import numpy as np
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import TRUNK, Example, Pair, PairsFound, Read, Span, Term
 from stepjepa.errors import ConfigError
-from stepjepa.objectives.base import Objective, VectorNames, question_and_answer
-from stepjepa.objectives.options import LossOptions, PairOptions
+from stepjepa.objectives.base import Objective
+from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
+from stepjepa.objectives.pairs import VectorNames, question_and_answer
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ class TubeOptions(Topic):
         "default", "How spans are sampled.", _GROUP
     )
     tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
-    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_most=1000)
+    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_least=1, at_most=1000)
     tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
         "none", "Weight of a span by its length and that of the rest.", _GROUP
     )
@@ -94,7 +95,7 @@ class TubeOptions(Topic):
     )
 
 
-_NAME = Names(TubeOptions, LossOptions)
+_NAME = Names(TubeOptions, LossOptions, PredictorOptions)
 _VECTORS = {
     "span": VectorNames("span", "T - P", "P", "T", ("s", "t")),
     "three_index": VectorNames("three_index", "r to t", "s to r", ends=("s", "r", "t")),
@@ -148,7 +149,7 @@ class SemanticTube(Objective):
                 f"{_NAME.tube_mode}=curvature has a loss of its own, the turning angle; leave {_NAME.jepa_loss} out"
             )
         if options.target_encoder == "ema":
-            raise ConfigError(f"{self.name} compares states of one pass; target_encoder=ema has no place in it")
+            raise ConfigError(f"{self.name} compares states of one pass; leave {_NAME.target_encoder}=ema out")
         if options.predictors:
             raise ConfigError(f"{self.name} has no predictor tokens; leave predictors out")
         check_tube(options)
@@ -201,18 +202,17 @@ def check_tube(options: TubeOptions) -> None:
         ConfigError: an impossible value, or an option of the draws in a mode that draws nothing.
     """
     mode, shortest = options.tube_mode, _shortest(options)
-    if options.tube_times < 1:
-        raise ConfigError(f"semantic tube: times is {options.tube_times}; at least one span is drawn for an example")
     if options.tube_max_length is not None and options.tube_max_length < shortest:
         raise ConfigError(
-            f"semantic tube: max_length is {options.tube_max_length}; a span of mode {mode} has at least {shortest} tokens; "
-            "leave max_length out for no limit"
+            f"{_NAME.tube_max_length} is {options.tube_max_length}; a span of mode {mode} has at least {shortest} tokens; "
+            "leave it out for no limit"
         )
     drawn = (options.tube_sampler, options.tube_max_length, options.tube_times, options.tube_length_adjustment)
     if not draws_spans(options) and drawn != ("default", None, 1, "none"):
         raise ConfigError(
-            f"semantic tube: mode {mode} draws no spans, so sampler, max_length, times and length_adjustment "
-            "have no effect there; leave them out, or choose mode span or three_index"
+            f"{_NAME.tube_mode}={mode} samples no spans, so {_NAME.tube_sampler}, {_NAME.tube_max_length}, "
+            f"{_NAME.tube_times} and {_NAME.tube_length_adjustment} have no effect; leave them out, or choose span or "
+            "three_index"
         )
 
 

@@ -16,9 +16,10 @@ import numpy as np
 
 from stepjepa.config.option import Topic, option
 from stepjepa.data.options import VIEWS
-from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment
-from stepjepa.objectives.base import Objective, PairBuilder
+from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment, Span
+from stepjepa.objectives.base import Objective
 from stepjepa.objectives.options import Defaults
+from stepjepa.objectives.pairs import PairBuilder
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -52,14 +53,14 @@ class Split(Objective):
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
         """One pair of the (T,) tokens, or the reason why there is none."""
         cut = max(2, int(len(trunk) * self.options.split_ratio))
-        rest = len(trunk) - cut
-        back = -1 if self.options.last_token is None else self.options.last_token
-        if rest < 2:
+        if len(trunk) - cut < 2:
             return PairsFound(reason="too_short_to_split")
-        if cut + back < 0 or rest + back < 0:
+        builder = PairBuilder(trunk, self.predictors, self.options.last_token)
+        read = cut - 1 if self.predictors else builder.readout(Span(0, cut))
+        aim = builder.readout(Span(cut, len(trunk)))
+        if read is None or aim is None:
             return PairsFound(reason="view_shorter_than_last_token")
-        builder = PairBuilder(trunk, self.predictors)
-        source = builder.branch(cut - 1, cut + back)
+        source = builder.branch(cut - 1, read)
         target = builder.add(Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut))
-        builder.pairs.append(Pair(source, Read.one(target, rest + back)))
+        builder.pairs.append(Pair(source, Read.one(target, aim - cut)))
         return builder.found("")

@@ -13,10 +13,11 @@ import numpy as np
 
 from stepjepa.config.option import Names, option
 from stepjepa.data.options import VIEWS, StepsOptions
-from stepjepa.data.types import Example, Pair, PairsFound
+from stepjepa.data.types import Example, PairsFound
 from stepjepa.errors import ConfigError
-from stepjepa.objectives.base import Objective, PairBuilder
+from stepjepa.objectives.base import Objective
 from stepjepa.objectives.options import Defaults
+from stepjepa.objectives.pairs import PairBuilder
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -55,7 +56,8 @@ _NAME = Names(StepJEPAOptions)
 class StepJEPA(Objective):
     """``--objective step_jepa``: step i -> step i + h inside every answer.
 
-    ``last_token`` counts from the end of a step: -1 is its last token, the one that holds the end of its separator.
+    ``last_token`` counts from the end of a step: -1 is its last token, the one that holds the end of its separator. With
+    predictors the source is read at the last of them all the same.
     """
 
     name = "step_jepa"
@@ -106,26 +108,21 @@ class StepJEPA(Objective):
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """By source, and then by horizon."""
-        options, builder = self.options, PairBuilder(chat.ids, self.predictors)
-        reason = "fewer_than_two_steps"
-        back = -1 if options.last_token is None else options.last_token
+        options, reason = self.options, "fewer_than_two_steps"
+        builder = PairBuilder(chat.ids, self.predictors, options.last_token)
         for turn in chat.turns:
             steps = turn.steps
             if len(steps) >= 2 and len(steps) <= min(options.horizons):
                 reason = "horizon_beyond_answer"
-            for number, (start, stop) in enumerate(steps[:1] if options.step_pairs == "first" else steps):
+            for number, step in enumerate(steps[:1] if options.step_pairs == "first" else steps):
                 for horizon in options.horizons:
                     if number + horizon >= len(steps):
                         continue
                     later = steps[number + horizon]
-                    if start == stop or later.start == later.stop:
+                    if step.start == step.stop or later.start == later.stop:
                         reason = "empty_view"
-                    elif stop + back < start or later.stop + back < later.start:
+                    elif not builder.pair(step, later, horizon=horizon):
                         reason = "view_shorter_than_last_token"
-                    else:
-                        source = builder.branch(stop - 1, stop + back)
-                        target = builder.copy(later.start, later.stop, later.stop + back)
-                        builder.pairs.append(Pair(source, target, horizon=horizon))
         return builder.found(reason)
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:

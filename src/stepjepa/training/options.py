@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stepjepa.config.named import given_name
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
 from stepjepa.data.options import DataOptions, ReadingOptions
 from stepjepa.errors import ConfigError
@@ -18,7 +19,6 @@ from stepjepa.objectives.base import (
     Objective,
     find_distance,
     find_objective,
-    given_name,
     idle_options,
     is_built_in,
     objective_of,

@@ -15,13 +15,12 @@ import torch
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-from stepjepa.modeling.extras import add_extras, release
+from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, release
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
 from stepjepa.modeling.load import add_lora, check_lora, own_configs
 from stepjepa.modeling.masks import SEGMENTS, use_sdpa
-from stepjepa.modeling.parts import text_config
-from stepjepa.modeling.predictors import PredictorRows, known_predictors, vocabulary_size
+from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.batches import Draw
@@ -118,7 +117,7 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
     ids = placed_predictors(setup.predictor_ids, options, objective.groups)
     shared = {
         "separate_targets": objective.separate_targets,
-        "shuffle_targets": objective.makes_pairs and options.control == "shuffled",
+        "shuffle_targets": objective.shuffle_targets,
     }
     if setup.forward == "two_pass":
         return TwoPassCollator(ids, pad_id, **shared)

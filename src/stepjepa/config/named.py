@@ -22,13 +22,10 @@ _PREFIX = "stepjepa_user_"  # of the modules of files
 _GIVEN: dict[str, Any] = {}  # what Python code gave, by its name
 
 
-def is_built_in(cls: type) -> bool:
-    """Whether a class belongs to this library; the options of such objectives are options of every run."""
-    return cls.__module__.startswith("stepjepa.")
-
-
-def load_named(name: str, option: str, known: Sequence[str]) -> Any:
+def load_named(name: str, option: str, known: Sequence[str] = ()) -> Any:
     """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
+
+    A module is looked for where Python looks, then in the current folder.
 
     Args:
         option: that the name was given with; `known`: what else it takes, for the message.
@@ -39,11 +36,12 @@ def load_named(name: str, option: str, known: Sequence[str]) -> Any:
     if name in _GIVEN:
         return _GIVEN[name]
     if not named_by_file(name):
-        near = f"; did you mean {nearest(name, known)}?"
-        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}")
+        near = f"; did you mean {nearest(name, known)}?" if known else ""
+        listed = ", or ".join([*([", ".join(known)] if known else []), "file.py:Name of your own"])
+        raise ConfigError(f"{option} is {name!r}; known: {listed}{near}")
     source, _, attribute = name.rpartition(":")
     try:
-        module = _file_module(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        module = _file_module(Path(source)) if source.endswith(".py") else _module(source)
         return getattr(module, attribute)
     except ConfigError:
         raise
@@ -62,6 +60,17 @@ def given_name(thing: Any) -> str:
     name = f"{file if by_file else thing.__module__}:{thing.__qualname__}"
     _GIVEN[name] = thing
     return name
+
+
+def _module(name: str) -> Any:
+    folder = str(Path.cwd())
+    added = folder not in sys.path
+    sys.path += [folder] * added
+    try:
+        return importlib.import_module(name)
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _file_module(path: Path) -> Any:

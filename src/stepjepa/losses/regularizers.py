@@ -1,0 +1,149 @@
+"""Regularizers against collapse, next to a distance that draws the views together.
+
+VICReg's variance and covariance terms keep every dimension alive and no two dimensions the same (Bardes et al.,
+arXiv:2105.04906, Eq. 1 to 4). They fix the first two moments only. SIGReg asks for the distribution: along random directions
+the states should look like a standard normal sample, which fixes location, scale and shape in time and memory that grow with
+the width and not its square (Balestriero and LeCun, LeJEPA, arXiv:2511.08544, Section 4; written from the formula).
+
+All of it is computed in float32.
+
+Shapes: P pairs and N rows of this process, Q rows of all processes, D width, K directions, T knots.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from stepjepa.losses.gather import gather_rows, sum_over_ranks
+
+KNOTS = 17  # of SIGReg's integral
+BOUND = 3.0
+
+
+def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) -> torch.Tensor:
+    """``mean_d max(0, floor - sqrt(Var_d + eps))`` with the unbiased variance over rows (Eq. 1 and 2).
+
+    Args:
+        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
+        floor: standard deviation from which on a dimension is left alone.
+        eps: keeps the root's gradient finite at collapse.
+
+    Returns:
+        () float32 in [0, floor); 0, still connected to the rows, for fewer than two.
+    """
+    if rows_QD.shape[0] < 2:
+        return _connected_zero(rows_QD)
+    deviation_D = (rows_QD.float().var(dim=0) + eps).sqrt()
+    return (floor - deviation_D).clamp(min=0).mean()
+
+
+def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
+    """``sum_{i != j} C_ij^2 / D`` with ``C = sum_q (z_q - mean)(z_q - mean)^T / (Q - 1)`` (Eq. 3 and 4).
+
+    C holds D x D float32 values and costs Q x D x D operations: 64 MiB at a width of 4,096.
+
+    Args:
+        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
+
+    Returns:
+        () float32, at least 0; 0, still connected to the rows, for fewer than two.
+    """
+    if rows_QD.shape[0] < 2:
+        return _connected_zero(rows_QD)
+    centred_QD = rows_QD.float() - rows_QD.float().mean(dim=0)
+    with torch.autocast(rows_QD.device.type, enabled=False):
+        covariance_DD = centred_QD.T @ centred_QD / (rows_QD.shape[0] - 1)
+    # Twice the upper triangle: taking the diagonal off the sum of all squares would leave its rounding error.
+    return 2 * covariance_DD.triu(diagonal=1).square().sum() / rows_QD.shape[1]
+
+
+def vicreg_regularizer(
+    source_PD: torch.Tensor, target_PD: torch.Tensor, variance_weight: float, covariance_weight: float
+) -> torch.Tensor:
+    """``mu [v(U) + v(V)] + nu [c(U) + c(V)]``, Eq. 6 without its distance, over the rows of all processes.
+
+    The same value on every process; `gather` says how to weigh it. A weight of 0 computes nothing.
+
+    Args:
+        source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
+        variance_weight, covariance_weight: mu and nu.
+
+    Returns:
+        () float32; 0, still connected, where all processes together hold fewer than two pairs.
+    """
+    both_QE, _ = gather_rows(torch.cat([source_PD.float(), target_PD.float()], dim=-1))  # E = 2D: one exchange
+    loss = _connected_zero(both_QE)
+    for rows_QD in both_QE.chunk(2, dim=-1):
+        if variance_weight:
+            loss = loss + variance_weight * variance_loss(rows_QD)
+        if covariance_weight:
+            loss = loss + covariance_weight * covariance_loss(rows_QD)
+    return loss
+
+
+def _connected_zero(rows_QD: torch.Tensor) -> torch.Tensor:
+    """0 with a gradient of zeros, so that DistributedDataParallel finds one; 0 times a row would keep its inf or nan."""
+    return rows_QD[:0].float().sum()
+
+
+def random_directions(width: int, count: int, seed: int, device: torch.device | None = None) -> torch.Tensor:
+    """Directions drawn evenly from the unit sphere, one a column: (D, K) float32.
+
+    A new seed for every step lets the steps together cover the sphere. Drawn on the CPU by a generator of its own: the
+    same seed gives the same directions on every process and device, and the global generators do not move.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    directions_DK = torch.randn(width, count, generator=generator, device="cpu")
+    return F.normalize(directions_DK, dim=0).to(device)
+
+
+def sigreg_regularizer(source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor) -> torch.Tensor:
+    """Mean of `epps_pulley` over all directions and both sides.
+
+    Over the pairs of all processes, and the same value on each; `gather` says how to weigh it.
+
+    Args:
+        source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
+        directions_DK: (D, K) unit columns, the same on every process (`random_directions`).
+
+    Returns:
+        () float32, at least 0; 0, still connected, where no process has pairs.
+    """
+    # Under autocast the products would be bfloat16, and a projection would keep two digits.
+    with torch.autocast(source_PD.device.type, enabled=False):
+        sides = [side_PD.float() @ directions_DK.float() for side_PD in (source_PD, target_PD)]
+    return epps_pulley(torch.cat(sides, dim=-1)).mean()  # side by side: one exchange between processes for both
+
+
+def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUND) -> torch.Tensor:
+    """Distance between each column's characteristic function and the standard normal one (LeJEPA, Section 4.2).
+
+    ``N * sum_q w_q [(mean_n cos(t_q y_n) - exp(-t_q^2 / 2))^2 + (mean_n sin(t_q y_n))^2]``, N and the means over the rows of
+    all processes; t_q are `knots` even steps from 0 to `bound`, w_q the trapezoid rule's weights times ``exp(-t_q^2 / 2)``.
+
+    The integrand is even, so this is half the integral over [-bound, bound]: where a published weight refers to the
+    latter, take it twice. For a standard normal sample of any size the expectation is ``sum_q w_q (1 - exp(-t_q^2))``,
+    about 0.53; for other distributions it grows with N.
+
+    Several tensors of N x K x T float32 values live until the backward pass: 4 MiB each for 64 rows and 1,024 directions.
+
+    Args:
+        values_NK: (N, K) float32, K samples next to each other.
+        knots: points of the integral, at least 2.
+        bound: its end.
+
+    Returns:
+        (K,) float32, at least 0.
+    """
+    knots_T = torch.linspace(0.0, bound, knots, device=values_NK.device)
+    normal_T = torch.exp(-knots_T.square() / 2)
+    weights_T = torch.full_like(knots_T, bound / (knots - 1)) * normal_T
+    weights_T[[0, -1]] /= 2
+    phases_NKT = values_NK[..., None] * knots_T
+    # Sums, not means, are what unequal processes can add up.
+    sums_2KT = sum_over_ranks(torch.stack([phases_NKT.cos().sum(dim=0), phases_NKT.sin().sum(dim=0)]))
+    rows = sum_over_ranks(torch.tensor(float(values_NK.shape[0]), device=values_NK.device))
+    cosine_KT, sine_KT = sums_2KT / rows.clamp(min=1)
+    error_KT = (cosine_KT - normal_T).square() + sine_KT.square()
+    return rows * (error_KT * weights_T).sum(dim=-1)

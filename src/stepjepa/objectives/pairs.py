@@ -1,0 +1,111 @@
+"""From the turns of a chat in tokens to pairs of views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from stepjepa.data.types import ISOLATED, TRUNK, Pair, PairsFound, Read, Segment, Span, Turn
+
+
+class PairBuilder:
+    """Collects the pairs of one chat. Sources with the same end share a branch, targets with the same tokens a copy.
+
+    Args:
+        ids: tokens of the chat, cut or not.
+        predictors: K; with 0 a source is read on the trunk.
+        last_token: what `readout` counts; None for a view's last token.
+    """
+
+    def __init__(self, ids: np.ndarray, predictors: int, last_token: int | None = None):
+        self.ids, self.predictors, self.last_token = ids, predictors, last_token
+        self.pairs: list[Pair] = []
+        self._segments: list[Segment] = []
+        self._branches: dict[tuple[int, int], int] = {}
+        self._copies: dict[tuple[int, int], int] = {}
+
+    def pair(self, source: Span, target: Span, close: int | None = None, horizon: int = 1) -> bool:
+        """Add the pair of two views on the trunk, the target as a copy.
+
+        With predictors the last of them is read, whatever `last_token` says of the source.
+
+        Args:
+            close: see `readout`, of the source.
+
+        Returns:
+            Whether it was added: not where a view that is read by offset is too short for it.
+        """
+        read = source.stop - 1 if self.predictors else self.readout(source, close)
+        aim = self.readout(target)
+        if read is None or aim is None:
+            return False
+        self.pairs.append(Pair(self.branch(source.stop - 1, read), self.copy(*target, aim), horizon=horizon))
+        return True
+
+    def readout(self, view: Span, close: int | None = None) -> int | None:
+        """The token that stands for a view: its last, or the one that `last_token` counts from `close` (its end unless
+        given); None where that is in front of it."""
+        if self.last_token is None:
+            return view.stop - 1
+        token = (view.stop if close is None else close) + self.last_token
+        return token if token >= view.start else None
+
+    def branch(self, end: int, readout: int, group: int = 0) -> Read:
+        """The last of K predictor tokens behind token `end`; with none, the token `readout`."""
+        if not self.predictors:
+            return Read.one(TRUNK, readout)
+        number = self._branches.get((end, group))
+        if number is None:
+            nothing = np.zeros(0, np.int32)
+            number = self._branches[end, group] = self.add(Segment(nothing, end, end + 1, group, self.predictors))
+        return Read.one(number, self.predictors - 1)
+
+    def copy(self, start: int, stop: int, readout: int) -> Read:
+        """Token `readout` in an isolated copy of the trunk's tokens [start, stop), at the positions where these would be
+        behind the predictors."""
+        number = self._copies.get((start, stop))
+        if number is None:
+            ids = self.ids[start:stop]
+            number = self._copies[start, stop] = self.add(Segment(ids, ISOLATED, start + self.predictors, origin=start))
+        return Read.one(number, readout - start)
+
+    def add(self, segment: Segment) -> int:
+        """Add a segment; its number."""
+        self._segments.append(segment)
+        return len(self._segments)
+
+    def found(self, reason: str) -> PairsFound:
+        """What was collected, or the reason why there is nothing."""
+        return PairsFound(tuple(self._segments), tuple(self.pairs), reason=None if self.pairs else reason)
+
+
+def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
+    """The turns that have a question and an answer with tokens, and the reason why there may be none."""
+    found, reason = [], "no_user_message"
+    for turn in turns:
+        if turn.user is None:
+            continue
+        if turn.user.start == turn.user.stop or turn.answer.start == turn.answer.stop:
+            reason = "empty_view"
+            continue
+        found.append(turn)
+    return found, reason
+
+
+class VectorNames(NamedTuple):
+    """What a pair's two sides are called where they are weighted sums of states on the trunk.
+
+    Attributes:
+        kind: of such a pair.
+        source, target: its two sides.
+        total: their sum, where that is of interest.
+        ends: the states that bound what was sampled for it: the target's first and last, and the source's last one.
+    """
+
+    kind: str = "vectors"
+    source: str = "source"
+    target: str = "target"
+    total: str = ""
+    ends: tuple[str, ...] = ()

@@ -1,0 +1,218 @@
+"""The distances between two views of a pair, vectors made of states, and angles, in one process."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stepjepa.losses.distances import (
+    TEMPERATURE,
+    combine,
+    cosine_loss,
+    infonce_loss,
+    l2_loss,
+    mse_loss,
+    smooth_l1_loss,
+    turning_angle,
+)
+
+SOURCE, TARGET = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[4.0, 3.0], [0.0, 2.0]])
+# The cosines with SOURCE are [[0.6, 0.8], [1.0, 0.0]]: rows and columns do not add up to the same.
+OTHERS = torch.tensor([[2.0, 0.0], [0.0, 0.5]])
+ON_ITS_OWN = {"cosine": cosine_loss, "l2": l2_loss, "mse": mse_loss, "smooth_l1": smooth_l1_loss}
+LOSSES = {**ON_ITS_OWN, "infonce": infonce_loss, "both_ways": partial(infonce_loss, symmetric=True)}
+every_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+def sides(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    source, target = torch.randn(2, *shape)
+    return source.clone().requires_grad_(), target.clone().requires_grad_()
+
+
+def test_by_hand():
+    assert cosine_loss(SOURCE, TARGET).tolist() == pytest.approx([1 - 24 / 25, 1.0])
+    assert l2_loss(SOURCE, TARGET).tolist() == pytest.approx([math.sqrt(2), math.sqrt(5)])
+    assert mse_loss(SOURCE, TARGET).tolist() == pytest.approx([1.0, 2.5])
+    assert smooth_l1_loss(SOURCE, TARGET).tolist() == pytest.approx([0.5, (0.5 + 1.5) / 2])
+    assert smooth_l1_loss(SOURCE, TARGET, beta=4.0).tolist() == pytest.approx([1 / 8, (1 / 8 + 4 / 8) / 2])
+    assert smooth_l1_loss(SOURCE, TARGET, beta=0.0).tolist() == pytest.approx([1.0, 1.5])
+    powers = [[math.exp(cosine / 0.5) for cosine in row] for row in ([0.6, 0.8], [1.0, 0.0])]
+    there = [-math.log(powers[i][i] / (powers[i][0] + powers[i][1])) for i in range(2)]
+    back = [-math.log(powers[i][i] / (powers[0][i] + powers[1][i])) for i in range(2)]
+    assert infonce_loss(SOURCE, OTHERS, 0.5).tolist() == pytest.approx(there, rel=1e-5)
+    both = infonce_loss(SOURCE, OTHERS, 0.5, symmetric=True).tolist()
+    assert both == pytest.approx([(a + b) / 2 for a, b in zip(there, back, strict=True)], rel=1e-5)
+
+
+def test_the_default_temperature_is_the_published_one():
+    assert TEMPERATURE == 0.07
+    torch.testing.assert_close(infonce_loss(SOURCE, OTHERS), infonce_loss(SOURCE, OTHERS, 0.07))
+    assert not torch.allclose(infonce_loss(SOURCE, OTHERS), infonce_loss(SOURCE, OTHERS, 0.1))
+
+
+def cosine_gradient(u, v):
+    lengths = [side.norm(dim=-1, keepdim=True) for side in (u, v)]
+    cosine = (u * v).sum(-1, keepdim=True) / (lengths[0] * lengths[1])
+    return -(v / lengths[1] - cosine * u / lengths[0]) / lengths[0]
+
+
+GRADIENTS = {
+    "cosine": cosine_gradient,
+    "l2": lambda u, v: (u - v) / (u - v).norm(dim=-1, keepdim=True),
+    "mse": lambda u, v: 2 * (u - v) / u.shape[-1],
+    "smooth_l1": lambda u, v: (u - v).clamp(-1, 1) / u.shape[-1],
+}
+
+
+@pytest.mark.parametrize("name", ON_ITS_OWN)
+def test_each_pair_is_on_its_own_with_the_formulas_gradient_into_both_sides(name):
+    (source, target), distance, formula = sides(5, 6), ON_ITS_OWN[name], GRADIENTS[name]
+    losses = distance(source, target)
+    alone = torch.cat([distance(source[i : i + 1], target[i : i + 1]) for i in range(5)])
+    torch.testing.assert_close(losses, alone)
+    assert alone.unique().numel() == 5
+    losses.sum().backward()
+    torch.testing.assert_close(source.grad, formula(source.detach(), target.detach()))
+    torch.testing.assert_close(target.grad, formula(target.detach(), source.detach()))
+    assert source.grad.abs().min() > 0
+
+
+def slow_infonce(source, target, temperature, symmetric):
+    """The definition, pair by pair, in float64."""
+    source, target = source.double(), target.double()
+
+    def picks(queries, keys, i):
+        logits = torch.stack([F.cosine_similarity(queries[i], key, dim=0) / temperature for key in keys])
+        return logits.logsumexp(0) - logits[i]
+
+    there = torch.stack([picks(source, target, i) for i in range(len(source))])
+    back = torch.stack([picks(target, source, i) for i in range(len(source))])
+    return (there + back) / 2 if symmetric else there
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_infonce_against_its_definition_in_value_and_gradient(symmetric):
+    results = []
+    for loss in (infonce_loss, slow_infonce):
+        source, target = sides(6, 5)
+        values = loss(source, target, 0.3, symmetric)
+        (values * torch.arange(1.0, 7.0)).sum().backward()
+        results.append((values.detach(), source.grad, target.grad))
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow.float(), rtol=1e-4, atol=1e-5)
+        assert fast.abs().min() > 1e-3
+
+
+def test_half_precision_keeps_small_values():
+    """A distance of 0.0014 is 0 in bfloat16."""
+    source, target = torch.tensor([[1.0, 0.053]]).bfloat16(), torch.tensor([[1.0, 0.0]]).bfloat16()
+    assert cosine_loss(source, target).item() == pytest.approx(0.0014, abs=2e-4)
+    assert (1 - F.cosine_similarity(source, target)).item() != pytest.approx(0.0014, abs=2e-4)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_autocast_give_the_float32_of_the_rounded_states(name, dtype):
+    source, target = (side.detach().to(dtype) for side in sides(5, 64))
+    loss = LOSSES[name](source, target)
+    assert loss.dtype == torch.float32 and loss.shape == (5,)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(LOSSES[name](source.float(), target.float()), loss)
+
+
+@every_loss
+def test_zero_states_have_finite_values_and_gradients(name):
+    for other in (torch.zeros(2, 4), torch.full((2, 4), 0.5)):
+        source, target = torch.zeros(2, 4, requires_grad=True), other.requires_grad_()
+        loss = LOSSES[name](source, target)
+        loss.sum().backward()
+        assert loss.isfinite().all() and source.grad.isfinite().all() and target.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "pairs"),
+    [*((loss, 0) for loss in LOSSES.values()), (partial(smooth_l1_loss, beta=0.0), 0)]
+    + [(LOSSES[name], 1) for name in ("infonce", "both_ways")],
+)
+def test_no_pair_and_nothing_to_distinguish_give_zero_that_backpropagates(loss, pairs):
+    source, target = sides(pairs, 4)
+    value = loss(source, target)
+    assert value.shape == (pairs,) and value.dtype == torch.float32 and value.sum() == 0
+    value.sum().backward()
+    assert torch.equal(source.grad, torch.zeros(pairs, 4)) and torch.equal(target.grad, torch.zeros(pairs, 4))
+
+
+# Vectors made of states: v0 = h2 - h1, v1 = 2 h0 + h2 - 4 h3, v2 nothing, v3 = h1 / 2
+
+STATES = [[1.0, 2.0], [3.0, 5.0], [10.0, 20.0], [0.5, 0.25]]
+POSITION = torch.tensor([2, 1, 0, 2, 3, 1], dtype=torch.int32)
+COEFFICIENT = torch.tensor([1.0, -1.0, 2.0, 1.0, -4.0, 0.5])
+PAIR = torch.tensor([0, 0, 1, 1, 1, 3], dtype=torch.int32)
+
+
+def test_combine_by_hand_with_gradient():
+    states = torch.tensor(STATES, requires_grad=True)
+    vectors = combine(states, POSITION, COEFFICIENT, PAIR, 4)
+    assert vectors.tolist() == [[7.0, 15.0], [10.0, 23.0], [0.0, 0.0], [1.5, 2.5]]
+    (vectors * torch.tensor([[1.0, 10.0], [2.0, 20.0], [7.0, 70.0], [3.0, 30.0]])).sum().backward()
+    assert states.grad.tolist() == [[4.0, 40.0], [-1 + 1.5, -10 + 15.0], [1 + 2.0, 10 + 20.0], [-8.0, -80.0]]
+
+
+def test_combine_adds_bfloat16_states_in_float32():
+    """256 + 1 is 256 in bfloat16: once in a vector, once in the gradient of a state that many terms read."""
+    states = torch.tensor([[256.0], [1.0]], dtype=torch.bfloat16, requires_grad=True)
+    vectors = combine(states, torch.tensor([0, 1]), torch.ones(2), torch.tensor([0, 0]), 1)
+    assert vectors.dtype == torch.float32 and vectors.tolist() == [[257.0]]
+    zeros = torch.zeros(65, dtype=torch.int64)
+    combine(states, zeros, torch.tensor([256.0] + [1.0] * 64), zeros, 1).sum().backward()
+    assert states.grad.dtype == torch.bfloat16 and states.grad.tolist() == [[320.0], [0.0]]
+
+
+def test_turning_angle_by_hand():
+    source = torch.tensor([[2.0, 0.0], [3.0, 0.0], [1.0, 1.0], [1.0, 2.0], [0.0, 1.0]])
+    target = torch.tensor([[5.0, 0.0], [0.0, 0.1], [-2.0, -2.0], [-2.0, 1.0], [1.0, math.sqrt(3)]])
+    expected = [0.0, math.pi / 2, math.pi, math.pi / 2, math.pi / 6]
+    assert turning_angle(source, target).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_turning_angle_equals_the_arc_cosine_in_value_and_gradient():
+    source, target = (side.detach().double().requires_grad_() for side in sides(50, 8))
+    plain, angle = torch.acos(torch.cosine_similarity(source, target, dim=-1)), turning_angle(source, target)
+    torch.testing.assert_close(angle, plain.float())
+    expected = torch.autograd.grad(plain.sum(), (source, target))
+    for ours, theirs in zip(torch.autograd.grad(angle.sum(), (source, target)), expected, strict=True):
+        assert theirs.abs().max() > 0.1
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_small_angle_is_not_rounded_to_zero():
+    """The cosine of 1e-4 is 1 in float32."""
+    source, target = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1e-4]], requires_grad=True)
+    assert torch.acos(torch.cosine_similarity(source, target).clamp(-1, 1)).item() == 0.0
+    angle = turning_angle(source, target)
+    assert angle.item() == pytest.approx(1e-4, rel=1e-5)
+    angle.sum().backward()
+    assert target.grad.tolist()[0] == pytest.approx([-1e-4, 1.0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ([1.0, 2.0], [2.0, 4.0], 0.0),
+        ([1.0, 2.0], [-1.0, -2.0], math.pi),
+        ([0.0, 0.0], [1.0, 2.0], math.pi / 2),
+        ([0.0, 0.0], [0.0, 0.0], math.pi / 2),
+        ([1e-30, 0.0], [1.0, 2.0], math.pi / 2),
+    ],
+)
+def test_gradients_are_zero_where_the_angle_has_none(source, target, expected):
+    vectors = torch.tensor([[source], [target]], requires_grad=True)
+    angle = turning_angle(vectors[0], vectors[1])
+    assert angle.item() == pytest.approx(expected, abs=1e-6)
+    angle.sum().backward()
+    assert vectors.grad.isfinite().all() and vectors.grad.abs().max() < 1e-6
