@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from stepjepa.cli.main import COMMANDS, main
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 
 
 @pytest.fixture

@@ -367,7 +367,7 @@ def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
     from stepjepa.data.prepare import PrepareOptions
     from stepjepa.evaluation.options import EvaluateOptions
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.run_options import RunOptions
+    from stepjepa.training.options import RunOptions
 
     rows, out = str(home / "rows.jsonl"), in_folder(folder, "out.jsonl", rng)
     kind = rng.randrange(8)

@@ -11,8 +11,7 @@ from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from support.answers import write
 from support.rows import step_rows
 

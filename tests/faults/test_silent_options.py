@@ -17,9 +17,8 @@ from stepjepa.study.reading import read_options
 from stepjepa.study.records import StudyRunFolder, write_plan
 from stepjepa.study.spec import StudyOptions, all_runs
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.notes import run_options_unread
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import JEPAOptions, RunOptions
+from stepjepa.training.summary import run_options_unread
 from support.answers import TEST, write
 
 STUDY = """\

@@ -46,9 +46,9 @@ class _Mismatch(Exception):
     """This alternative of a type does not accept the value; another may."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The member of `known` that looks most like `name`, or None if there are none at all."""
-    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.0)
+def nearest(name: str, known: Iterable[str], alike: float = 0.0) -> str | None:
+    """The member of `known` that looks most like `name`, None where none does by `alike`, from 0 (any) to 1 (the same)."""
+    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=alike)
     return matches[0] if matches else None
 
 
@@ -250,7 +250,5 @@ def _describe_member(hint: Any) -> str:
 
 def _suggestion(members: list[Any], given: Any) -> str:
     words = [str(choice) for member in members for choice in choices_of(member) or ()]
-    if not isinstance(given, str) or not words:
-        return ""
-    close = difflib.get_close_matches(given.lower(), words, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = nearest(given, words, 0.6) if isinstance(given, str) else None
+    return f"; did you mean {close!r}?" if close else ""

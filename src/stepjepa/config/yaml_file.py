@@ -92,7 +92,7 @@ def read_yaml(path: str | os.PathLike[str]) -> list[Entry]:
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(
                 f"{path}:{_line(root)}: expected a mapping of option names to values, such as "
-                f"'learning_rate: 2e-5', got {_kind(root)}"
+                f"'name: value', got {_kind(root)}"
             )
         return list(_entries(loader, root, path))
     except yaml.YAMLError as error:

@@ -28,8 +28,7 @@ from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, element_hash, script_json, write_page
 from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, short
 from stepjepa.report.reading import Found, Reader, Run, Study, geometry_record, number, read_folders, table, written
-from stepjepa.training.options import JEPAOptions, not_read
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, not_read
 from stepjepa.utils.text import scaled
 from stepjepa.version import __version__
 
