@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import StrictParser, build
 from stepjepa.config.spellings import published
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
@@ -140,4 +140,4 @@ def test_every_published_flag_is_known():
     parser = StrictParser((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig))
     assert not [flag for flag in flags if flag not in parser.options and flag not in parser.aliases]
     for command in COMMANDS.values():
-        parser.parse([*command.split(), "--use_cpu"])
+        build((RunOptions, JEPAConfig), parser.values([*command.split(), "--use_cpu"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 
@@ -38,7 +37,6 @@ class Options:
     color_name: Color | str = "blue"
     seen: str | bool = "no"
     space: Union[str, None, Literal[False]] = None  # noqa: UP007
-    folder: Path | None = None
     level: str = field(default="info", metadata={"choices": ["info", "debug"]})
     plugin: Options | None = None
     derived: int = field(default=0, init=False)
@@ -46,8 +44,8 @@ class Options:
 
 @dataclass
 class Trainer:
-    output_dir: str
-    verbose: bool
+    output_dir: str = "o"
+    verbose: bool = False
     per_device_train_batch_size: int = 8
     max_steps: int = field(default=-1, metadata={"aliases": ["--steps"]})
     debug: str = ""

@@ -21,7 +21,6 @@ from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.run_folder import RunFolder
-from stepjepa.utils.files import write_manifest
 from support.rows import step_rows
 from support.training import STEPS, Options, logs_of, trainer_for
 
@@ -101,6 +100,8 @@ def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
         for _ in range(2)
     )
     whole.train()
+    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+        trainer_for(tmp_path / "empty", tokenizer).train(resume_from_checkpoint=True)
     shutil.rmtree(tmp_path / "out" / "checkpoint-6")
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 6
@@ -118,30 +119,6 @@ def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
     if encoders[0] is not None:
         for name, shadow in encoders[0].shadow.items():
             assert torch.equal(encoders[1].shadow[name], shadow), name
-
-
-def test_predictors_and_shadows_of_the_checkpoint_matter(tmp_path, tokenizer):
-    """The test above can fail: with the rows and head or the shadows of another checkpoint the run ends elsewhere."""
-    options = {**STEPS, "target_encoder": "ema", "predictor_head": "mlp", "ema_momentum_end": 0.9, "ema_momentum": 0.5}
-    options |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
-
-    def made():
-        return trainer_for(tmp_path, tokenizer, peft=lora_config(4, dropout=0.0), **options)
-
-    whole = made()
-    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
-        whole.train(resume_from_checkpoint=True)
-    whole.train()
-    early, late = (tmp_path / "out" / f"checkpoint-{step}" for step in (1, 3))
-    for forgotten in ("predictors.safetensors", "target_encoder.safetensors"):
-        own = (late / forgotten).read_bytes()
-        (late / forgotten).write_bytes((early / forgotten).read_bytes())
-        write_manifest(late)
-        resumed = made()
-        resumed.train(resume_from_checkpoint=str(late))
-        assert logs_of(resumed)[:3] == logs_of(whole)[:3]
-        assert logs_of(resumed)[3]["jepa_loss"] != logs_of(whole)[3]["jepa_loss"]
-        (late / forgotten).write_bytes(own)
 
 
 @pytest.mark.parametrize("peft", [False, True], ids=["full_ema", "lora"])

@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
-from stepjepa.objectives.base import random_target
 from stepjepa.training.trainer import JEPATrainer
 from support import training
 from support.models import tiny_model
@@ -170,22 +169,6 @@ def test_embeddings_of_the_target_learn_through_the_target_alone(
         reached[target_grad] = norms[letters(trainer, tokenizer, target)]
     assert (reached[True] > 0).all()
     assert (reached[False] == 0).all()
-
-
-def test_a_random_target_has_no_gradient(tmp_path, tokenizer):
-    found = []
-    for target_grad in (True, False):
-        options = {**STANDALONE, "predictors": 1, "gamma": 0.0, "control": "random"}
-        trainer = trainer_for(tmp_path, tokenizer, rows=[ROW], target_grad=target_grad, **options)
-        found.append(gradients(trainer))
-        norms = found[-1][EMBEDDING].norm(dim=-1)
-        assert (norms[letters(trainer, tokenizer, "bcd")] > 0).all()
-        assert (norms[letters(trainer, tokenizer, "fghjklmno")] == 0).all()
-        batch = batch_of(trainer)
-        output = trainer.model(batch=batch)
-        expected = 1 - torch.cosine_similarity(output.source_states, random_target(32, 42, torch.device("cpu"))[None])
-        assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.mean().item(), rel=1e-5)
-    torch.testing.assert_close(flat(found[0]), flat(found[1]))
 
 
 def test_a_tube_behind_a_layer_stops_there(tmp_path, tokenizer):

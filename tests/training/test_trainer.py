@@ -9,12 +9,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from stepjepa.data.sources import texts_of
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
-from support.encoding import views_of
 from support.rows import step_rows
 from support.training import STEPS, batch_of, logs_of, name_of, trainer_for
 
@@ -164,39 +163,3 @@ def test_what_takes_no_mask_falls_back_to_two_pass(tmp_path, tokenizer, caplog):
     trainer.args._n_gpu = 2
     with pytest.raises(ConfigError, match="torchrun"):
         JEPATrainer(trainer.model, trainer.args, step_rows(4), processing_class=tokenizer)
-
-
-# Rows
-
-
-def test_no_pair_at_all_is_an_error(tmp_path, tokenizer):
-    rows = [{"question": "Hello?", "answer": "One step."}] * 3
-    with pytest.raises(DataError, match="no example has a pair for step_jepa"):
-        trainer_for(tmp_path, tokenizer, rows=rows, **STEPS)
-
-
-TEXTS = ["Start with 7. Add 2. We have 9.", "The answer is 12.", "Add 3. Add 4. Add 5. The answer is 12. We have 12."]
-
-
-def text_ids(tokenizer, text: str) -> list[int]:
-    return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-
-
-@pytest.mark.parametrize(("kind", "objective"), [("text", "split"), ("input_ids", "regular")])
-def test_plain_text_and_token_ids(tmp_path, tokenizer, kind, objective):
-    streams = [text_ids(tokenizer, text) for text in TEXTS]
-    rows = [{"text": text} for text in TEXTS] if kind == "text" else [{"input_ids": ids} for ids in streams]
-    options = {"objective": objective, **({"split_ratio": 0.4} if objective == "split" else {})}
-    trainer = trainer_for(tmp_path, tokenizer, rows, **options)
-    store = trainer.train_dataset.store
-    assert [example.input_ids.tolist() for example in store] == streams
-    assert [example.label_spans for example in store] == [((1, len(ids)),) for ids in streams]
-    for example, ids in zip(store, streams, strict=True) if objective == "split" else ():
-        cut, (view,) = int(len(ids) * 0.4), views_of(example)
-        assert view.end == cut - 1 and (view.start, view.stop) == (cut, len(ids))
-        assert example.segments[-1].ids.tolist() == ids[cut:]
-    trainer.train()
-    labels = sum(len(ids) - 1 for ids in streams)
-    assert len(batch_of(trainer).label_ids) == labels and trainer.data_reports["train"].labelled_tokens == labels
-    pairs = [log.get("num_pairs") for log in logs_of(trainer)]
-    assert pairs == ([3, 3] if objective == "split" else [None, None])

@@ -60,8 +60,6 @@ class StrictParser:
         positional: fields that free words fill, in this order; those that a flag gives are passed over. One that takes
             several values takes all free words.
         headings: groups of options that the help shows, in this order; by default all.
-
-    After `parse`, `explicit` holds the names of the fields that a flag or the YAML file has set.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class StrictParser:
         paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
         self.prog, self.description, self.epilog = paragraphs[0], " ".join(paragraphs[1:-1]), paragraphs[-1]
         self.positional, self.headings = tuple(positional), tuple(headings)
-        self.explicit: set[str] = set()
         self.options: dict[str, Option] = {}
         self._brought: set[str] = set()
         self.aliases: dict[str, Alias] = {_plain(name): target for name, target in (aliases or {}).items()}
@@ -87,26 +84,15 @@ class StrictParser:
             self.options[name] = option
             for spelling in option.aliases:
                 self.aliases.setdefault(_plain(spelling), name)
-        for name, target in self.aliases.items():
-            for field, value in alias_settings(target):
-                if field not in self.options:
-                    raise ValueError(f"alias {name!r} leads to {field!r}, which is no field of {self.dataclass_types}")
-                if value is not None:
-                    self.options[field].read(value)
 
-    def parse(self, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-        """Instances of the dataclasses, in their order. `argv` is `sys.argv[1:]` if None.
+    def values(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The values of the fields that a flag or the YAML file sets; `build` makes dataclasses of them.
 
         Raises:
-            ConfigError: for everything that the user can mend; values that a dataclass's own checks refuse with a
-                ValueError or OSError included.
+            ConfigError: for everything that the user can mend.
             SystemExit: with code 0, after printing the help for `--help`.
         """
-        return build(self.dataclass_types, self.values(argv))
-
-    def values(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
-        """The values of the fields that a flag or the YAML file sets; fails and exits as `parse`."""
-        argv = list(sys.argv[1:] if argv is None else argv)
+        argv = list(argv)
         for option in [one for one in self.options.values() if one.brings]:
             self.take_up(option.name, _written(argv, option.name))
         config, flags = self._split(argv)
@@ -114,13 +100,6 @@ class StrictParser:
         if config is not None:
             given.update(_merge(s for entry in read_yaml(config) for s in self._from_yaml(config, entry)))
         given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
-        carriers = {one.brings[0] for one in self.options.values() if one.brings and self._brought & set(given)}
-        self.explicit = set(given) | carriers
-        required = [o.name for o in self.options.values() if o.default is MISSING and o.hint is not bool]
-        missing = [name for name in required if name not in given]
-        if missing:
-            names = " and ".join("--" + name for name in missing)
-            raise ConfigError(f"{names} must be given, as a flag or in the --config file")
         return carried(self.options, {name: setting.value for name, setting in given.items()})
 
     def take_up(self, name: str, value: Any) -> None:
@@ -289,7 +268,7 @@ class StrictParser:
 
 
 def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Instances of dataclasses out of values by name; a bool without a default is off.
+    """Instances of dataclasses out of values by name.
 
     Raises:
         ConfigError: a name that none of them has, or values that their own checks refuse.
@@ -299,10 +278,9 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; did you mean {nearest(name, known)!r}?")
-    off = {name: False for name, one in known.items() if one.default is MISSING and one.hint is bool}
     try:
         return tuple(
-            dtype(**{name: one for name, one in {**off, **values}.items() if name in options_of(dtype)})
+            dtype(**{name: one for name, one in values.items() if name in options_of(dtype)})
             for dtype in dataclass_types
         )
     except (ValueError, OSError) as error:
