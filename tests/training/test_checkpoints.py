@@ -123,17 +123,13 @@ def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
 
 @pytest.mark.parametrize("peft", [False, True], ids=["full_ema", "lora"])
 def test_the_best_model_is_loaded_with_all_that_belongs_to_it(tmp_path, tokenizer, peft):
-    options = {} if peft else {"target_encoder": "ema", "ema_momentum": 0.5, "ema_momentum_end": 0.5}
-    options |= {
-        "predictor_head": "mlp",
-        "max_steps": 3,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "eval_lm_loss",
-    }
+    ema = {"target_encoder": "ema", "ema_momentum": 0.5, "ema_momentum_end": 0.5}
+    options = {"predictor_head": "mlp"} if peft else ema
+    options |= {"max_steps": 3, "load_best_model_at_end": True, "metric_for_best_model": "eval_lm_loss"}
     options |= {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     # The first is taken for the best, so that the best is not the last.
     options |= {"peft": lora_config(4, dropout=0.0) if peft else None, "greater_is_better": True}
-    trainer = trainer_for(tmp_path, tokenizer, eval_rows=step_rows(5), predictor_head="mlp", **STEPS, **options)
+    trainer = trainer_for(tmp_path, tokenizer, eval_rows=step_rows(5), **STEPS, **options)
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
     first, *_, last = [log["eval_jepa_loss"] for log in trainer.state.log_history if "eval_jepa_loss" in log]
@@ -147,13 +143,7 @@ def test_the_best_model_is_loaded_with_all_that_belongs_to_it(tmp_path, tokenize
 @pytest.mark.parametrize("kind", ["full", "merged", "adapter"])
 def test_the_final_model_is_plain_and_the_predictors_are_next_to_it(tmp_path, tokenizer, kind):
     peft = None if kind == "full" else lora_config(4, dropout=0.0)
-    options = {
-        "predictor_head": "mlp",
-        "target_encoder": "ema",
-        "predictors": 2,
-        "merge_lora": kind == "merged",
-        "max_steps": 1,
-    }
+    options = {"predictor_head": "mlp", "target_encoder": "ema", "predictors": 2, "merge_lora": kind == "merged"}
     trainer = trainer_for(tmp_path, tokenizer, peft=peft, max_steps=1, **STEPS, **options)
     trainer.train()
     final = tmp_path / "final"

@@ -137,7 +137,8 @@ def test_arguments_that_would_be_ignored_are_refused(name, trainer):
 def test_a_stream_finds_its_batch_size(trainer, tmp_path, monkeypatch):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    made = trainer(rows=str(file), streaming=True, auto_find_batch_size=True, max_steps=2, report_to="none")
+    options = {"streaming": True, "shuffle_buffer": 8, "auto_find_batch_size": True, "max_steps": 2}
+    made = trainer(rows=str(file), report_to="none", **options)
     sizes, step = [], made.training_step
 
     def full(model, inputs, *args, **kwargs):
@@ -155,7 +156,7 @@ def test_a_stream_finds_its_batch_size(trainer, tmp_path, monkeypatch):
 def test_torch_compile_runs_to_the_same_numbers(trainer):
     losses = []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
-        made = trainer(objective="step_jepa", max_steps=2, logging_steps=1, **options)
+        made = trainer(objective="step_jepa", logging_steps=1, **options)
         made.train()
         losses.append([entry["lm_loss"] for entry in made.state.log_history if "lm_loss" in entry])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -211,7 +211,7 @@ class ExampleReader:
         if len(stores) > 1:
             from torch.utils.data import ConcatDataset
 
-            store = ConcatDataset(stores)
+            store = ConcatDataset(stores)  # type: ignore[arg-type]
         sizes = [len(one) for one in stores]
         mixture = Mixture.weighted(sizes, weights, args.stopping_strategy) if weights else None
         return DrawnExamples(store, objective_of(args), args.seed, args.jepa_ratio, self.pad_id, mixture)

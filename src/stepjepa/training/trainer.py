@@ -199,7 +199,7 @@ class JEPATrainer(CheckpointedTrainer):
             return super().get_train_dataloader()
         return self.train_dataset.loader(self._train_batch_size, self.data_collator)  # type: ignore[arg-type]
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:  # type: ignore[override]
         self._sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
         return self._sampler
 
@@ -212,7 +212,7 @@ class JEPATrainer(CheckpointedTrainer):
         multiple, window = 1 if args.dataloader_drop_last else examples, examples * args.gradient_accumulation_steps
         return EpochSampler(dataset.mixture, multiple, seed, strategy != "sequential", lengths, window)
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:
+    def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
         return EpochSampler(len(eval_dataset), multiple, self.args.seed, shuffle=False)
 
