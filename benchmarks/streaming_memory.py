@@ -26,7 +26,7 @@ from pathlib import Path
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.reading import ExampleReader
+from stepjepa.training.encoding import ExampleReader
 
 _MIB = 2**20
 _WORDS = "the number of apples in every basket grows by two and three more are given away before noon".split()

@@ -79,7 +79,7 @@ def make_trainer(folder: Path, config: Any) -> Any:
 
 def rows(folder: Path) -> list[str]:
     from stepjepa.training.batches import Draw
-    from stepjepa.training.reading import ExampleReader
+    from stepjepa.training.encoding import ExampleReader
 
     trainer = make_trainer(folder, make_config(folder))
     path, collate = str(write_rows(folder)), trainer.data_collator

@@ -1,6 +1,6 @@
 """Train language models with joint-embedding predictive objectives (JEPA).
 
-Importing the package loads no torch. The names below are imported from their modules when first used.
+Importing the package loads no torch. Its names are imported from their modules when first used.
 """
 
 from __future__ import annotations
@@ -10,62 +10,23 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.api import __all__ as _functions
 from stepjepa.version import __version__
 
 if TYPE_CHECKING:
-    from stepjepa.api import (
-        analyze,
-        check,
-        compare,
-        demo,
-        evaluate,
-        export,
-        generate,
-        inspect,
-        prepare,
-        report,
-        study,
-        train,
-    )
+    from stepjepa.api import *  # noqa: F403
     from stepjepa.inspect.view import RowView, show_row
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.trainer import JEPATrainer
 
-__all__ = [
-    "JEPAConfig",
-    "JEPATrainer",
-    "RowView",
-    "__version__",
-    "analyze",
-    "check",
-    "compare",
-    "demo",
-    "evaluate",
-    "export",
-    "generate",
-    "inspect",
-    "prepare",
-    "report",
-    "show_row",
-    "study",
-    "train",
-]
+__all__ = ["JEPAConfig", "JEPATrainer", "RowView", "__version__", "show_row", *_functions]
 
-_API = "stepjepa.api"
-_LAZY = {
+_HOMES = {
+    **dict.fromkeys(_functions, "stepjepa.api"),
     "JEPAConfig": "stepjepa.training.config",
     "JEPATrainer": "stepjepa.training.trainer",
     "RowView": "stepjepa.inspect.view",
     "show_row": "stepjepa.inspect.view",
-    "analyze": _API,
-    "check": _API,
-    "compare": _API,
-    "demo": _API,
-    "evaluate": _API,
-    "export": _API,
-    "generate": _API,
-    "prepare": _API,
-    "train": _API,
 }
 _PACKAGES = ("inspect", "report", "study")  # with the name of a command
 
@@ -73,10 +34,9 @@ _PACKAGES = ("inspect", "report", "study")  # with the name of a command
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"stepjepa.{name}")
-    module = _LAZY.get(name)
-    if module is None:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
@@ -89,7 +49,7 @@ class _Command(ModuleType):
     """A package with the name of a command, which can be called: ``stepjepa.study(...)`` is `stepjepa.api.study`."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return getattr(import_module(_API), self.__name__.rpartition(".")[2])(*args, **options)
+        return getattr(import_module("stepjepa.api"), self.__name__.rpartition(".")[2])(*args, **options)
 
 
 class _Package(ModuleType):

@@ -7,15 +7,20 @@ Importing this module loads neither torch nor transformers.
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shlex
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepjepa.analysis.options import AnalysisResult
     from stepjepa.data.prepare import PrepareResult
     from stepjepa.evaluation.compare import Analysis, Comparison
     from stepjepa.evaluation.predictions import EvaluationResult
+    from stepjepa.evaluation.run import AnswerScorer
     from stepjepa.generation.solve import GenerationResult
     from stepjepa.inspect.check import check
     from stepjepa.inspect.view import inspect
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from stepjepa.report import ReportResult
     from stepjepa.study.demo import DemoResult
     from stepjepa.study.run import StudyResult
+    from stepjepa.training.config import JEPAConfig
+    from stepjepa.training.options import RunOptions
     from stepjepa.training.run import TrainResult
 
 __all__ = [
@@ -44,7 +51,6 @@ T = TypeVar("T")
 
 # Functions that are public as they are, and their modules.
 _HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view"}
-_LESS_MEMORY = "--per_device_train_batch_size (and raise --gradient_accumulation_steps) or --max_length"
 
 
 def __getattr__(name: str) -> Any:
@@ -77,9 +83,9 @@ def train(**options: Any) -> TrainResult:
     from stepjepa.config.option import Names
     from stepjepa.config.parser import build
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.notes import run_notes
+    from stepjepa.training.options import RunOptions
     from stepjepa.training.run import AGAIN, run_training
-    from stepjepa.training.run_options import RunOptions
+    from stepjepa.training.summary import run_notes
     from stepjepa.utils.failures import explaining
     from stepjepa.utils.terminal import is_main_process, print_text
 
@@ -87,15 +93,20 @@ def train(**options: Any) -> TrainResult:
     if is_main_process():
         for line in run_notes(run, config, options):
             print_text(f"note   {line}")
-    if run.debug_level >= 5 and Names(JEPAConfig).logging_steps not in options:
+    name = Names(JEPAConfig)
+    if run.debug_level >= 5 and name.logging_steps not in options:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
         _show_first_row(run, config)
-    with explaining(_LESS_MEMORY, AGAIN):
-        return run_training(run, config, _answer_scorer(run, config))
+    batch = f"--{name.per_device_train_batch_size} (and raise --{name.gradient_accumulation_steps})"
+    with explaining(f"{batch} or --{name.max_length}", AGAIN):
+        result = run_training(run, config, _answer_scorer(run, config))
+    if result.trainer is None:
+        return result
+    return dataclasses.replace(result, text=f"{result.text}\n{_next_commands(run, result.output_dir)}")
 
 
-def _show_first_row(run: Any, config: Any) -> None:
+def _show_first_row(run: RunOptions, config: JEPAConfig) -> None:
     """Draw the first row; a row that cannot be drawn is a note."""
     from stepjepa.config.option import options_of
     from stepjepa.errors import StepJepaError
@@ -110,21 +121,14 @@ def _show_first_row(run: Any, config: Any) -> None:
         print_text(f"note   the first row cannot be shown: {error}")
 
 
-def _answer_scorer(run: Any, config: Any) -> Any:
-    """What scores answers at every evaluation, None where no metric was given.
-
-    Raises:
-        ConfigError: metrics without a file, or unknown ones.
-    """
-    if not run.eval_metrics:
+def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
+    """What scores answers at every evaluation, None where no metric was given; raises ConfigError for an unknown one."""
+    if not run.eval_metrics or not run.eval_file:
         return None
     from stepjepa.data.sources import RowSource
-    from stepjepa.errors import ConfigError
     from stepjepa.evaluation.run import AnswerScorer
     from stepjepa.training.encoding import pair_columns
 
-    if not run.eval_file:
-        raise ConfigError("--eval_metrics answers the questions of a file; give --eval_file")
     return AnswerScorer(
         RowSource(run.eval_file, run.eval_split),
         run.eval_metrics,
@@ -137,42 +141,38 @@ def _answer_scorer(run: Any, config: Any) -> Any:
     )
 
 
-def export(
-    checkpoint: str | os.PathLike[str],
-    output_dir: str | os.PathLike[str],
-    *,
-    base_model: str | None = None,
-    merge_lora: bool | None = None,
-    keep_predictors: bool = False,
-    overwrite_output_dir: bool = False,
-    trust_remote_code: bool = False,
-) -> Export:
+def _next_commands(run: RunOptions, output: Path) -> str:
+    """What to type after a run."""
+    from stepjepa.config.option import Names
+    from stepjepa.evaluation.options import EvaluateOptions
+
+    name, folder = Names(EvaluateOptions), shlex.quote(str(output))
+    test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
+    what = f"--{name.test_file} {test} --{name.metric} {' '.join(run.eval_metrics or ['exact'])}"
+    return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"
+
+
+def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str], **options: Any) -> Export:
     """Write a checkpoint as the final model of its run: ``stepjepa export``.
 
     Args:
         checkpoint: a run's checkpoint, or the folder of an adapter.
         output_dir: the folder to write.
-        base_model: of an adapter, the folder or Hub id of its base; None for the one that it names.
-        merge_lora: write LoRA merged into the model, or as an adapter; None as its run does.
-        keep_predictors: write the predictor tokens into the vocabulary and tokenizer.
-        overwrite_output_dir: write into a folder that is not empty.
-        trust_remote_code: run model code that comes with the weights.
+        options: the others of ``stepjepa export`` by name, such as ``merge_lora=True``.
 
     Raises:
         ConfigError: the checkpoint cannot be read, or the folder not be written.
     """
+    from stepjepa.config.option import Names
+    from stepjepa.training.options import ExportOptions
+
+    name = Names(ExportOptions)
+    paths = {name.checkpoint: os.fspath(checkpoint), name.output_dir: os.fspath(output_dir)}
+    values = vars(_options(ExportOptions, {**options, **paths}))
     from stepjepa.modeling.export import Export, export_checkpoint
 
-    written = export_checkpoint(
-        checkpoint,
-        output_dir,
-        base_model=base_model,
-        merge_lora=merge_lora,
-        keep_predictors=keep_predictors,
-        overwrite=overwrite_output_dir,
-        trust_remote_code=trust_remote_code,
-    )
-    return Export(str(output_dir), written)
+    overwrite = values.pop(name.overwrite_output_dir)
+    return Export(os.fspath(output_dir), export_checkpoint(**values, overwrite=overwrite))
 
 
 def evaluate(**options: Any) -> EvaluationResult:
@@ -265,11 +265,12 @@ def analyze(**options: Any) -> AnalysisResult:
         StepJepaError: what cannot be used; what an earlier analysis has written is unchanged then.
     """
     from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
-    from stepjepa.config.option import unread_options
+    from stepjepa.config.option import Names, unread_options
     from stepjepa.utils.failures import explaining
 
     checked: AnalyzeOptions | EnergyOptions
-    if options.pop("energy", False):
+    name = Names(AnalyzeOptions)
+    if options.pop(name.energy, False):
         checked = _options(EnergyOptions, options)
         notes = [str(unread) for unread in unread_options(checked, options)]
     else:
@@ -277,7 +278,7 @@ def analyze(**options: Any) -> AnalysisResult:
         notes = checked.unread(options)
     from stepjepa.analysis.run import analyze as run
 
-    with explaining("--batch_size or --max_length", "start the same command again"):
+    with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
         return run(checked, notes)
 
 

@@ -15,6 +15,7 @@ RUNS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_a_real_file(name, tmp_path, shared_dir, capsys):
     file = shared_dir / "data" / name

@@ -7,13 +7,12 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.cli.report import with_folders
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import StrictParser, positional_argument
 from stepjepa.errors import ConfigError
 from stepjepa.report import ReportOptions
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
-from stepjepa.training.run_options import RunOptions
 from support.reports import page_data, write, write_geometry, write_pair, write_run
 from support.rows import step_rows
 
@@ -89,7 +88,7 @@ def test_what_is_no_run(tmp_path, capsys):
 def test_free_words_are_folders(words, folders, rest):
     parser = StrictParser((ReportOptions,))
     expected = ["--folders", *folders.split(), *rest.split()] if folders else rest.split()
-    assert with_folders(parser, words.split()) == expected
+    assert positional_argument(parser, words.split(), "folders") == expected
 
 
 def test_neither_the_help_nor_a_report_loads_torch(tmp_path):

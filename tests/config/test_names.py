@@ -6,11 +6,6 @@ import ast
 import importlib
 from pathlib import Path
 
-import pytest
-
-from stepjepa.config.option import Names
-from stepjepa.training.options import JEPAOptions
-
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -34,9 +29,3 @@ def test_every_name_in_a_message_is_an_option():
         module = importlib.import_module(".".join(path.relative_to(SOURCE).with_suffix("").parts))
         for variable, attribute in names:
             assert getattr(getattr(module, variable), attribute) == attribute, path
-
-
-def test_what_is_no_option_fails():
-    assert Names(JEPAOptions).lbd == "lbd"
-    with pytest.raises(AttributeError, match="no option 'lbdd'"):
-        Names(JEPAOptions).lbdd  # noqa: B018

@@ -60,9 +60,7 @@ def test_a_new_option_appears_by_itself(reference):
     from stepjepa.config.parser import StrictParser
 
     options = make_dataclass("New", [("shiny", str, option("a\tb", "Say <x|y>.", "new things"))])
-    page = reference.command_page(
-        "shine", StrictParser(options, prog="stepjepa shine", epilog="example: stepjepa shine")
-    )
+    page = reference.command_page("shine", StrictParser(options, "stepjepa shine\n\nexample: stepjepa shine"))
     assert "## New things\n" in page and "| `--shiny` | TEXT | `a\\tb` | Say &lt;x\\|y>. |" in page
 
 

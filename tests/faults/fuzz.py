@@ -295,8 +295,8 @@ def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
 
 # The command line, the options that get odd values, and those of them that the command line has or that do harm.
 FLAGS = [
-    ("check {rows} --model_name tiny", "cli.check:CheckOptions", "file eval_file"),
-    ("inspect {rows} --model_name tiny", "cli.inspect:InspectOptions", "file html png"),
+    ("check {rows} --model_name tiny", "inspect.check:CheckOptions", "file eval_file"),
+    ("inspect {rows} --model_name tiny", "inspect.view:InspectOptions", "file html png"),
     ("prepare {rows} --output_file {out}", "data.prepare:PrepareOptions", "file output_file num_proc"),
     (
         "evaluate {run} {rows} --output_file {out} --max_new_tokens 2 --max_examples 1 --metric exact",
@@ -320,7 +320,7 @@ FLAGS = [
     ),
     (
         "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",
-        "training.run_options:RunOptions",
+        "training.options:RunOptions",
         "debug_level",
     ),
 ]

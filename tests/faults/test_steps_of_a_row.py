@@ -267,7 +267,7 @@ def test_several_turns_thoughts_and_introductions(bpe_tokenizer):
 
 def test_files_streams_and_caches_give_the_same_steps(tmp_path, bpe_tokenizer):
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.reading import ExampleReader, Sources
+    from stepjepa.training.encoding import ExampleReader, Sources
 
     own = [chat(NUMBERED, steps=TWO_OF_THREE)] * 3
     files = [write(tmp_path / "own.jsonl", own), write(tmp_path / "items.jsonl", [chat(ITEMS)] * 3)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 
@@ -38,7 +37,6 @@ class Options:
     color_name: Color | str = "blue"
     seen: str | bool = "no"
     space: Union[str, None, Literal[False]] = None  # noqa: UP007
-    folder: Path | None = None
     level: str = field(default="info", metadata={"choices": ["info", "debug"]})
     plugin: Options | None = None
     derived: int = field(default=0, init=False)
@@ -46,8 +44,8 @@ class Options:
 
 @dataclass
 class Trainer:
-    output_dir: str
-    verbose: bool
+    output_dir: str = "o"
+    verbose: bool = False
     per_device_train_batch_size: int = 8
     max_steps: int = field(default=-1, metadata={"aliases": ["--steps"]})
     debug: str = ""
@@ -58,14 +56,6 @@ class Trainer:
             raise ValueError("max_steps must not be 0")
 
 
-def told_apart(value: str) -> dict[str, Any]:
-    if value == "7":
-        raise ValueError("7 is no level")
-    if not value:
-        return {"debug": value}
-    return {"verbosity": value} if value.isdigit() else {"debug": value, "max_steps": 1}
-
-
 ALIASES = {
     "batch_size": "per_device_train_batch_size",
     "step_jepa": ("objective", "step_jepa"),
@@ -73,5 +63,5 @@ ALIASES = {
     "jepa_l2": ("jepa_loss", "l2"),
     "infonce": ("jepa_loss", "infonce"),
     "use_lora": "lora",
-    "debug": told_apart,
+    "debug": {"5": (("verbosity", "5"),), "much": (("verbosity", "9"), ("max_steps", "1"))},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -14,12 +15,13 @@ import sys
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from stepjepa.training.progress import RunDisplay, clock, short
+from stepjepa.cli.main import main
+from stepjepa.training.meter import RunDisplay, clock, short
 from support.rows import step_rows
 
 FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no"
 FLAGS += " --eval_strategy steps --eval_steps 2"
-ESCAPE, HIDE, SHOW = b"\x1b", b"\x1b[?25l", b"\x1b[?25h"
+HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 BAR = re.compile(r"3/3 \S+ +lm \d\.\d{4}  jepa \d\.\d{4}  cos -?\d\.\d{3}  tok/s \d+ +0:\d\d:\d\d taken")
 
 
@@ -70,17 +72,13 @@ def test_a_terminal_shows_one_bar(command):
     assert text.index("0/3") < text.index("\ndone ") < text.index("\nnext ")
 
 
-def test_a_pipe_gets_plain_lines(command):
-    environment = {**ENVIRONMENT, "FORCE_COLOR": "1"}
-    done = subprocess.run([*command, "--max_steps", "3"], capture_output=True, env=environment)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    for stream in (done.stdout, done.stderr):
-        assert ESCAPE not in stream and b"\r" not in stream
-    lines = done.stdout.decode().splitlines()
-    steps = [line for line in lines if line.startswith("step ") and "eval" not in line]
+def test_a_pipe_gets_plain_lines(command, capfd):
+    assert main([*command[3:], "--max_steps", "3"]) == 0
+    said = capfd.readouterr()
+    assert "\x1b" not in said.out + said.err and "\r" not in said.out + said.err
+    steps = [line for line in said.out.splitlines() if line.startswith("step ") and "eval" not in line]
     assert [line.split()[1] for line in steps] == ["1/3", "2/3", "3/3"]
-    form = r"step 3/3  lm \d\.\d{4}  jepa \d\.\d{4}  cos -?\d\.\d{3}  tok/s \d+"
-    assert re.fullmatch(form, steps[2])
+    assert re.fullmatch(r"step 3/3  lm \d\.\d{4}  jepa \d\.\d{4}  cos -?\d\.\d{3}  tok/s \d+", steps[2])
 
 
 def test_ctrl_c_leaves_the_terminal_as_it_was(command):
@@ -90,18 +88,8 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(command):
     assert written.rindex(SHOW) > written.rindex(HIDE)
 
 
-class Terminal:
+class Terminal(io.StringIO):
     """Standard error that says that it is a terminal."""
-
-    def __init__(self):
-        self.written = ""
-
-    def write(self, text):
-        self.written += text
-        return len(text)
-
-    def flush(self):
-        pass
 
     def isatty(self):
         return True
@@ -122,32 +110,27 @@ def terminal(monkeypatch):
     return install
 
 
-def run_steps(view, state, logs):
+LOGS = {"lm_loss": 2.5, "jepa_loss": 0.25, "cosine_similarity": 0.75, "tokens_per_second": 1234.0}
+
+
+def run_a_step(view, state):
     control = TrainerControl()
     view.on_train_begin(None, state, control)
-    for entry in logs:
-        state.global_step += 1
-        view.on_log(None, state, control, logs=entry)
-        view.on_step_end(None, state, control)
+    state.global_step += 1
+    view.on_log(None, state, control, logs=LOGS)
+    view.on_step_end(None, state, control)
     view.on_prediction_step(None, state, control, eval_dataloader=[1, 2])
     view.end_evaluation()
     view.close()
 
 
-LOGS = [{"lm_loss": 2.5, "jepa_loss": 0.25, "cosine_similarity": 0.75, "tokens_per_second": 1234.0}]
-
-
-def test_other_processes_show_nothing(terminal, capsys):
+def test_a_resumed_run_starts_where_it_was_and_other_processes_show_nothing(terminal, capsys):
     shown = terminal()
     for lines in (False, True):
-        run_steps(RunDisplay(lines), TrainerState(max_steps=4, is_world_process_zero=False), LOGS)
-    assert shown.written == "" and capsys.readouterr().out == ""
-
-
-def test_a_resumed_run_starts_where_it_was(terminal, capsys):
-    shown = terminal()
-    run_steps(RunDisplay(), TrainerState(max_steps=9, global_step=5, is_world_process_zero=True), LOGS)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.written)
+        run_a_step(RunDisplay(lines), TrainerState(max_steps=4, is_world_process_zero=False))
+    assert shown.getvalue() == "" and capsys.readouterr().out == ""
+    run_a_step(RunDisplay(), TrainerState(max_steps=9, global_step=5, is_world_process_zero=True))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert "5/9" in text and "6/9" in text and "0/9" not in text
     assert "lm 2.5000  jepa 0.2500  cos 0.750  tok/s 1234" in text
     assert capsys.readouterr().out == "step 6/9  lm 2.5000  jepa 0.2500  cos 0.750  tok/s 1234\n"  # no terminal there
@@ -169,8 +152,8 @@ def test_what_others_print_stands_above_the_bar(terminal):
     finally:
         logger.removeHandler(handler)
     # The bar's line is cleared before, and it is drawn again below.
-    assert re.search(r"\r\x1b\[2K(\x1b\[[0-9;]*m)*beware", shown.written)
-    assert "0/3" in shown.written.partition("beware")[2]
+    assert re.search(r"\r\x1b\[2K(\x1b\[[0-9;]*m)*beware", shown.getvalue())
+    assert "0/3" in shown.getvalue().partition("beware")[2]
 
 
 @pytest.mark.parametrize(("variable", "value"), [("TERM", "dumb"), ("TTY_COMPATIBLE", "0"), ("TERM", "xterm")])
@@ -179,7 +162,5 @@ def test_where_there_is_a_bar(terminal, monkeypatch, variable, value):
     terminal()
     assert RunDisplay().has_bar == (value == "xterm") and not RunDisplay(disable_tqdm=True).has_bar
 
-
-def test_a_log_entry_in_one_line():
     assert short({"lm_loss": 1.23456, "eval_gsm8k": 0.5, "epoch": 1.0}, ["gsm8k"]) == "lm 1.2346  gsm8k 0.500"
     assert clock(3725.4) == "1:02:05"

@@ -7,11 +7,8 @@ import sys
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.errors import ConfigError
 from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.modeling.load import load_model
-from stepjepa.training.config import JEPAConfig
-from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows
 
 FLAGS = "--model_name tiny --regular --max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2 --batch_size 2"
@@ -27,20 +24,6 @@ def test_the_means_are_those_of_all_processes(tokenizer):
     assert parts[5] == dict.fromkeys(whole, (0.0, 0)), "more processes than questions"
     for name, (total, number) in whole.items():
         assert (sum(part[name][0] for part in parts), sum(part[name][1] for part in parts)) == (total, number)
-
-
-def test_the_scores_are_metrics_of_the_evaluation(tmp_path, tokenizer):
-    asked = []
-
-    def score(model, tokenizer, process, processes):
-        asked.append((model.training, process, processes))
-        return {"exact": (3.0, 4), "never": (0.0, 0)}
-
-    config = JEPAConfig(output_dir=str(tmp_path), objective="regular", max_steps=2, disable_tqdm=True)
-    model = load_model("tiny", tokenizer, seed=1)
-    trainer = JEPATrainer(model, config, step_rows(8), step_rows(4), tokenizer, score_answers=score)
-    metrics = trainer.evaluate()
-    assert metrics["eval_exact"] == 0.75 and "eval_never" not in metrics and asked == [(False, 0, 1)]
 
 
 @pytest.fixture
@@ -76,7 +59,7 @@ def test_two_processes(files):
     [
         ("--eval_metrics exact", "--eval_metrics answers the questions of a file; give --eval_file"),
         ("--eval_file FILE --eval_metrics exakt", "did you mean 'exact'"),
-        ("--eval_file FILE --eval_metrics answer_nll", "computed anyway"),
+        ("--eval_file FILE --eval_metrics answer_nll", "leave it out"),
         ("--eval_file FILE --eval_metrics exact --eval_samples 0", "eval_samples is 0"),
     ],
 )
@@ -85,8 +68,3 @@ def test_what_cannot_be_scored(files, capsys, flags, said):
     words = f"train --train_file {files}/train.jsonl --model_name tiny --output_dir {files}/no {flags}"
     assert main(words.split()) == 2
     assert said in capsys.readouterr().err and not (files / "no").exists()
-
-
-def test_a_scorer_needs_a_metric_that_generates():
-    with pytest.raises(ConfigError, match="leave it out"):
-        AnswerScorer([], ["answer_nll"])

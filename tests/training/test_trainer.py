@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import datasets
 import pytest
 import torch
@@ -11,13 +9,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from stepjepa.data.sources import texts_of
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.meter import collapse_signs
 from stepjepa.training.trainer import JEPATrainer
-from support.encoding import views_of
 from support.rows import step_rows
 from support.training import STEPS, batch_of, logs_of, name_of, trainer_for
 
@@ -28,17 +24,16 @@ def weights(model):
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("objective", ["step_jepa", "llm_jepa"])
-@pytest.mark.parametrize("predictors", [0, 2])
+@pytest.mark.parametrize(("objective", "predictors"), [("step_jepa", 2), ("llm_jepa", 0)])
 def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, objective, predictors):
     given = {"objective": objective, "predictors": predictors}
     results = []
     for options in ({"objective": "regular"}, {**given, "lbd": 0.0}, {**given, "lbd": 0.5}):
-        trainer = trainer_for(tmp_path, tokenizer, **{"max_steps": 4, **options})
+        trainer = trainer_for(tmp_path, tokenizer, **{"max_steps": 3, **options})
         trainer.train()
         results.append((weights(trainer.model), [log["loss"] for log in logs_of(trainer)]))
     (regular, regular_losses), (zero, zero_losses), (other, _) = results
-    assert regular_losses == zero_losses and len(zero_losses) == 4 and regular.keys() == zero.keys()
+    assert regular_losses == zero_losses and len(zero_losses) == 3 and regular.keys() == zero.keys()
     assert all(torch.equal(value, zero[name]) for name, value in regular.items())
     assert not torch.equal(other["model.norm.weight"], regular["model.norm.weight"]), "the test can fail"
 
@@ -56,13 +51,7 @@ def test_an_adapter_begins_with_the_seed_alone(tmp_path, tokenizer):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"objective": "regular"},
-        STEPS,
-        {**STEPS, "regularizer": "vicreg", "target_encoder": "ema"},
-        TUBE,
-        {"objective": "split"},
-    ],
+    [{"objective": "regular"}, {**STEPS, "regularizer": "vicreg", "target_encoder": "ema"}, TUBE],
     ids=name_of,
 )
 def test_log_and_evaluation(tmp_path, tokenizer, options):
@@ -108,7 +97,7 @@ def test_evaluation_is_the_same_for_every_batch_size_and_for_rows(tmp_path, toke
     assert trainer.evaluate(rows)["eval_loss"] == values[-1]["eval_loss"]
 
 
-@pytest.mark.parametrize("options", [{"objective": "llm_jepa"}, STEPS, {**STEPS, "target_grad": False}], ids=name_of)
+@pytest.mark.parametrize("options", [{"objective": "llm_jepa"}, {**STEPS, "target_grad": False}], ids=name_of)
 def test_shuffled_targets_are_those_of_other_examples(tmp_path, tokenizer, options):
     plain, shuffled = (trainer_for(tmp_path, tokenizer, control=c, **options) for c in ("none", "shuffled"))
     owner = [number for number, example in enumerate(plain.train_dataset.store) for _ in example.pairs]
@@ -127,25 +116,19 @@ def test_where_no_other_example_has_a_pair_no_target_is_shuffled(tmp_path, token
     rows = sorted(step_rows(12), key=lambda row: row["messages"][1]["content"].count("\n\n"))
     rows = [*rows[:2], *rows[-4:]]  # the first two have no pair
     options = {"control": "shuffled", "train_sampling_strategy": "sequential", "predictor_head": "mlp", **STEPS}
-    for target_grad in (True, False):
-        trainer = trainer_for(tmp_path, tokenizer, rows, 3, target_grad=target_grad, **options)
-        trainer.train()
-        assert [log["num_pairs"] for log in logs_of(trainer)] == [0, 9]
+    trainer = trainer_for(tmp_path, tokenizer, rows, 3, **options)
+    trainer.train()
+    assert [log["num_pairs"] for log in logs_of(trainer)] == [0, 9]
 
 
 def test_data_loader_workers_give_the_same_run(tmp_path, tokenizer):
     losses = []
     for workers in (0, 2):
-        options = {"dataloader_num_workers": workers, "jepa_ratio": 0.5, "max_steps": 8, **STEPS}
+        options = {"dataloader_num_workers": workers, "jepa_ratio": 0.5, "max_steps": 4, **STEPS}
         trainer = trainer_for(tmp_path, tokenizer, **options)
         trainer.train()
         losses.append([log["loss"] for log in logs_of(trainer)])
-    assert losses[0] == losses[1] and len(losses[0]) == 8
-
-
-def test_states_that_are_not_finite_do_not_stop_the_log():
-    numbers = collapse_signs([torch.full((4, 8), float("nan"))])
-    assert numbers.keys() == {"target_std", "effective_rank"} and all(map(math.isnan, numbers.values()))
+    assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
 # Models
@@ -172,94 +155,11 @@ def test_a_preset_is_made_with_a_tokenizer_of_the_data(tmp_path, tokenizer):
         JEPATrainer("tinny", config, rows)
 
 
-# GPT-Neo's local attention goes by the index in the row, where a branch is not next to its source.
-NEO = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16}
-
-
-@pytest.mark.parametrize(("kind", "sizes"), [("BloomConfig", {"n_layer": 2, "n_head": 4}), ("GPTNeoConfig", NEO)])
-def test_what_takes_no_mask_falls_back_to_two_pass(tmp_path, tokenizer, caplog, kind, sizes):
-    config = getattr(transformers, kind)(vocab_size=len(tokenizer), hidden_size=32, **sizes)
-    trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), **STEPS)
+def test_what_takes_no_mask_falls_back_to_two_pass(tmp_path, tokenizer, caplog):
+    config = transformers.BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4)
+    trainer = trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), max_steps=1, **STEPS)
     assert trainer.setup.forward == "two_pass" and "two_pass, because" in caplog.text
-    assert trainer.train().global_step == 2
-    with pytest.raises(ConfigError, match="use forward two_pass"):
-        trainer_for(tmp_path, tokenizer, model=AutoModelForCausalLM.from_config(config), forward="packed", **STEPS)
-
-
-def test_several_gpus_in_one_process_are_refused(tmp_path, tokenizer):
-    config = JEPAConfig(output_dir=str(tmp_path), objective="regular")
-    config._n_gpu = 2
+    assert trainer.train().global_step == 1
+    trainer.args._n_gpu = 2
     with pytest.raises(ConfigError, match="torchrun"):
-        JEPATrainer(load_model("tiny", tokenizer), config, step_rows(4), processing_class=tokenizer)
-
-
-# Rows
-
-
-def test_no_pair_at_all_is_an_error(tmp_path, tokenizer):
-    rows = [{"question": "Hello?", "answer": "One step."}] * 3
-    with pytest.raises(DataError, match="no example has a pair for step_jepa"):
-        trainer_for(tmp_path, tokenizer, rows=rows, **STEPS)
-
-
-TEXTS = ["Start with 7. Add 2. We have 9.", "The answer is 12.", "Add 3. Add 4. Add 5. The answer is 12. We have 12."]
-
-
-def text_ids(tokenizer, text: str) -> list[int]:
-    return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-
-
-@pytest.mark.parametrize("kind", ["text", "input_ids"])
-@pytest.mark.parametrize("objective", ["split", "regular"])
-def test_plain_text_and_token_ids(tmp_path, tokenizer, kind, objective):
-    streams = [text_ids(tokenizer, text) for text in TEXTS]
-    rows = [{"text": text} for text in TEXTS] if kind == "text" else [{"input_ids": ids} for ids in streams]
-    options = {"objective": objective, **({"split_ratio": 0.4} if objective == "split" else {})}
-    trainer = trainer_for(tmp_path, tokenizer, rows, **options)
-    store = trainer.train_dataset.store
-    assert [example.input_ids.tolist() for example in store] == streams
-    assert [example.label_spans for example in store] == [((1, len(ids)),) for ids in streams]
-    for example, ids in zip(store, streams, strict=True) if objective == "split" else ():
-        cut, (view,) = int(len(ids) * 0.4), views_of(example)
-        assert view.end == cut - 1 and (view.start, view.stop) == (cut, len(ids))
-        assert example.segments[-1].ids.tolist() == ids[cut:]
-    trainer.train()
-    labels = sum(len(ids) - 1 for ids in streams)
-    assert len(batch_of(trainer).label_ids) == labels and trainer.data_reports["train"].labelled_tokens == labels
-    pairs = [log.get("num_pairs") for log in logs_of(trainer)]
-    assert pairs == ([3, 3] if objective == "split" else [None, None])
-
-
-def test_long_text_is_cut_into_blocks_that_each_have_a_pair(tmp_path, tokenizer):
-    text = " ".join(TEXTS) + " We have 12."
-    ids = text_ids(tokenizer, text)
-    trainer = trainer_for(tmp_path, tokenizer, [{"text": text}], objective="split", max_length=16)
-    assert len(ids) % 16 > 3, "a shorter rest has no pair"
-    blocks = [example.input_ids.tolist() for example in trainer.train_dataset.store]
-    assert sum(blocks, []) == ids and len(blocks) > 2 and {len(block) for block in blocks[:-1]} == {16}
-    assert trainer.data_reports["train"].pairs == len(blocks)
-
-
-def test_two_named_columns(tmp_path, tokenizer):
-    rows = [{"from": f"Add {n}.", "to": f"We have {n}.\n\nThe answer is {n}.", "text": "not read"} for n in range(3, 9)]
-    chats = [{"question": row["from"], "answer": row["to"]} for row in rows]
-    for options in ({"objective": "llm_jepa"}, STEPS, {"objective": "semantic_tube"}):
-        named = trainer_for(tmp_path, tokenizer, rows, source_column="from", target_column="to", **options)
-        known = trainer_for(tmp_path, tokenizer, chats, **options)
-        for got, want in zip(named.train_dataset.store, known.train_dataset.store, strict=True):
-            assert got.input_ids.tolist() == want.input_ids.tolist() and got.pairs == want.pairs
-            assert got.view_spans == want.view_spans and got.view_pairs
-
-
-def test_multiple_choice(tmp_path, tokenizer):
-    rows = [{"q": f"Add {n} and 1.", "choices": [f"{n}.", f"It is {n + 1}.", "9."], "label": n % 3} for n in range(6)]
-    rows[4]["label"], rows[5]["label"] = 3, "1"
-    columns = {"source_column": "q", "target_column": "choices", "choice_column": "label"}
-    trainer = trainer_for(tmp_path, tokenizer, rows, objective="llm_jepa", **columns)
-    report = trainer.data_reports["train"]
-    assert (report.rows_kept, report.pairs, dict(report.rows_skipped)) == (5, 5, {"no_such_choice": 1})
-    answers = []
-    for example in trainer.train_dataset.store:
-        (view,) = views_of(example)
-        answers.append(tokenizer.decode(example.trunk[view.start : view.stop]))
-    assert answers == ["0.", "It is 2.", "9.", "3.", "It is 6."]
+        JEPATrainer(trainer.model, trainer.args, step_rows(4), processing_class=tokenizer)

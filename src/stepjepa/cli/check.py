@@ -1,4 +1,10 @@
-"""``stepjepa check``: read a data file, report what is in it and what a model will see of it."""
+"""stepjepa check FILE
+
+Check roles, texts and steps of a data file, and list unusable rows and warnings. With --model_name also report what a
+model will see of it: pairs, truncation, tokens by kind, padding.
+
+example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,7 @@ from stepjepa.utils.terminal import print_drawn, print_json
 
 def run(argv: list[str]) -> int:
     """Check a file; exit status 0 where it can be used."""
-    parser = StrictParser(
-        (CheckOptions,),
-        aliases=published(CheckOptions),
-        positional=("file",),
-        prog="stepjepa check FILE",
-        description="Check roles, texts and steps of a data file, and list unusable rows and warnings. With --model_name "
-        "also report what a model will see of it: pairs, truncation, tokens by kind, padding.",
-        epilog="example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl",
-    )
+    parser = StrictParser((CheckOptions,), __doc__, aliases=published(CheckOptions), positional=("file",))
     values = parser.values(argv)
     as_json = values.pop("json", False)
     report = check(needed_file(values.pop("file", None), "check"), values.pop("model_name", None), **values)

@@ -1,4 +1,9 @@
-"""``stepjepa demo``: train a small model with and without JEPA on built-in data, and compare."""
+"""stepjepa demo
+
+Train a small model with and without the JEPA objective on built-in data, and compare.
+
+example: stepjepa demo --output_dir runs/demo --seed 1
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,5 @@ from stepjepa.utils.terminal import print_text
 
 def run(argv: list[str]) -> int:
     """Run the demo and print its table. Exit status 0."""
-    parser = StrictParser(
-        DemoOptions,
-        prog="stepjepa demo",
-        description="Train a small model with and without the JEPA objective on built-in data, and compare.",
-        epilog="example: stepjepa demo --output_dir runs/demo --seed 1",
-    )
-    print_text(str(demo(**parser.values(argv))))
+    print_text(str(demo(**StrictParser((DemoOptions,), __doc__).values(argv))))
     return 0

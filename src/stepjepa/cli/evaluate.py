@@ -1,32 +1,29 @@
-"""``stepjepa evaluate``: let a model answer the questions of a file and score the answers; look into what it answered."""
+"""stepjepa evaluate RUN TEST_FILE
+
+Let a model answer the questions of a file, and score the answers. Interrupted, the same command resumes. With
+--analyze, look into the predictions of one evaluation, or compare those of two.
+
+example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze
+runs/a/evaluation-test/predictions.jsonl
+"""
 
 from __future__ import annotations
 
 from stepjepa.api import compare, evaluate
 from stepjepa.config.option import Names
-from stepjepa.config.parser import Alias, StrictParser, build
+from stepjepa.config.parser import StrictParser, build
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.utils.terminal import ending, print_json, print_text
 
-# Spellings of the published evaluate_step_jepa that are not field names already.
-_PUBLISHED: dict[str, Alias] = {"model_path": "model_name"}
-_ANALYZE = Names(EvaluateOptions).analyze
+_NAME = Names(EvaluateOptions)
 
 
 def run(argv: list[str]) -> int:
     """Evaluate or analyse. Exit status 0; 130 or 143 where a signal ends it."""
-    parser = StrictParser(
-        (EvaluateOptions,),
-        aliases=_PUBLISHED,
-        positional=("model_name", "test_file"),
-        prog="stepjepa evaluate RUN TEST_FILE",
-        description="Let a model answer the questions of a file, and score the answers. Interrupted, the same command "
-        "resumes. With --analyze, look into the predictions of one evaluation, or compare those of two.",
-        epilog="example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze "
-        "runs/a/evaluation-test/predictions.jsonl",
-    )
-    values = parser.values(argv)
-    if _ANALYZE in values:
+    aliases = {"model_path": _NAME.model_name}  # of the published evaluate_step_jepa
+    positional = (_NAME.model_name, _NAME.test_file)
+    values = StrictParser((EvaluateOptions,), __doc__, aliases=aliases, positional=positional).values(argv)
+    if _NAME.analyze in values:
         return _analyze(*build((EvaluateOptions,), values))
     with ending("evaluate", lambda: "what is done is kept"):
         result = evaluate(**values)

@@ -1,4 +1,10 @@
-"""``stepjepa generate``: solutions from a model, of which those with the right final answer are kept."""
+"""stepjepa generate FILE
+
+Let a model solve the questions of a file, and keep the responses whose final answer is right. What is unsolved is asked
+again, --attempts times in all.
+
+example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl
+"""
 
 from __future__ import annotations
 
@@ -10,14 +16,7 @@ from stepjepa.utils.terminal import ending, print_text
 
 def run(argv: list[str]) -> int:
     """Ask, store, sum up. Exit status 0, also where questions stay unsolved; 130 or 143 where a signal ends it."""
-    parser = StrictParser(
-        (GenerateOptions,),
-        positional=("file",),
-        prog="stepjepa generate FILE",
-        description="Let a model solve the questions of a file, and keep the responses whose final answer is right. What is "
-        "unsolved is asked again, --attempts times in all.",
-        epilog="example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl",
-    )
+    parser = StrictParser((GenerateOptions,), __doc__, positional=("file",))
     values = parser.values(argv)
     with ending("generate", lambda: "what is done is kept"):
         print_text(str(generate(**values)))

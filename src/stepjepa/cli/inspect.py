@@ -1,4 +1,10 @@
-"""``stepjepa inspect``: show rows as the model sees them in training, in the terminal, as a picture or as a page."""
+"""stepjepa inspect FILE
+
+Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The options of training
+mean what they mean for stepjepa train; --predictors 1 2 3 shows several K side by side.
+
+example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,7 @@ from stepjepa.utils.terminal import print_drawn
 
 def run(argv: list[str]) -> int:
     """Draw a row; exit status 0, also for one without a pair."""
-    parser = StrictParser(
-        (InspectOptions,),
-        aliases=published(InspectOptions),
-        positional=("file",),
-        prog="stepjepa inspect FILE",
-        description="Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The "
-        "options of training mean what they mean for stepjepa train; --predictors 1 2 3 shows several K side by side.",
-        epilog="example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2",
-    )
+    parser = StrictParser((InspectOptions,), __doc__, aliases=published(InspectOptions), positional=("file",))
     values = parser.values(argv)
     file, tokenizer = (
         needed_file(values.pop("file", None), "inspect"),

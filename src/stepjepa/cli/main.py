@@ -42,8 +42,8 @@ COMMANDS = {
         "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
     ),
 }
-# What was a command of its own once, and how it is written now.
-RENAMED = {"score": "analyze --energy"}
+# What was a command of its own once, and the command that says how it is written now (`WAS`).
+RENAMED = {"score": "analyze"}
 
 # Of these the user's command is not the cause; the same command may work later.
 _SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -91,7 +91,8 @@ def _dispatch(argv: list[str]) -> int:
         print_text(f"stepjepa {__version__}")
         return 0
     if command in RENAMED:
-        print_error(f"stepjepa: error: {command} is now: {' '.join(['stepjepa', RENAMED[command], *rest])}")
+        now = importlib.import_module(COMMANDS[RENAMED[command]][0]).WAS[command]
+        print_error(f"stepjepa: error: {command} is now: {' '.join(['stepjepa', now, *rest])}")
         return 2
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"

@@ -1,4 +1,10 @@
-"""``stepjepa prepare``: turn raw answers into chat rows with steps."""
+"""stepjepa prepare INPUT
+
+Turn raw questions and answers (GSM8K, generated responses, lines of text, any columns) into chat rows with steps, which
+stepjepa train reads.
+
+example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05
+"""
 
 from __future__ import annotations
 
@@ -21,15 +27,7 @@ def run(argv: list[str]) -> int:
         name = word.partition("=")[0].lstrip("-").replace("-", "_")
         if word.startswith("--") and name in GONE:
             raise ConfigError(f"--{name}: {GONE[name]}")
-    parser = StrictParser(
-        (PrepareOptions,),
-        positional=("file",),
-        prog="stepjepa prepare INPUT",
-        description="Turn raw questions and answers (GSM8K, generated responses, lines of text, any columns) into chat "
-        "rows with steps, which stepjepa train reads.",
-        epilog="example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05",
-    )
-    values = parser.values(argv)
+    values = StrictParser((PrepareOptions,), __doc__, positional=("file",)).values(argv)
     needed_file(values.get("file"), "prepare")
     print_text(str(prepare(**values)))
     return 0

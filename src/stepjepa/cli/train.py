@@ -1,4 +1,9 @@
-"""``stepjepa train``: fine-tune or pre-train a model on a file of chats."""
+"""stepjepa train
+
+Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone.
+
+example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,7 @@ from stepjepa.api import train
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import COMMON, RunOptions, TrainerOptions
+from stepjepa.training.options import COMMON, JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import is_main_process, print_text, show_log
 
 _GROUPS = ("options", "run", "model", "method", "loss", "views", "semantic tube", "data", "lora", "output", COMMON)
@@ -43,12 +47,4 @@ def run(argv: list[str]) -> int:
 
 def parser_of(*dataclass_types: type) -> StrictParser:
     """The parser of the command over these dataclasses."""
-    return StrictParser(
-        dataclass_types,
-        aliases=published(*dataclass_types),
-        headings=_GROUPS,
-        prog="stepjepa train",
-        description="Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone.",
-        epilog="example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 "
-        "--output_dir run",
-    )
+    return StrictParser(dataclass_types, __doc__, aliases=published(*dataclass_types), headings=_GROUPS)

@@ -98,7 +98,7 @@ class Option:
     Attributes:
         name: the field's name.
         hint: its type, resolved.
-        default: the field's default, MISSING if it has none.
+        default: the field's default.
         bare: the value of the flag written without one, MISSING if it needs one.
         choices: named values from the metadata; those of a Literal or Enum are in `hint`.
         own, brings, help, group, aliases, needs, resume, identity, secret, dumped, bounds: see `option`.
@@ -224,12 +224,10 @@ class Option:
     def help_text(self, aliases: Iterable[str]) -> str:
         """The description with other spellings and the default, escaped for argparse."""
         notes = [f"also {', '.join('--' + alias for alias in aliases)}"] if aliases else []
-        if self.default is not MISSING and self.default is not None and self.default not in ("", [], {}):
+        if self.default is not None and self.default not in ("", [], {}):
             default = self.default.value if isinstance(self.default, Enum) else self.default
             blank = isinstance(default, str) and (default.strip() != default or not default.isprintable())
             notes.append(f"default: {default!r}" if blank else f"default: {default}")
-        if self.default is MISSING and self.hint is not bool:
-            notes.append("required")
         return f"{self.help} ({'; '.join(notes)})".strip().replace("%", "%%") if notes else self.help.replace("%", "%%")
 
 

@@ -10,15 +10,16 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Union
 
 from stepjepa.config.option import MISSING, Brings, Option, options_of
-from stepjepa.config.values import BadValue, convert, named_by_file, nearest
+from stepjepa.config.values import BadValue, convert, named_by_file, nearest, show
 from stepjepa.config.yaml_file import Entry, read_yaml
 from stepjepa.errors import ConfigError
 
-Alias = Union[str, "tuple[str, str]", Callable[[str], "dict[str, Any]"]]
+# What another spelling stands for, see `StrictParser`.
+Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]"]
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _BARE = object()  # the value of a flag that was written without one
@@ -29,8 +30,7 @@ _FOOTER = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A value for a field.
 
     Attributes:
@@ -49,38 +49,32 @@ class StrictParser:
 
     Args:
         dataclass_types: a dataclass or several; a field name may occur once among them. See `stepjepa.config.option`.
+        text: of the help, in paragraphs: the command's usage, what it does, an example. The docstring of a command's module.
         aliases: other spellings, without leading dashes, for flags and YAML keys alike. One maps to
 
             - a field's name: `{"batch_size": "per_device_train_batch_size"}`;
             - a field and the value that the spelling alone gives it: `{"regular": ("objective", "regular")}`.
               `--regular true` is the same, `--regular false` and `regular: false` set nothing;
-            - a function from the value's text to the fields that it sets. It may have the name of a field, which it then
-              replaces, so it can tell two meanings of one flag apart: for `--debug 5` it returns `{"verbosity": "5"}`,
-              for anything else `{"debug": value}`. Strings that it returns are converted as if they had been written for
-              that field, other values are taken as they are; it may raise ValueError or ConfigError. A YAML list or
-              mapping under such a name goes to the field of that name directly.
-        positional: fields that free words fill, in this order; those that a flag gives are passed over.
+            - a table from the words that it takes to the fields and values that they set. Where there is a field of this
+              name as well, all that the table lacks is for that one: `{"debug": {"5": (("debug_level", "5"),)}}`.
+        positional: fields that free words fill, in this order; those that a flag gives are passed over. One that takes
+            several values takes all free words.
         headings: groups of options that the help shows, in this order; by default all.
-        prog, description, epilog: for the help.
-
-    After `parse`, `explicit` holds the names of the fields that a flag or the YAML file has set.
     """
 
     def __init__(
         self,
         dataclass_types: Any,
+        text: str | None = None,
         *,
         aliases: Mapping[str, Alias] | None = None,
         positional: Sequence[str] = (),
         headings: Sequence[str] = (),
-        prog: str = "stepjepa",
-        description: str = "",
-        epilog: str = "",
     ) -> None:
         self.dataclass_types = tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
-        self.prog, self.description, self.epilog = prog, description, epilog
+        paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
+        self.prog, self.description, self.epilog = paragraphs[0], " ".join(paragraphs[1:-1]), paragraphs[-1]
         self.positional, self.headings = tuple(positional), tuple(headings)
-        self.explicit: set[str] = set()
         self.options: dict[str, Option] = {}
         self._brought: set[str] = set()
         self.aliases: dict[str, Alias] = {_plain(name): target for name, target in (aliases or {}).items()}
@@ -90,26 +84,15 @@ class StrictParser:
             self.options[name] = option
             for spelling in option.aliases:
                 self.aliases.setdefault(_plain(spelling), name)
-        for name, target in self.aliases.items():
-            field = target if isinstance(target, str) else target[0] if isinstance(target, tuple) else None
-            if field is not None and field not in self.options:
-                raise ValueError(f"alias {name!r} leads to {field!r}, which is no field of {self.dataclass_types}")
-            if isinstance(target, tuple):
-                self.options[target[0]].read(target[1])
 
-    def parse(self, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-        """Instances of the dataclasses, in their order. `argv` is `sys.argv[1:]` if None.
+    def values(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The values of the fields that a flag or the YAML file sets; `build` makes dataclasses of them.
 
         Raises:
-            ConfigError: for everything that the user can mend; values that a dataclass's own checks refuse with a
-                ValueError or OSError included.
+            ConfigError: for everything that the user can mend.
             SystemExit: with code 0, after printing the help for `--help`.
         """
-        return build(self.dataclass_types, self.values(argv))
-
-    def values(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
-        """The values of the fields that a flag or the YAML file sets; fails and exits as `parse`."""
-        argv = list(sys.argv[1:] if argv is None else argv)
+        argv = list(argv)
         for option in [one for one in self.options.values() if one.brings]:
             self.take_up(option.name, _written(argv, option.name))
         config, flags = self._split(argv)
@@ -117,13 +100,6 @@ class StrictParser:
         if config is not None:
             given.update(_merge(s for entry in read_yaml(config) for s in self._from_yaml(config, entry)))
         given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
-        carriers = {one.brings[0] for one in self.options.values() if one.brings and self._brought & set(given)}
-        self.explicit = set(given) | carriers
-        required = [o.name for o in self.options.values() if o.default is MISSING and o.hint is not bool]
-        missing = [name for name in required if name not in given]
-        if missing:
-            names = " and ".join("--" + name for name in missing)
-            raise ConfigError(f"{names} must be given, as a flag or in the --config file")
         return carried(self.options, {name: setting.value for name, setting in given.items()})
 
     def take_up(self, name: str, value: Any) -> None:
@@ -163,14 +139,14 @@ class StrictParser:
                 if value is MISSING:
                     raise BadValue(f"expected {option.expects}, got no value")
                 yield Setting(target, value, spelling, alias=target != name)
-            elif isinstance(given, str):
-                for field, value in target(given).items():
-                    value = self.options[field].read(value) if isinstance(value, str) else value
-                    yield Setting(field, value, spelling, alias=True)
+            elif isinstance(given, str) and given in target:
+                for field, value in target[given]:
+                    yield Setting(field, self.options[field].read(value), spelling, alias=True)
             elif name in self.options and given is not _BARE:
                 yield Setting(name, self.options[name].read(given), spelling, alias=False)
             else:
-                raise BadValue("expected one value")
+                got = "no value" if given is _BARE else show(given)
+                raise BadValue(f"expected one of {', '.join(target)}, got {got}")
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{spelling}: {error}") from None
 
@@ -184,8 +160,9 @@ class StrictParser:
         return found
 
     def spellings(self, name: str) -> list[str]:
-        """The other spellings of a field, those that give it a value included."""
-        return [a for a, target in self.aliases.items() if (target[0] if isinstance(target, tuple) else target) == name]
+        """The other spellings of a field, those that give it a value included; but for tables."""
+        plain = {alias: target for alias, target in self.aliases.items() if isinstance(target, (str, tuple))}
+        return [alias for alias, target in plain.items() if alias_settings(target)[0][0] == name]
 
     def format_help(self) -> str:
         """The help text."""
@@ -291,7 +268,7 @@ class StrictParser:
 
 
 def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Instances of dataclasses out of values by name; a bool without a default is off.
+    """Instances of dataclasses out of values by name.
 
     Raises:
         ConfigError: a name that none of them has, or values that their own checks refuse.
@@ -301,10 +278,9 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; did you mean {nearest(name, known)!r}?")
-    off = {name: False for name, one in known.items() if one.default is MISSING and one.hint is bool}
     try:
         return tuple(
-            dtype(**{name: one for name, one in {**off, **values}.items() if name in options_of(dtype)})
+            dtype(**{name: one for name, one in values.items() if name in options_of(dtype)})
             for dtype in dataclass_types
         )
     except (ValueError, OSError) as error:
@@ -331,6 +307,13 @@ def _brought(brings: Brings, value: str) -> dict[str, Option]:
     return {} if dataclass is None else options_of(dataclass)
 
 
+def alias_settings(target: Alias) -> list[tuple[str, str | None]]:
+    """The fields that another spelling may set, each with the value, None where that is written with it."""
+    if isinstance(target, str):
+        return [(target, None)]
+    return [target] if isinstance(target, tuple) else [one for settings in target.values() for one in settings]
+
+
 def _written(argv: Sequence[str], name: str) -> Any:
     """The value of an option as the command line has it, else its YAML file; None where neither does."""
     found: dict[str, str] = {}
@@ -344,9 +327,23 @@ def _written(argv: Sequence[str], name: str) -> Any:
 
 
 def positional_argument(parser: StrictParser, argv: Sequence[str], name: str) -> list[str]:
-    """`argv` with its first free word (one that is no flag and no flag's value) as ``--NAME=WORD``."""
+    """`argv` with its first free word (one that is no flag and no flag's value) as ``--NAME=WORD``; with all of them after
+    ``--NAME`` for an option that takes several."""
+    if parser.options[name].many:
+        flags, index = list(argv), _free_word(parser, argv)
+        words = list[str]()
+        while index is not None:
+            words.append(flags.pop(index))
+            index = _free_word(parser, flags)
+        return [f"--{name}", *words, *flags] if words else flags
+    index = _free_word(parser, argv)
+    return list(argv) if index is None else [*argv[:index], *argv[index + 1 :], f"--{name}={argv[index]}"]
+
+
+def _free_word(parser: StrictParser, argv: Sequence[str]) -> int | None:
+    """The index of the first word that is no flag and no flag's value, None where there is none, or help is asked for."""
     if "-h" in argv or "--help" in argv:
-        return list(argv)
+        return None
     waiting = False  # for the value of the flag before
     switch = False  # that flag may be written without a value
     many = None  # that flag takes any number of values
@@ -362,8 +359,8 @@ def positional_argument(parser: StrictParser, argv: Sequence[str], name: str) ->
         elif taken or (word.startswith("-") and len(word) > 1):
             waiting = False
         else:
-            return [*argv[:index], *argv[index + 1 :], f"--{name}={word}"]
-    return list(argv)
+            return index
+    return None
 
 
 def _fits(option: Option, word: str) -> bool:

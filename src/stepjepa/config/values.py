@@ -19,7 +19,6 @@ import re
 import types
 from collections.abc import Iterable
 from enum import Enum
-from pathlib import PurePath
 from typing import Any, Literal, Union, get_args, get_origin
 
 from stepjepa.utils.files import parse_json
@@ -46,9 +45,9 @@ class _Mismatch(Exception):
     """This alternative of a type does not accept the value; another may."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The member of `known` that looks most like `name`, or None if there are none at all."""
-    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.0)
+def nearest(name: str, known: Iterable[str], alike: float = 0.0) -> str | None:
+    """The member of `known` that looks most like `name`, None where none does by `alike`, from 0 (any) to 1 (the same)."""
+    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=alike)
     return matches[0] if matches else None
 
 
@@ -77,7 +76,7 @@ def convert(hint: Any, given: Any, keep: str | None = None) -> Any:
     """The value of type `hint` that `given` stands for.
 
     Args:
-        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of
+        hint: a resolved type hint: bool, int, float, str, Literal, Enum, list, dict, or a union of
             them. For `Enum | str` the result is the enumeration's value as a string; other strings are
             refused.
         given: what was written, in one of the forms in the module's description.
@@ -155,7 +154,7 @@ def _precision(member: Any) -> int:
     """Order of trial: what accepts few texts before what accepts many."""
     if choices_of(member) is not None:
         return 0
-    for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), start=1):
+    for rank, kind in enumerate((bool, int, float, dict, str, list), start=1):
         if is_class(member, kind):
             return rank
     return 9
@@ -180,10 +179,8 @@ def _convert_member(hint: Any, given: Any, union: list[Any]) -> Any:
             if str(choice) == given or (isinstance(choice, bool) and plain and str(choice).lower() == given.lower()):
                 return hint(choice) if is_class(hint, Enum) and not text else choice
         raise _Mismatch
-    if hint in (str, Any):
+    if hint is str:
         return str(given)
-    if is_class(hint, PurePath):
-        return hint(given)
     if not plain:
         raise _Mismatch
     if hint is bool:
@@ -242,15 +239,11 @@ def _describe_member(hint: Any) -> str:
         return f"a list ({describe((get_args(hint) or (str,))[0])} each)"
     if is_class(hint, dict):
         return "a JSON object"
-    if is_class(hint, PurePath):
-        return "a path"
-    known = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Any: "text"}
+    known = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return known.get(hint) or f"{getattr(hint, '__name__', hint)} (an object that only Python code can give)"
 
 
 def _suggestion(members: list[Any], given: Any) -> str:
     words = [str(choice) for member in members for choice in choices_of(member) or ()]
-    if not isinstance(given, str) or not words:
-        return ""
-    close = difflib.get_close_matches(given.lower(), words, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = nearest(given, words, 0.6) if isinstance(given, str) else None
+    return f"; did you mean {close!r}?" if close else ""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
@@ -92,7 +93,7 @@ def read_yaml(path: str | os.PathLike[str]) -> list[Entry]:
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(
                 f"{path}:{_line(root)}: expected a mapping of option names to values, such as "
-                f"'learning_rate: 2e-5', got {_kind(root)}"
+                f"'name: value', got {_kind(root)}"
             )
         return list(_entries(loader, root, path))
     except yaml.YAMLError as error:
@@ -102,8 +103,7 @@ def read_yaml(path: str | os.PathLike[str]) -> list[Entry]:
 def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: str = "") -> None:
     """Write plain values (None, bool, int, float, str, and lists and dicts of them) under their keys.
 
-    The file appears whole or not at all: it is written under another name beside `path` and then renamed.
-    `header` is put at the top as comment lines.
+    The file appears complete or not at all. `header` is put at the top as comment lines.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,33 +112,20 @@ def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: 
     write_whole(path, [(comment + body).encode()])
 
 
-def dump_yaml(instances: Any, path: str | os.PathLike[str], header: str = "") -> list[str]:
-    """Write the fields of option dataclasses so that `--config path` gives equal values again.
+def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:
+    """Write the fields of instances of option dataclasses so that `--config path` gives equal values again.
 
     Left out are None where that is the default, options with ``dumped=False``, secrets, and values that YAML cannot
-    represent. The file is replaced as a whole.
-
-    Args:
-        instances: one dataclass instance, or several.
-        path: the file; its folder is made if need be.
-        header: comment lines for the top of the file.
-
-    Returns:
-        The names of the fields whose values could not be represented.
+    represent. The file is replaced as a whole; its folder is made if need be.
     """
     values: dict[str, Any] = {}
-    lost: list[str] = []
-    for instance in [instances] if is_dataclass(instances) else instances:
+    for instance in instances:
         for name, option in options_of(type(instance)).items():
             value = getattr(instance, name)
-            if not option.dumped or option.secret or (value is None and option.default is None):
-                continue
-            try:
-                values[name] = representable(value)
-            except TypeError:
-                lost.append(name)
-    write_yaml(values, path, header)
-    return lost
+            if option.dumped and not option.secret and not (value is None and option.default is None):
+                with suppress(TypeError):
+                    values[name] = representable(value)
+    write_yaml(values, path)
 
 
 def representable(value: Any) -> Any:

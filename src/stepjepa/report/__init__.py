@@ -39,8 +39,7 @@ from stepjepa.report.reading import (
     table,
     written,
 )
-from stepjepa.training.options import JEPAOptions, not_read
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, not_read
 from stepjepa.utils.text import scaled
 from stepjepa.version import __version__
 

@@ -40,8 +40,7 @@ from stepjepa.study.spec import (
 from stepjepa.study.stages import GEOMETRY
 from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions, not_read, without_effect
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, not_read, without_effect
 
 _NAME = Names(RunOptions, JEPAConfig, StudyOptions)
 # What a study's runs have unless the file says otherwise.
@@ -383,7 +382,7 @@ def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
 
 @cache
 def _parser() -> StrictParser:
-    return StrictParser((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig), prog="stepjepa train")
+    return StrictParser((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig))
 
 
 def read_training(section: Mapping[str, Node]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
 

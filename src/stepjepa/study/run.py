@@ -34,7 +34,7 @@ from stepjepa.study.spec import (
     runs_of,
 )  # fmt: skip
 from stepjepa.study.tree import recipe_lines
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import TrainerOptions
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.terminal import print_text

@@ -28,9 +28,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError, StepJepaError
 from stepjepa.study.records import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Evaluation
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RunFolder, recorded_steps
-from stepjepa.training.run_options import TrainerOptions
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error, print_text

@@ -1,7 +1,7 @@
 """What training draws: the order of examples, what is random about them, and streams.
 
 All of it is a pure function of the seed, the data and how often a row was seen before: not of the rank, the worker, the
-batch or a resume. The order of a stream also depends on the number of processes.
+batch or a resume. The order of a stream also depends on the number of processes. No torch, but for the loader of a stream.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from stepjepa.data.streaming import ExampleStream, Streamed, StreamStart
 from stepjepa.data.types import Example
@@ -20,6 +19,8 @@ from stepjepa.objectives.base import Objective
 from stepjepa.utils.files import read_json, write_json
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from stepjepa.training.config import JEPAConfig
 
 FILLER = -1
@@ -93,7 +94,7 @@ class Mixture(NamedTuple):
         return cls(tuple(sizes), tuple(max(1, round(length * weight)) for weight in weights))
 
 
-class EpochSampler(torch.utils.data.Sampler[Draw]):
+class EpochSampler:
     """Draws the examples of an epoch in an order given by (seed, epoch).
 
     The last global batch of an epoch is filled up with `FILLER`, which has no labels and no pairs, so that every process
@@ -159,7 +160,7 @@ class EpochSampler(torch.utils.data.Sampler[Draw]):
         return passes, rows, np.argsort(share, kind="stable")  # evenly mixed
 
 
-class DrawnExamples(torch.utils.data.Dataset):
+class DrawnExamples:
     """Examples by `Draw`, with what is random about them.
 
     Args:
@@ -171,7 +172,7 @@ class DrawnExamples(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        store: Sequence[Example] | torch.utils.data.ConcatDataset,
+        store: Sequence[Example],
         objective: Objective,
         seed: int,
         jepa_ratio: float = 1.0,
@@ -243,13 +244,20 @@ class StreamedExamples:
             order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.trunk))]
         return [window[index] for index in order]
 
-    def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> torch.utils.data.DataLoader:
+    def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:
         """Collated micro-batches of `size` examples, those of this process; None for those to pass over."""
+        from torch.utils.data import DataLoader, IterableDataset
+
+        class Batches(IterableDataset):
+            """For a loader without batching of its own."""
+
+            def __iter__(_) -> Iterator[list[Example] | None]:
+                return self.batches(size)
 
         def collate(examples: list[Example] | None) -> Any:
             return None if examples is None else collator(examples)
 
-        return torch.utils.data.DataLoader(_Batches(self, size), batch_size=None, collate_fn=collate)
+        return DataLoader(Batches(), batch_size=None, collate_fn=collate)
 
     # Where a run resumes
 
@@ -267,13 +275,3 @@ class StreamedExamples:
 
     def _path(self, folder: str | Path) -> Path:
         return Path(folder) / f"stream_{self.args.process_index}.json"
-
-
-class _Batches(torch.utils.data.IterableDataset):
-    """The micro-batches of a stream, for a loader without batching of its own."""
-
-    def __init__(self, examples: StreamedExamples, size: int):
-        self.examples, self.size = examples, size
-
-    def __iter__(self) -> Iterator[list[Example] | None]:
-        return self.examples.batches(self.size)

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.modelcard import TrainingSummary
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, RunError
@@ -29,14 +29,15 @@ from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import StreamedExamples
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
+from stepjepa.training.options import RunOptions
 from stepjepa.training.run_folder import BROKEN, LOG_STATE, ResumeRecord, RunFolder, on_main, recorded_steps
-from stepjepa.training.run_options import RunOptions
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
 
 logger = logging.getLogger("stepjepa")
-_RESUME = "resume with --resume_from_checkpoint true"
+_NAME = Names(JEPAConfig)
+_RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
 class LastStep(NamedTuple):
@@ -108,7 +109,9 @@ class CheckpointedTrainer(Trainer):
                 for line in passed:
                     logger.warning("%s; passed over", line)
                 if checkpoint is None:
-                    raise ConfigError(f"resume_from_checkpoint: no checkpoint to resume from in {self._folder.path}")
+                    raise ConfigError(
+                        f"{_NAME.resume_from_checkpoint}: no checkpoint to resume from in {self._folder.path}"
+                    )
             return self.train_from(checkpoint, *args, **kwargs)
 
     def train_from(self, checkpoint: Path | None, *args: Any, **kwargs: Any) -> Any:
@@ -159,8 +162,8 @@ class CheckpointedTrainer(Trainer):
         done, planned = recorded_steps(checkpoint)
         if done > self.requested_steps:
             raise ConfigError(
-                f"--resume_from_checkpoint {checkpoint}: it has {done} steps and only {self.requested_steps} are asked for; "
-                "raise --max_steps or --num_train_epochs, or name an older checkpoint"
+                f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {done} steps and only {self.requested_steps} are "
+                f"asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an older checkpoint"
             )
         return done, planned
 
@@ -301,8 +304,8 @@ class CheckpointedTrainer(Trainer):
         kept = on_main(lambda: folder.checkpoint)
         where = f"the last good checkpoint is {kept}" if kept else "no checkpoint was written before"
         raise RunError(
-            f"step {step}: {what}; {where}; try a lower --learning_rate or --lbd (docs/troubleshooting.md), or train on "
-            "with --terminate_on_nan false"
+            f"step {step}: {what}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
+            f"(docs/troubleshooting.md), or train on with --{_NAME.terminate_on_nan} false"
         )
 
     # Models

@@ -1,4 +1,7 @@
-"""`JEPAConfig`: the method's options on top of `transformers.TrainingArguments`."""
+"""`JEPAConfig`: the method's options on top of `transformers.TrainingArguments`.
+
+What the interface of `transformers.Trainer` takes is kept, or refused in one line before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from typing import Any, get_args
 
 import torch
 import transformers
+from transformers import Trainer, get_scheduler
 
 from stepjepa.config.option import Names, option, options_of
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 
 _MOST = 2**32 - 1  # of any number: the largest seed that all generators take
 _TRAINER = "options of transformers.TrainingArguments"
@@ -210,3 +213,62 @@ def fixed_on_resume() -> list[str]:
         for name, one in own.items()
         if not (one.resume or one.secret or (one.group is None and name.startswith(_BESIDES_TRAINING)))
     ]
+
+
+# The arguments of a Trainer
+
+_REFUSED = {
+    "data_collator": "batches are laid out by the objective",
+    "compute_loss_func": f"the loss is gamma * LM + lbd * JEPA ({_NAME.jepa_loss}, lbd and gamma choose it)",
+    "preprocess_logits_for_metrics": "compute_metrics gets the most likely ids, not logits",
+    "model_init": "give the model, or its name",
+}
+
+
+def check_arguments(given: dict[str, Any]) -> None:
+    """Refuse arguments of `Trainer` that a `JEPATrainer` would ignore.
+
+    Raises:
+        ConfigError: such an argument is given.
+    """
+    for name, reason in _REFUSED.items():
+        if given.get(name) is not None:
+            raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
+
+
+def check_optimizer(args: JEPAConfig, model: Any) -> None:
+    """Refuse an optimizer or a schedule that cannot be made.
+
+    Raises:
+        ConfigError: a library or an option of it is missing.
+    """
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule: Any = {
+        "num_warmup_steps": 0,
+        "num_training_steps": 1,
+        "scheduler_specific_kwargs": args.lr_scheduler_kwargs,
+    }
+    for name, make in (
+        ("optim", lambda: Trainer.get_optimizer_cls_and_kwargs(args, model)),
+        (_NAME.lr_scheduler_type, lambda: get_scheduler(args.lr_scheduler_type, optimizer, **schedule)),
+    ):
+        try:
+            make()
+        except (ImportError, ValueError, TypeError) as error:
+            value = getattr(getattr(args, name), "value", getattr(args, name))
+            raise ConfigError(f"{name} is {value}, which cannot be made: {' '.join(str(error).split())}") from error
+
+
+def full_config(args: transformers.TrainingArguments | None) -> JEPAConfig:
+    """The configuration of a run; a plain `TrainingArguments` gives its values, and the method has its defaults."""
+    if args is None:
+        return JEPAConfig()
+    if isinstance(args, JEPAConfig):
+        return args
+    own = options_of(JEPAConfig)
+    given = {name: getattr(args, name) for name in options_of(transformers.TrainingArguments)}
+    for name in [name for name in given if name.startswith("gradient_checkpointing")]:
+        del given[name]  # an old name, of what activation_checkpointing holds
+    if not args.push_to_hub:
+        del given["hub_strategy"]
+    return JEPAConfig(**{name: value for name, value in given.items() if value != own[name].default})

@@ -1,4 +1,5 @@
-"""The numbers of a run: from the parts of the loss to that of an optimizer step, and what is summed between two log entries.
+"""The numbers of a run: from the parts of the loss to that of an optimizer step, what is summed between two log entries, and
+what is shown meanwhile: one bar on a terminal, plain lines where there is none.
 
 Shapes: P pairs, D width; B examples of a batch, N labelled tokens of it, L those of the example that has most, E examples of
 a data set; 2 stands for the predicted and the true id.
@@ -6,22 +7,31 @@ a data set; 2 stands for the predicted and the true id.
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
 from torch.nn.utils.rnn import pad_sequence
+from transformers import TrainerCallback
 
 from stepjepa.data.types import LM, Batch, ForestOutput, LossParts
 from stepjepa.modeling.flops import KINDS
 from stepjepa.modeling.load import broken_weights
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.terminal import print_text
 
 # Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
@@ -29,6 +39,16 @@ KEPT_TARGETS = 256
 MEANS = ("lm_loss", "jepa_loss", "cosine_similarity", "regularizer", "target_std", "effective_rank")
 IGNORED = -100  # fills the rows of predicted and of true ids
 _WATCHED = ("loss", "gradient norm")
+_SHOWN = (
+    ("lm_loss", "lm", ".4f"),
+    ("jepa_loss", "jepa", ".4f"),
+    ("cosine_similarity", "cos", ".3f"),
+    ("eval_lm_loss", "eval lm", ".4f"),
+    ("eval_jepa_loss", "eval jepa", ".4f"),
+    ("tokens_per_second", "tok/s", ".0f"),
+)
+_PAUSE = 0.1  # seconds between two drawings of the bar
+_TRAINING, _EVALUATION = "", "eval "  # the bars, by what stands in front of their numbers
 
 
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
@@ -261,3 +281,140 @@ class Predictions:
         both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=IGNORED).numpy()
         predicted_EL, labels_EL = both_EL2[:, : int((both_EL2[..., 1] != IGNORED).sum(1).max()), :].transpose(2, 0, 1)
         return predicted_EL, labels_EL
+
+
+# What is shown
+
+
+def short(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
+    """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are those of answers."""
+    shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
+    return "  ".join(
+        f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))
+    )
+
+
+def clock(seconds: float) -> str:
+    """``0:01:05``."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+class RunDisplay(TrainerCallback):
+    """One plain line a log entry; on a terminal one bar on standard error with the last losses, the speed and the time left,
+    and a second one below it while the model is evaluated. Evaluation losses are lines above it, as is what others print.
+
+    It is drawn when a step ends, by no thread of its own: worker processes are forked meanwhile.
+
+    Args:
+        disable_tqdm: lines on a terminal, too.
+        metrics: names of the scores of answers.
+    """
+
+    def __init__(self, disable_tqdm: bool = False, metrics: Sequence[str] = ()):
+        console = Console(stderr=True)
+        self.has_bar = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal and not disable_tqdm
+        self.metrics = metrics
+        self._progress: Progress | None = None
+        self._bars: dict[str, TaskID] = {}
+        self._drawn = 0.0
+        self._redirected: list[tuple[logging.StreamHandler, Any]] = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        if self.has_bar and state.is_world_process_zero:
+            self._add_bar(_TRAINING, state.max_steps, state.global_step)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self._update(_TRAINING, completed=state.global_step)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """See `TrainerCallback`."""
+        if self.has_bar and state.is_world_process_zero:
+            begins = _EVALUATION not in self._bars
+            if begins:
+                self._add_bar(_EVALUATION, len(eval_dataloader), 0)
+            self._update(_EVALUATION, at_once=begins, advance=1)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """See `TrainerCallback`."""
+        losses = short(logs or {}, self.metrics)
+        if not state.is_world_process_zero or not losses:
+            return
+        in_bar = "lm_loss" in logs and _TRAINING in self._bars
+        line = f"step {state.global_step}/{state.max_steps}  {losses}"
+        if self._progress is None or not sys.stdout.isatty():
+            print_text(line)
+        elif not in_bar:
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if in_bar:
+            self._update(_TRAINING, at_once=True, note=losses)
+
+    def end_evaluation(self) -> None:
+        """Take the evaluation's bar away; called after every evaluation, also one that failed."""
+        if self._progress is not None and _EVALUATION in self._bars:
+            self._progress.remove_task(self._bars.pop(_EVALUATION))
+            if not self._bars:
+                self.close()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it stands, and the terminal as it was; called when training ends, in whatever way."""
+        if self._progress is not None:
+            for handler, stream in self._redirected:
+                handler.setStream(stream)
+            self._progress.stop()
+        self._progress, self._bars, self._redirected = None, {}, []
+
+    def _add_bar(self, name: str, total: int, completed: int) -> None:
+        progress = self._progress = self._progress or self._open()
+        self._bars[name] = progress.add_task(name, total=total, completed=completed, note="")
+        self._update(name, at_once=True)
+
+    def _update(self, name: str, at_once: bool = False, **changes: Any) -> None:
+        if self._progress is None or name not in self._bars:
+            return
+        self._progress.update(self._bars[name], **changes)
+        if at_once or time.monotonic() - self._drawn >= _PAUSE:
+            self._drawn = time.monotonic()
+            self._progress.refresh()
+
+    def _open(self) -> Progress:
+        console = Console(stderr=True)
+        note = Column(no_wrap=True, overflow="ellipsis", max_width=max(console.width - 32, 8))
+        progress = Progress(
+            TextColumn("{task.description}{task.completed}/{task.total}", markup=False),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+            TextColumn("{task.fields[note]}", markup=False, table_column=note),
+            TimeLeft(table_column=Column(no_wrap=True)),
+            console=console,
+            auto_refresh=False,
+            expand=True,
+            speed_estimate_period=float("inf"),  # of the last 1,000 steps, however long they take
+            redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
+        )
+        before = sys.stderr
+        progress.start()
+        console.show_cursor()  # so that a signal that ends the process leaves it, too
+        # Handlers hold the stream of their first day, which a redirected `sys.stderr` does not reach.
+        loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values() if hasattr(one, "handlers"))]
+        handlers = [handler for logger in loggers for handler in logger.handlers]
+        streams = [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+        self._redirected = [(handler, before) for handler in streams if handler.stream is before]
+        for handler, _ in self._redirected:
+            handler.setStream(sys.stderr)
+        return progress
+
+
+class TimeLeft(ProgressColumn):
+    """Time left, by the time that the last steps took; at the end, the time since the start."""
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        if task.finished:
+            return Text(f"{clock(task.finished_time or 0.0)} taken")
+        left = task.time_remaining
+        return Text("-:--:-- left" if left is None else f"{clock(left)} left")

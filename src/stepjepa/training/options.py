@@ -1,7 +1,7 @@
-"""The method's options, without `TrainingArguments`, so that ``--help`` loads no torch.
+"""The options of a run, without `TrainingArguments`, so that ``--help`` loads no torch.
 
-Those of output and the options of a run as a whole are here, those that objectives read in `stepjepa.objectives`, those of
-data in `stepjepa.data.options`. Which an objective reads, its class says; the rest is in the field itself.
+Those that objectives read are in `stepjepa.objectives`, those of data in `stepjepa.data.options`, those of the model in
+`stepjepa.modeling.options`. Which an objective reads, its class says; the rest is in the field itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any, Literal
 from stepjepa.config.named import given_name
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
 from stepjepa.data.options import DataOptions, ReadingOptions
+from stepjepa.data.sources import check_split_name
 from stepjepa.errors import ConfigError
+from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
 from stepjepa.objectives.base import (
     OBJECTIVES,
     Objective,
@@ -38,6 +40,8 @@ from stepjepa.objectives.options import (
 from stepjepa.objectives.semantic_tube import TubeOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
+
+COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
 
 
 @dataclass
@@ -222,3 +226,141 @@ def summary(method: JEPAOptions) -> str:
     if objective.takes_predictors:
         parts += [f"K = {method.predictors}", "packed" if method.forward == "auto" else method.forward]
     return ", ".join(part for part in parts if part)
+
+
+# What a command reads and writes
+
+
+@dataclass
+class SourceOptions:
+    """What is read to train and to evaluate on."""
+
+    train_file: list[str] | None = option(
+        None,
+        "JSONL files (or Parquet, CSV, Hub data sets) to train on; several are trained on together.",
+        RUN,
+        resume=True,  # the data itself is compared
+    )
+    eval_file: str | None = option(None, "File or data set for the evaluation losses.", RUN, resume=True)
+    dataset_split: str = option(
+        "train", "Split of a Hub data set given as train_file.", RUN, needs={"train_file": True}, resume=True
+    )
+    eval_split: str = option(
+        "test", "Split of a Hub data set given as eval_file.", RUN, needs={"eval_file": True}, resume=True
+    )
+    eval_metrics: list[str] | None = option(
+        None,
+        "Metrics of answers that are generated at every evaluation (exact, gsm8k, ...): eval_exact, ... in the log, also "
+        "for --metric_for_best_model.",
+        RUN,
+        resume=True,
+    )
+    eval_samples: int = option(
+        100,
+        "eval_metrics: questions of eval_file that are answered.",
+        RUN,
+        needs={"eval_metrics": True},
+        resume=True,
+        at_least=1,
+    )
+    eval_max_new_tokens: int = option(
+        256, "eval_metrics: longest answer in tokens.", RUN, needs={"eval_metrics": True}, resume=True
+    )
+    debug_level: int = option(
+        0,
+        "Log level: from 5 the losses of every step, from 7 also the first row as stepjepa inspect shows it.",
+        RUN,
+        resume=True,
+        identity=False,
+    )
+    additive_mask: bool = option(
+        False, "A flag of the published script, not needed: the packed forward replaces it.", RUN, resume=True
+    )
+
+
+@dataclass
+class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
+    """What ``stepjepa train`` reads and which model it trains."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.train_file, str):
+            self.train_file = [self.train_file]
+        check_split_name(self.eval_split, _RUN.eval_split)
+        check_fields(self)
+        if self.eval_metrics and not self.eval_file:
+            raise ConfigError(f"--{_RUN.eval_metrics} answers the questions of a file; give --{_RUN.eval_file}")
+
+
+_RUN = Names(RunOptions)
+
+
+@dataclass
+class TrainerOptions:
+    """The options of `transformers.TrainingArguments` that ``stepjepa train --help`` shows, with the defaults of a run."""
+
+    output_dir: str | None = option(None, "Folder for the model, its records and checkpoints.", COMMON, resume=True)
+    num_train_epochs: float = option(3.0, "Epochs.", COMMON, resume=True, at_least=0)
+    max_steps: int = option(-1, "Optimizer steps instead of epochs, where above 0.", COMMON, resume=True, at_least=-1)
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate. Default: 2e-5, and 1e-3 for a model that starts from random weights.",
+        COMMON,
+        at_least=0,
+    )
+    # The last batch of an epoch is filled up to its size, so an absurd one would take hours.
+    per_device_train_batch_size: int = option(
+        8, "Examples of a micro-batch on each device.", COMMON, at_least=1, at_most=2**20
+    )
+    gradient_accumulation_steps: int = option(1, "Micro-batches of an optimizer step.", COMMON, at_least=1)
+    lr_scheduler_type: str = option("linear", "Course of the learning rate (linear, cosine, constant, ...).", COMMON)
+    warmup_steps: float = option(
+        0, "Steps (or, below 1, the share of them) of learning-rate warm-up.", COMMON, at_least=0
+    )
+    max_grad_norm: float = option(1.0, "Gradient clipping.", COMMON, at_least=0)
+    weight_decay: float = option(0.0, "Weight decay of AdamW.", COMMON, at_least=0)
+    seed: int = option(42, "Seed of initialisation, order and dropout.", COMMON, at_least=0)
+    bf16: bool = option(False, "Autocast to bfloat16; weights and losses stay float32.", COMMON)
+    gradient_checkpointing: bool | None = option(
+        None, "Recompute activations in the backward pass to save memory.", COMMON
+    )
+    logging_steps: float = option(10, "Log every so many steps.", COMMON, resume=True, identity=False, at_least=0)
+    save_strategy: Literal["no", "steps", "epoch", "best"] = option(
+        "steps", "When a checkpoint is written.", COMMON, resume=True, identity=False
+    )
+    save_steps: float = option(500, "Steps between checkpoints.", COMMON, resume=True, identity=False, at_least=0)
+    save_total_limit: int | None = option(
+        None, "Checkpoints kept. Default: all.", COMMON, resume=True, identity=False, at_least=0
+    )
+    eval_strategy: Literal["no", "steps", "epoch"] = option("no", "When eval_file is evaluated.", COMMON, resume=True)
+    resume_from_checkpoint: str | None = option(
+        None,
+        "true resumes from the newest complete checkpoint in output_dir; or a checkpoint's folder.",
+        COMMON,
+        resume=True,
+        dumped=False,
+    )
+    dataloader_num_workers: int = option(
+        0, "Worker processes that lay out the batches.", COMMON, resume=True, identity=False, at_least=0
+    )
+    report_to: None | str | list[str] = option(
+        "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
+    )
+
+
+@dataclass
+class ExportOptions:
+    """What ``stepjepa export`` writes, and where."""
+
+    checkpoint: str | None = option(
+        None, "A run's checkpoint, or the folder of an adapter; usually written without --checkpoint.", "input"
+    )
+    base_model: str | None = option(
+        None, "Of an adapter, the folder or Hub id of its base. Default: the one that it names.", "input"
+    )
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", "input")
+    output_dir: str | None = option(None, "The folder to write; usually written without --output_dir.", "output")
+    merge_lora: bool | None = option(
+        None, "Write LoRA merged into the model (true) or as an adapter (false). Default: as its run does.", "output"
+    )
+    keep_predictors: bool = option(False, "Write the predictor tokens into the vocabulary and tokenizer.", "output")
+    overwrite_output_dir: bool = option(False, "Write into a folder that is not empty.", "output")

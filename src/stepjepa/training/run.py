@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
@@ -20,11 +20,9 @@ from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.training.checkpoints import plain_settings
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import pair_columns
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.reading import Sources
+from stepjepa.training.encoding import Sources, pair_columns
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
-from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
@@ -32,8 +30,9 @@ from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import is_main_process, print_text, say
 from stepjepa.version import __version__
 
+_NAME = Names(RunOptions, JEPAConfig)
 # What to do after something could not be written.
-AGAIN = "start the same command again with --resume_from_checkpoint true"
+AGAIN = f"start the same command again with --{_NAME.resume_from_checkpoint} true"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def run_training(run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswer
         RunError: the run broke: something is not finite, or could not be written.
     """
     if not run.train_file:
-        raise ConfigError("train_file is missing; give --train_file FILE (JSONL, Parquet, CSV or a Hub data set)")
+        raise ConfigError(f"no training data; give --{_NAME.train_file} FILE (JSONL, Parquet, CSV or a Hub data set)")
     folder = RunFolder(config.output_dir or "")
     with folder.running():
         return _run(run, copy.copy(config), folder, score_answers)  # some options are resolved
@@ -92,7 +91,7 @@ def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: 
             _check_not_inside(output, run)
     if config.eval_strategy != "no" and not run.eval_file:
         strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
-        raise ConfigError(f"--eval_strategy {strategy} needs --eval_file")
+        raise ConfigError(f"--{_NAME.eval_strategy} {strategy} needs --{_NAME.eval_file}")
     trainer = _make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None:
@@ -104,8 +103,8 @@ def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: 
             return _complete(trainer, folder, finished)
         if checkpoint is None:
             raise ConfigError(
-                f"--resume_from_checkpoint: the run in {output} ended after {finished} steps and no checkpoint of it is "
-                "left; give another --output_dir, or start over with --overwrite_output_dir"
+                f"--{_NAME.resume_from_checkpoint}: the run in {output} ended after {finished} steps and no checkpoint of "
+                f"it is left; give another --{_NAME.output_dir}, or start over with --{_NAME.overwrite_output_dir}"
             )
     if resuming and checkpoint is None:
         say(f"{output}: no checkpoint to resume from; starting at step 0")
@@ -138,7 +137,8 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
     """The result of a run that was complete before."""
     text = (
         f"{folder.path}: complete, {steps} of {steps} steps, and its model is as it was written: nothing is trained, no "
-        "file is changed. More steps (--max_steps, --num_train_epochs) train on; --overwrite_output_dir starts over"
+        f"file is changed. More steps (--{_NAME.max_steps}, --{_NAME.num_train_epochs}) train on; "
+        f"--{_NAME.overwrite_output_dir} starts over"
     )
     if trainer.args.push_to_hub:
         text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
@@ -147,11 +147,11 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
 
 def _check_not_inside(output: Path, run: RunOptions) -> None:
     """Refuse to overwrite a folder that the run reads from."""
-    files = [("train_file", path) for path in run.train_file or ()]
-    for name, path in [("model_name", run.model_name), ("eval_file", run.eval_file), *files]:
+    files = [(_NAME.train_file, path) for path in run.train_file or ()]
+    for name, path in [(_NAME.model_name, run.model_name), (_NAME.eval_file, run.eval_file), *files]:
         if path and Path(path).exists() and output.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
             raise ConfigError(
-                f"--overwrite_output_dir: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
+                f"--{_NAME.overwrite_output_dir}: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
             )
 
 

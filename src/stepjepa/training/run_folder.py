@@ -15,9 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import LOCK, MANIFEST, check_writable, listed_files, locked, mismatch, read_json, write_json
 
+_NAME = Names(TrainerOptions, JEPAOptions)
 RECORD, METRICS = "run.json", "metrics.json"
 BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what
 # In every checkpoint: the state of each process's log, and what a resumed run must share.
@@ -66,23 +69,17 @@ class ResumeRecord:
         Raises:
             ConfigError: what differs, with both values.
         """
-        has = f"--resume_from_checkpoint: the run in {where} has"
-        for name, new in self.settings.items():
-            old = before.settings.get(name, new)
-            if old != new:
-                raise ConfigError(
-                    f"{has} {name}={old}, not {new}; resume with the same settings, or give another --output_dir"
-                )
-        if before.processes != self.processes:
-            raise ConfigError(
-                f"{has} {before.processes} processes, not {self.processes}; resume with as many, or give another "
-                "--output_dir"
-            )
-        if before.data != self.data:
-            raise ConfigError(
-                f"--resume_from_checkpoint: the training data is not that of the run in {where}; resume with the same "
-                "file, or give another --output_dir"
-            )
+        values = {name: (before.settings.get(name, new), new) for name, new in self.settings.items()}
+        differs = [f"{name}={old}, not {new}" for name, (old, new) in values.items() if old != new]
+        wrong = ""
+        if differs:
+            wrong = f"the run in {where} has {differs[0]}; resume with the same settings"
+        elif before.processes != self.processes:
+            wrong = f"the run in {where} has {before.processes} processes, not {self.processes}; resume with as many"
+        elif before.data != self.data:
+            wrong = f"the training data is not that of the run in {where}; resume with the same file"
+        if wrong:
+            raise ConfigError(f"--{_NAME.resume_from_checkpoint}: {wrong}, or give another --{_NAME.output_dir}")
 
 
 class RunFolder:
@@ -157,7 +154,7 @@ class RunFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"--output_dir {self.path}: is a file; give a folder")
+            raise ConfigError(f"--{_NAME.output_dir} {self.path}: is a file; give a folder")
         check_writable(self.path)
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
@@ -165,8 +162,8 @@ class RunFolder:
             with locked(self.path / LOCK) as free:
                 if not free:
                     raise ConfigError(
-                        f"--output_dir {self.path}: another run is writing to this folder; wait for its end, or give "
-                        "another folder"
+                        f"--{_NAME.output_dir} {self.path}: another run is writing to this folder; wait for its end, or "
+                        "give another folder"
                     )
                 yield
         finally:
@@ -191,8 +188,8 @@ class RunFolder:
         entries = [entry for entry in self.path.iterdir() if entry.name != LOCK and not (again and _left_over(entry))]
         if entries:
             raise ConfigError(
-                f"--output_dir {self.path}: the folder is not empty ({entries[0].name}); give another one, resume with "
-                "--resume_from_checkpoint true, or start over with --overwrite_output_dir"
+                f"--{_NAME.output_dir} {self.path}: the folder is not empty ({entries[0].name}); give another one, resume "
+                f"with --{_NAME.resume_from_checkpoint} true, or start over with --{_NAME.overwrite_output_dir}"
             )
 
     def clear(self) -> None:
@@ -217,7 +214,7 @@ class RunFolder:
             folder = Path(str(wanted))
             problem = _problem(folder)
             if problem is not None:
-                raise ConfigError(f"--resume_from_checkpoint {folder}: {problem}")
+                raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
             return folder, []
 
         return on_main(self.newest if wanted is True else named)
@@ -239,8 +236,8 @@ class RunFolder:
         if lost:
             more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
             raise ConfigError(
-                f"--resume_from_checkpoint: no checkpoint can be resumed from: {lost[0]}{more}; start over with "
-                "--overwrite_output_dir, or give another --output_dir"
+                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost[0]}{more}; start over with "
+                f"--{_NAME.overwrite_output_dir}, or give another --{_NAME.output_dir}"
             )
         return None, passed
 

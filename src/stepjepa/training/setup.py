@@ -1,29 +1,32 @@
-"""What happens once before training: LoRA, predictor rows and head, the choice of forward, the collator, the number of
-steps."""
+"""What happens once before training: tokenizer, LoRA, predictor rows and head, the choice of forward, the collator, the
+number of steps."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
+from stepjepa.data.dataset import ExampleStore
+from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, release
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
-from stepjepa.modeling.load import add_lora, check_lora, own_configs
+from stepjepa.modeling.load import add_lora, check_lora, is_preset, load_tokenizer, own_configs
 from stepjepa.modeling.masks import SEGMENTS, use_sdpa
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
-from stepjepa.training.batches import Draw
+from stepjepa.training.batches import Draw, DrawnExamples, StreamedExamples
+from stepjepa.training.encoding import Sources, pair_columns
 from stepjepa.training.options import JEPAOptions
 
 logger = logging.getLogger("stepjepa")
@@ -130,6 +133,27 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
         inline=setup.forward == "inline",
         **shared,
     )
+
+
+def tokenizer_for(name: str, train_dataset: Any, options: JEPAOptions) -> tuple[Any, Any]:
+    """The tokenizer that comes with a model; a preset's is trained on the training data.
+
+    Returns:
+        It, and the training data, as a list if they could be read but once.
+
+    Raises:
+        ConfigError: a preset without rows to train a tokenizer on, or a tokenizer that cannot be loaded.
+    """
+    if not is_preset(name):
+        return load_tokenizer(name), train_dataset
+    if train_dataset is None or isinstance(train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)):
+        raise ConfigError(
+            f"the tokenizer of {name} is trained on rows: give them as train_dataset, or processing_class"
+        )
+    if isinstance(train_dataset, Iterator):
+        train_dataset = list(train_dataset)
+    sources = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
+    return load_tokenizer(name, texts_of(sources, pair_columns(options))), train_dataset
 
 
 # The number of steps

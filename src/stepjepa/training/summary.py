@@ -1,35 +1,87 @@
-"""The start-up summary of a run, and what it says when it is done."""
+"""What a run says: notes on its options, the start-up summary, and the result when it is done."""
 
 from __future__ import annotations
 
 import math
-import shlex
 import shutil
 import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, unread_options
+from stepjepa.data.sources import FILE_SUFFIXES, RowSource
+from stepjepa.data.steps import names_steps
 from stepjepa.data.types import Batch
+from stepjepa.errors import StepJepaError
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.progress import clock, short
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.meter import clock, short
+from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 from stepjepa.training.setup import planned_steps
 from stepjepa.training.trainer import JEPATrainer
 
-_NAME = Names(JEPAConfig)
+_NAME = Names(RunOptions, JEPAConfig)
+_ROWS = 20  # of each file, to see whether their answers have steps
 _LABELS = 7  # columns of the labels
 # Micro-batches that are laid out beforehand, at most, and the seconds after which no more are.
 _BATCHES, _SECONDS = 8, 0.2
+
+# Notes
+
+
+def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
+    """Lines to print before a run; `given` are the names of the options that were given."""
+    lines = [*published_notes(run, options, given), *map(str, without_effect(options, given))]
+    if _NAME.objective not in given and has_steps(run, options):
+        lines.append(
+            f"the data has steps and no objective is given: this trains {options.objective} with K = "
+            f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
+        )
+    return [*lines, *run_options_unread(run, given)]
+
+
+def published_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
+    """A line for each option that does not mean what it meant in the published scripts."""
+    mask, ratio, objective = _NAME.additive_mask, _NAME.jepa_ratio, objective_of(options)
+    lines = objective.notes(given)
+    if run.additive_mask:
+        lines.append(f"--{mask}: not needed; the packed forward computes the same numbers in one row")
+    if ratio in given and not run.additive_mask and options.jepa_ratio < 1:
+        lines.append(f"--{ratio}: used as given; the published script ignores it without --{mask}")
+    if find_objective(options.objective).makes_pairs and not objective.makes_pairs and _NAME.lbd in given:
+        lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
+    return lines
+
+
+def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
+    """A line for every option of data, evaluation and LoRA that the run does not read."""
+    plain = RunOptions()
+    changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
+    lines = []
+    for name, files in ((_NAME.dataset_split, run.train_file or []), (_NAME.eval_split, [run.eval_file])):
+        local = [one for one in files if one and Path(one).suffix.lower() in FILE_SUFFIXES and Path(one).is_file()]
+        if name in changed and any(files) and len(local) == len(files):
+            lines.append(f"--{name} has no effect: the files have no splits")
+    return [*lines, *map(str, unread_options(run, changed))]
+
+
+def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
+    """Whether the first rows of the training data say that their answers have steps."""
+    try:
+        sources = [RowSource(name, run.dataset_split, options.streaming) for name in run.train_file or ()]
+        return any(names_steps(row, options.steps_column) for rows in sources for _, row in islice(rows, _ROWS))
+    except StepJepaError:  # the run reports it
+        return False
+
+
+# The summary
 
 
 def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> str:
@@ -54,7 +106,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
 
 
 def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float]) -> str:
-    """The result of a run, where it is, and what to type next.
+    """The result of a run, and where it is.
 
     Args:
         trainer: after its training.
@@ -84,16 +136,7 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
             f"warning: the loss is not a finite number from step {broken} on (of those in the log), so the model is of no "
             f"use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
         )
-    metric = " ".join(run.eval_metrics or ["exact"])
-    test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
-    return "\n".join(
-        [
-            *lines,
-            f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})",
-            f"{'next':<{_LABELS}}stepjepa evaluate --model_name {shlex.quote(output)} --test_file {test} --metric {metric}",
-            f"{'':<{_LABELS}}stepjepa report {shlex.quote(output)}",
-        ]
-    )
+    return "\n".join([*lines, f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})"])
 
 
 def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -> list[str]:

@@ -21,6 +21,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
+from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors
@@ -31,20 +32,20 @@ from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.training.batches import EpochSampler, StreamedExamples
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
-from stepjepa.training.encoding import chat_tokenizer
-from stepjepa.training.interface import check_arguments, check_optimizer, full_config
+from stepjepa.training.config import check_arguments, check_optimizer, full_config
+from stepjepa.training.encoding import ExampleReader, chat_tokenizer
 from stepjepa.training.meter import (
     MEANS,
     FiniteWatch,
     LossMeter,
     Predictions,
+    RunDisplay,
     lbd_at,
     over_processes,
     precise_dtype,
     total_loss,
 )
-from stepjepa.training.progress import RunDisplay
-from stepjepa.training.reading import ExampleReader, tokenizer_for
+from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import (
     EqualCompute,
     cost_over_regular,
@@ -52,8 +53,10 @@ from stepjepa.training.setup import (
     make_collator,
     planned_steps,
     set_up_model,
+    tokenizer_for,
 )
 
+_NAME = Names(JEPAOptions)
 # Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
 ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 
@@ -131,7 +134,9 @@ class JEPATrainer(CheckpointedTrainer):
             raise ConfigError("processing_class (the tokenizer) is missing")
         processing_class = chat_tokenizer(processing_class, args)
         if args.keep_predictors and peft_config is not None and not args.merge_lora:
-            raise ConfigError("keep_predictors needs merge_lora: an adapter cannot change the vocabulary")
+            raise ConfigError(
+                f"{_NAME.keep_predictors} needs {_NAME.merge_lora}: an adapter cannot change the vocabulary"
+            )
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(model)
@@ -184,7 +189,7 @@ class JEPATrainer(CheckpointedTrainer):
         if args.uses_pairs and args.predictor_head != "none":
             raise ConfigError(f"predictor_head={args.predictor_head} keeps whole weights on every process; use DDP")
         if self.score_answers is not None:
-            raise ConfigError("eval_metrics generates with whole weights on every process; use DDP")
+            raise ConfigError("scoring answers generates with whole weights on every process; use DDP")
 
     # Order of examples
 
@@ -194,7 +199,7 @@ class JEPATrainer(CheckpointedTrainer):
             return super().get_train_dataloader()
         return self.train_dataset.loader(self._train_batch_size, self.data_collator)  # type: ignore[arg-type]
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:  # type: ignore[override]
         self._sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
         return self._sampler
 
@@ -207,7 +212,7 @@ class JEPATrainer(CheckpointedTrainer):
         multiple, window = 1 if args.dataloader_drop_last else examples, examples * args.gradient_accumulation_steps
         return EpochSampler(dataset.mixture, multiple, seed, strategy != "sequential", lengths, window)
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:
+    def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
         return EpochSampler(len(eval_dataset), multiple, self.args.seed, shuffle=False)
 
