@@ -106,7 +106,7 @@ def test_one_clear_line(refused, text, flags, expected):
         ("--objective semantic_tube --infonce", ["infonce", "semantic_tube"]),
         ("--objective semantic_tube --tube_mode curvature --jepa_l2", ["curvature", "jepa_loss"]),
         ("--objective semantic_tube --predictors 2", ["semantic_tube", "predictors"]),
-        ("--objective semantic_tube --tube_layer 9", ["tube_layer is 9", "layers 0 to 3"]),
+        ("--objective semantic_tube --tube_layer 9", ["layer 9", "layers 0 to 3"]),
         ("--objective semantic_tube --tube_mode mean --tube_times 3", ["mean", "times"]),
         ("--objective semantic_tube --tube_times 1000000", ["tube_times"]),
         ("--regular --step_jepa", ["--regular", "--step_jepa"]),

@@ -116,7 +116,7 @@ def test_split_shares_no_question(monkeypatch):
     ("options", "message"),
     [
         ({"min_steps": 1}, "min_steps"),
-        ({"min_steps": 4, "max_steps": 3}, "exclude each other"),
+        ({"min_steps": 4, "max_steps": 3}, "must not be below"),
         ({"operations": ()}, "empty"),
         ({"operations": ("add", "pow")}, "'pow'"),
         ({"operations": "add"}, "must be a list"),

@@ -138,7 +138,7 @@ def test_a_seed_may_stand_in_a_name(read):
         ("seeds=[]", ["seeds: expected different whole numbers"]),
         ("controls=[shufled]", ["controls", "shuffled, random", "shufled"]),
         ("metrics=[answer_nl]", ["unknown metric 'answer_nl'", "'answer_nll'"]),
-        ("metrics=[{gsm8k: {colunm: a}}]", ["metric gsm8k has no option 'colunm'"]),
+        ("metrics=[{gsm8k: {colunm: a}}]", ["no option 'colunm' of gsm8k"]),
         ("select=exact", ["'exact' is none of the study's metrics (answer_nll, gsm8k)"]),
         ("select={metric: gsm8k, rule: best}", ["rule: expected one of lowest, highest", "'best'"]),
         ("evaluate={max_token: 4}", ["unknown key 'max_token'", "'max_new_tokens'"]),

@@ -174,8 +174,6 @@ class StrictParser:
         known = self.groups()
         brought = [title for title in known if self._brought & {option.name for option in known[title]}]
         for title in dict.fromkeys([*self.headings, *brought]) if self.headings else known:
-            if title not in known:
-                raise ValueError(f"no group {title!r} among {list(known)}")
             section: Any = layout._optionals if title == "options" else layout.add_argument_group(title)
             for option in known[title]:
                 section.add_argument(

@@ -19,6 +19,7 @@ import re
 import types
 from collections.abc import Iterable
 from enum import Enum
+from pathlib import PurePath
 from typing import Any, Literal, Union, get_args, get_origin
 
 from stepjepa.utils.files import parse_json
@@ -76,7 +77,7 @@ def convert(hint: Any, given: Any, keep: str | None = None) -> Any:
     """The value of type `hint` that `given` stands for.
 
     Args:
-        hint: a resolved type hint: bool, int, float, str, Literal, Enum, list, dict, or a union of
+        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of
             them. For `Enum | str` the result is the enumeration's value as a string; other strings are
             refused.
         given: what was written, in one of the forms in the module's description.
@@ -154,7 +155,7 @@ def _precision(member: Any) -> int:
     """Order of trial: what accepts few texts before what accepts many."""
     if choices_of(member) is not None:
         return 0
-    for rank, kind in enumerate((bool, int, float, dict, str, list), start=1):
+    for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), start=1):
         if is_class(member, kind):
             return rank
     return 9
@@ -181,6 +182,8 @@ def _convert_member(hint: Any, given: Any, union: list[Any]) -> Any:
         raise _Mismatch
     if hint is str:
         return str(given)
+    if is_class(hint, PurePath):
+        return hint(given)
     if not plain:
         raise _Mismatch
     if hint is bool:
@@ -239,6 +242,8 @@ def _describe_member(hint: Any) -> str:
         return f"a list ({describe((get_args(hint) or (str,))[0])} each)"
     if is_class(hint, dict):
         return "a JSON object"
+    if is_class(hint, PurePath):
+        return "a path"
     known = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return known.get(hint) or f"{getattr(hint, '__name__', hint)} (an object that only Python code can give)"
 

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepjepa.config.option import Names
+
 _WOMEN = "Mia Lena Ruth Aisha Nora Clara Mei Zoe".split()
 _MEN = "Ben Omar Tom Leo Ivan Hugo Sam Raj".split()
 _PEOPLE = [who for pair in zip(_WOMEN, _MEN, strict=True) for who in zip(pair, ("She", "He"), strict=True)]
@@ -112,11 +114,16 @@ class ArithmeticConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.max_steps < self.min_steps:
-            raise ValueError(f"at most {self.max_steps} steps and at least {self.min_steps} exclude each other")
+            raise ValueError(
+                f"{_NAME.max_steps} ({self.max_steps}) must not be below {_NAME.min_steps} ({self.min_steps})"
+            )
         unknown = [name for name in self.operations if name not in _OPERATIONS]
         if unknown or not self.operations:
             what = f"unknown operation {unknown[0]!r} in operations" if unknown else "operations is empty"
             raise ValueError(f"{what}; known: {', '.join(_OPERATIONS)}")
+
+
+_NAME = Names(ArithmeticConfig)
 
 
 def generate_rows(
@@ -174,7 +181,7 @@ def generate_split(
             test.append(row)
     raise ValueError(
         f"found only {len(test)} of {n_test} test questions that are not in the train rows; "
-        "allow larger numbers or more steps, or ask for fewer rows"
+        f"raise {_NAME.max_number}, {_NAME.max_operand} or {_NAME.max_steps}, or ask for fewer rows"
     )
 
 
@@ -224,7 +231,7 @@ def _draw_chain(
             return start, chain
     raise ValueError(
         f"no chain of {length} operations found with operations={config.operations} and numbers up to "
-        f"{config.max_number}; allow larger numbers, fewer steps or more operations"
+        f"{config.max_number}; raise {_NAME.max_number}, lower {_NAME.max_steps} or allow more operations"
     )
 
 

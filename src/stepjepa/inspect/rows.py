@@ -98,7 +98,7 @@ class ShownRows:
         return packing_line(self.examples, self.form)
 
     def in_form(self, forward: str) -> ShownRows:
-        """The same examples under another ``forward``; raises as `show_rows` does, or where the options do not allow it."""
+        """The same examples under another ``forward``; raises as `show_rows`, and ConfigError where options forbid it."""
         objective = objective_of(self.method)
         if not objective.makes_pairs:
             raise ConfigError(f"objective {self.method.objective} makes no pair: every forward is the chat alone")

@@ -284,7 +284,8 @@ def inspect(
         try:
             view._write(file)
         except ConfigError as error:
-            raise ConfigError("; ".join([str(error), *view.written[-1:]])) from None
+            what = f"--{_NAME.png} {file}: {error}" if file == png else str(error)
+            raise ConfigError("; ".join([what, *view.written[-1:]])) from None
     return view
 
 

@@ -220,8 +220,8 @@ def known_layers(model: Any, layer: int) -> nn.ModuleList:
     """
     layers = decoder_layers(backbone(model))
     if layers is None or not 0 <= layer <= len(layers):
-        known = "its layers have no name that is known" if layers is None else f"it has layers 0 to {len(layers)}"
-        raise ConfigError(f"states after layer {layer} are asked for, and of this model {known}")
+        known = "its layers have no known name" if layers is None else f"the model has layers 0 to {len(layers)}"
+        raise ConfigError(f"no states can be read after layer {layer}: {known}")
     return layers
 
 
