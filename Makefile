@@ -50,10 +50,10 @@ demo: setup ## train a small model with and without JEPA on built-in data and co
 	$(BIN)/stepjepa demo --output_dir runs/demo $(ARGS)
 
 test: setup ## run the tests
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not long' $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not long' $(ARGS)
 
 test_all: setup ## run the tests, those that take long included
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 families: setup ## try every model family of the installed transformers and write the list into docs/exactness.md
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/parity/test_families.py $(ARGS)
