@@ -31,12 +31,12 @@ LOWER = {
     "recipes": "",
     "report": "config data evaluation analysis inspect study training",  # what others left on disk
 }
-COMMANDS = "config data training inspect generation evaluation analysis study report errors utils version".split()
+PARTS = "config data modeling training inspect generation evaluation analysis study report errors utils version"
 ALLOWED = {part: {part, "errors", "utils", "version", *lower.split()} for part, lower in LOWER.items()} | {
     "errors": {"errors", "version"},
     "version": {"errors", "version"},
-    "api": {"api", "modeling", *COMMANDS},
-    "cli": {"cli", "api", *COMMANDS},  # of packages it takes the options; the rest is in api
+    "api": {"api", *PARTS.split()},
+    "cli": {"cli", "api", *PARTS.split()},  # of packages it takes the options; the rest is in api
     "__init__": {"__init__", *"api training inspect study report version errors".split()},  # loaded when first used
     "__main__": {"cli"},
 }

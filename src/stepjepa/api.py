@@ -127,13 +127,12 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
         return None
     from stepjepa.data.sources import RowSource
     from stepjepa.evaluation.run import AnswerScorer
-    from stepjepa.training.encoding import pair_columns
 
     return AnswerScorer(
         RowSource(run.eval_file, run.eval_split),
         run.eval_metrics,
         run.eval_samples,
-        columns=pair_columns(config),
+        columns=config.columns,
         max_new_tokens=run.eval_max_new_tokens,
         batch_size=config.per_device_eval_batch_size,
         system_prompt=config.system_prompt,
@@ -164,7 +163,7 @@ def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str
         ConfigError: the checkpoint cannot be read, or the folder not be written.
     """
     from stepjepa.config.option import Names
-    from stepjepa.training.options import ExportOptions
+    from stepjepa.modeling.options import ExportOptions
 
     name = Names(ExportOptions)
     paths = {name.checkpoint: os.fspath(checkpoint), name.output_dir: os.fspath(output_dir)}

@@ -228,7 +228,7 @@ def test_what_cannot_be_exported(tmp_path, capsys, monkeypatch, tokenizer):
         ("model model", "is the checkpoint itself"),
         ("model file", "is a file"),
         ("model out --base_model model", "is no adapter"),
-        ("adapter out", "the adapter names no base; give the base model"),
+        ("adapter out", "the adapter names no base; give --base_model"),
     ):
         capsys.readouterr()
         assert main(["export", *words.split()]) == 2

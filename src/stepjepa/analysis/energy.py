@@ -54,7 +54,7 @@ from stepjepa.generation.store import replace as replace_file
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import make_renderer, pair_columns, settings_for
+from stepjepa.training.encoding import make_renderer, settings_for
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.terminal import Bar, ending, show_log
 from stepjepa.version import __version__
@@ -120,7 +120,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         if options.questions:
             files.append(_sample(options, model, source, system, metric, path, bar))
             source, limit = RowSource(files[-1]), None
-        found = read_solutions(source, system, pair_columns(model.method), limit)
+        found = read_solutions(source, system, model.method.columns, limit)
         with saying_where(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         lines, result = _score(options, model, found, metric, bar)
@@ -141,7 +141,7 @@ def _sample(
     """A file of solutions that the model samples, next to the output; what was sampled before is kept."""
     method = model.method
     prompter = Prompter(model.tokenizer, method.chat_template, method.plain, method.chat_template_kwargs)
-    questions = read_questions(source, system, pair_columns(method), options.max_examples)
+    questions = read_questions(source, system, method.columns, options.max_examples)
     drop_unaskable(questions, prompter)
     if metric is not None:
         drop_unscorable([metric], questions)

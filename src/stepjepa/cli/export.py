@@ -12,7 +12,7 @@ from stepjepa.api import export
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError
-from stepjepa.training.options import ExportOptions
+from stepjepa.modeling.options import ExportOptions
 from stepjepa.utils.terminal import print_text
 
 

@@ -20,7 +20,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.layout import Form, Span, packing_line, row_records
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import chat_tokenizer, make_renderer, pair_columns, settings_for
+from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions, summary
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def tokenizer_of(source: Any, name: str, method: JEPAOptions) -> PreTrainedToken
     from stepjepa.data.sources import texts_of
     from stepjepa.modeling.load import load_tokenizer
 
-    return load_tokenizer(name, texts_of([source], pair_columns(method)))
+    return load_tokenizer(name, texts_of([source], method.columns))
 
 
 def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions) -> RowEncoder:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
+from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import (
     OLD_HEAD_FILE,
@@ -31,6 +32,7 @@ from stepjepa.modeling.extras import (
 )
 from stepjepa.modeling.load import is_preset, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import SEGMENTS
+from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, text_config, vocabulary_size
 from stepjepa.utils.files import (
     MANIFEST,
@@ -46,6 +48,7 @@ from stepjepa.utils.files import (
 logger = logging.getLogger("stepjepa")
 _UNFINISHED = ".export"  # where the files are written before they are moved in
 _ADAPTER = "adapter_config.json"
+_NAME = Names(ExportOptions)
 _MODEL = {_ADAPTER, "adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"}
 
 
@@ -118,7 +121,9 @@ def _write(
     inner: Any = causal_lm(model)
     if inner is not model and not merge_lora:
         if keep_predictors:
-            raise ConfigError("an adapter cannot change the vocabulary, so it keeps no predictor tokens; merge it")
+            raise ConfigError(
+                f"an adapter cannot change the vocabulary, so it keeps no predictors; see --{_NAME.merge_lora}"
+            )
         _save_adapter(model, folder)
     else:
         weights, rows = _plain_weights(model, state_dict), predictor_rows(inner)
@@ -313,7 +318,7 @@ def export_checkpoint(
         base = _load_base(folder, tokenizer, settings, base_model, trust_remote_code)
         model = load_adapter(base, folder, str(folder), "its base")
     elif base_model is not None:
-        raise ConfigError(f"{folder}: is no adapter; leave the base model out")
+        raise ConfigError(f"{folder}: is no adapter; leave out --{_NAME.base_model}")
     else:
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trust_remote_code)
     attach_saved(causal_lm(model), folder)
@@ -334,7 +339,7 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
         raise ConfigError(f"{target}: is the folder of a run, whose records are not the checkpoint's; write elsewhere")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise ConfigError(f"{target}: the folder is not empty; give another one, or overwrite it")
+        raise ConfigError(f"{target}: the folder is not empty; give another one, or --{_NAME.overwrite_output_dir}")
     check_writable(target)
 
 
@@ -365,7 +370,7 @@ def _load_base(
         except (OSError, ValueError, AttributeError):
             raise ConfigError(f"{folder}: {_ADAPTER} cannot be read") from None
     if not name:
-        raise ConfigError(f"{folder}: the adapter names no base; give the base model")
+        raise ConfigError(f"{folder}: the adapter names no base; give --{_NAME.base_model}")
     return load_model(
         name, tokenizer, pretrain=random, seed=int(settings.get("seed") or 0), dtype=settings.get("dtype") or "auto",
         trust_remote_code=trust_remote_code,

@@ -1,4 +1,4 @@
-"""Options of the model that is trained; no torch, so that ``--help`` is quick."""
+"""Options of the model that is trained or exported; no torch, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -51,3 +51,22 @@ class ModelOptions(LoadingOptions):
         None, "Attention kernel. Default: the model's own (sdpa for most).", _MODEL, resume=True
     )
     pretrain: bool = option(False, "Start from random weights of the model's configuration.", _MODEL)
+
+
+@dataclass
+class ExportOptions:
+    """What ``stepjepa export`` writes, and where."""
+
+    checkpoint: str | None = option(
+        None, "A run's checkpoint, or the folder of an adapter; usually written without --checkpoint.", "input"
+    )
+    base_model: str | None = option(
+        None, "Of an adapter, the folder or Hub id of its base. Default: the one that it names.", "input"
+    )
+    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", "input")
+    output_dir: str | None = option(None, "The folder to write; usually written without --output_dir.", "output")
+    merge_lora: bool | None = option(
+        None, "Write LoRA merged into the model (true) or as an adapter (false). Default: as its run does.", "output"
+    )
+    keep_predictors: bool = option(False, "Write the predictor tokens into the vocabulary and tokenizer.", "output")
+    overwrite_output_dir: bool = option(False, "Write into a folder that is not empty.", "output")

@@ -273,7 +273,7 @@ def score_model(
 
     from stepjepa.evaluation.run import evaluate_model
     from stepjepa.modeling.load import check_finite
-    from stepjepa.training.encoding import chat_tokenizer, pair_columns
+    from stepjepa.training.encoding import chat_tokenizer
 
     method = JEPAOptions(**(chat or {}))
     method.check()
@@ -303,7 +303,7 @@ def score_model(
             batch_size=batch_size,
             system_prompt=method.system_prompt,
             chat_template_kwargs=method.chat_template_kwargs,
-            columns=pair_columns(method),
+            columns=method.columns,
             max_examples=max_examples,
             max_length=method.max_length,
         )

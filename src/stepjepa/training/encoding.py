@@ -11,7 +11,7 @@ from stepjepa.data.chat import ChatRenderer, with_template
 from stepjepa.data.dataset import ExampleStore, cache_key, load_cached, save_cached
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for
 from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
 from stepjepa.errors import ConfigError, DataError
@@ -64,13 +64,8 @@ def _step_rules(
     if not find_objective(options.objective).needs_steps:
         splitter = splitter or make_splitter("separator")  # nobody asks for steps
     return rules_for(
-        rows, options.step_splitter, options.step_separator, options.steps_column, pair_columns(options), splitter
+        rows, options.step_splitter, options.step_separator, options.steps_column, options.columns, splitter
     )
-
-
-def pair_columns(options: JEPAOptions) -> PairColumns | None:
-    """The columns that hold the views, where the options name them."""
-    return options.columns
 
 
 def chat_tokenizer(tokenizer: Any, options: JEPAOptions) -> Any:

@@ -345,22 +345,3 @@ class TrainerOptions:
     report_to: None | str | list[str] = option(
         "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
     )
-
-
-@dataclass
-class ExportOptions:
-    """What ``stepjepa export`` writes, and where."""
-
-    checkpoint: str | None = option(
-        None, "A run's checkpoint, or the folder of an adapter; usually written without --checkpoint.", "input"
-    )
-    base_model: str | None = option(
-        None, "Of an adapter, the folder or Hub id of its base. Default: the one that it names.", "input"
-    )
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", "input")
-    output_dir: str | None = option(None, "The folder to write; usually written without --output_dir.", "output")
-    merge_lora: bool | None = option(
-        None, "Write LoRA merged into the model (true) or as an adapter (false). Default: as its run does.", "output"
-    )
-    keep_predictors: bool = option(False, "Write the predictor tokens into the vocabulary and tokenizer.", "output")
-    overwrite_output_dir: bool = option(False, "Write into a folder that is not empty.", "output")

@@ -20,7 +20,7 @@ from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.training.checkpoints import plain_settings
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import Sources, pair_columns
+from stepjepa.training.encoding import Sources
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.summary import conclusion, start_summary
@@ -161,7 +161,7 @@ def _make_trainer(
     """The trainer of a run: its data, tokenizer and model."""
     preset = is_preset(run.model_name)
     sources = [RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()]
-    texts = texts_of(sources, pair_columns(config))
+    texts = texts_of(sources, config.columns)
     tokenizer = load_tokenizer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
     )

@@ -26,7 +26,7 @@ from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.batches import Draw, DrawnExamples, StreamedExamples
-from stepjepa.training.encoding import Sources, pair_columns
+from stepjepa.training.encoding import Sources
 from stepjepa.training.options import JEPAOptions
 
 logger = logging.getLogger("stepjepa")
@@ -153,7 +153,7 @@ def tokenizer_for(name: str, train_dataset: Any, options: JEPAOptions) -> tuple[
     if isinstance(train_dataset, Iterator):
         train_dataset = list(train_dataset)
     sources = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
-    return load_tokenizer(name, texts_of(sources, pair_columns(options))), train_dataset
+    return load_tokenizer(name, texts_of(sources, options.columns)), train_dataset
 
 
 # The number of steps

@@ -22,7 +22,6 @@ from stepjepa.data.tokens import stream_ids
 from stepjepa.errors import DataError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
 from stepjepa.inspect.record import counted
-from stepjepa.training.encoding import pair_columns
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.text import escaped, printable
 
@@ -282,7 +281,7 @@ def read_texts(
         DataError: a source is missing, empty or broken, or has no usable row; with ``strict_data`` the first bad row.
         ConfigError: an unknown splitter, or an empty separator.
     """
-    columns = pair_columns(method)
+    columns = method.columns
     rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
     usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
     options = EncodeOptions.of(method, rules=rules)
