@@ -49,7 +49,7 @@ from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.check import folded
 from stepjepa.utils.failures import library
-from stepjepa.utils.files import check_writable, read_json, write_json, write_whole
+from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
 from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import one_line
 
@@ -387,7 +387,7 @@ def _saved_states(name: str, base: str | None) -> tuple[dict[str, States], str |
     folder, flag = Path(name).expanduser(), f"--{_NAME.from_states} {name}"
     if not folder.is_dir():
         raise ConfigError(f"{flag}: no such folder")
-    about = _read_object(folder / ABOUT)
+    about = read_object(folder / ABOUT)
     paths = {path.name: path for path in sorted(folder.glob("states-*.safetensors"))}
     if not paths:
         raise ConfigError(f"{flag}: holds no states (states-*.safetensors); run stepjepa analyze FILE first")
@@ -414,7 +414,7 @@ def _read_runs(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
             raise ConfigError(f"{flag}: no such folder")
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
         files = [folder / "metrics.json", *(path / "trainer_state.json" for path in (folder, *checkpoints))]
-        logs = ((file.name, _read_object(file).get("log_history")) for file in files)
+        logs = ((file.name, read_object(file).get("log_history")) for file in files)
         file, log = next(((file, log) for file, log in logs if isinstance(log, list)), ("", None))
         if log is None:
             raise ConfigError(
@@ -424,12 +424,3 @@ def _read_runs(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         if not any(entry.get(key) is not None for entry in found[label] for key, _ in LOSS_CURVES):
             raise DataError(f"{flag}: {file} holds neither {' nor '.join(key for key, _ in LOSS_CURVES)}")
     return found
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """An object in a file; empty where there is none that can be read."""
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -11,7 +11,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ def load_named(name: str, option: str, known: Sequence[str] = ()) -> Any:
         raise ConfigError(f"{option} is {name!r}; known: {listed}{near}")
     source, _, attribute = name.rpartition(":")
     try:
-        module = _file_module(Path(source)) if source.endswith(".py") else _module(source)
-        return getattr(module, attribute)
+        if source.endswith(".py"):
+            return getattr(_file_module(Path(source)), attribute)
+        with current_folder_too():
+            return getattr(importlib.import_module(source), attribute)
     except ConfigError:
         raise
     except AttributeError:
@@ -62,12 +65,14 @@ def given_name(thing: Any) -> str:
     return name
 
 
-def _module(name: str) -> Any:
+@contextmanager
+def current_folder_too() -> Iterator[None]:
+    """Modules are looked for where Python looks, then in the current folder."""
     folder = str(Path.cwd())
     added = folder not in sys.path
     sys.path += [folder] * added
     try:
-        return importlib.import_module(name)
+        yield
     finally:
         if added and folder in sys.path:
             sys.path.remove(folder)

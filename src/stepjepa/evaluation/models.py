@@ -19,7 +19,7 @@ from stepjepa.modeling.extras import PREDICTORS_FILE, predictor_names
 from stepjepa.modeling.load import check_local, load_adapter, load_tokenizer
 from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.utils.files import read_json
+from stepjepa.utils.files import read_object
 
 _NAME = Names(EvaluateOptions)
 _ADAPTER = "adapter_config.json"
@@ -90,7 +90,7 @@ def find_model(name: str) -> Place:
             "one of its checkpoints"
         )
     if (folder / _ADAPTER).is_file():
-        base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")
+        base = read_object(folder / _ADAPTER).get("base_model_name_or_path")
         if not base:
             raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
         near = folder / str(base)
@@ -109,7 +109,7 @@ def read_record(place: Place) -> TrainingRecord:
         return record
     if folder.resolve().name.startswith("checkpoint-") and not (folder / "run.json").exists():
         folder = folder.resolve().parent
-    for name, report in _read_json(folder / "data_report.json").items():
+    for name, report in read_object(folder / "data_report.json").items():
         if name.partition("_")[0] != "train" or not isinstance(report, dict):
             continue
         if name == "train" and isinstance(report.get("steps"), dict):
@@ -120,7 +120,7 @@ def read_record(place: Place) -> TrainingRecord:
         record.system_prompts[None] += _count(report.get("without_system_prompt"))
         record.others += _count(report.get("other_system_prompts"))
     record.system_prompts = +record.system_prompts  # those with rows
-    settings = _read_json(folder / "run.json").get("settings")
+    settings = read_object(folder / "run.json").get("settings")
     record.settings = settings if isinstance(settings, dict) else {}
     record.found = bool(record.system_prompts)
     return record
@@ -212,12 +212,3 @@ def _add_folder(digest: Any, folder: Path) -> None:
 def _count(value: Any) -> int:
     """A count as a record holds it; 0 for anything else."""
     return value if type(value) is int and value > 0 else 0
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """An object in a file; empty where there is none that can be read."""
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

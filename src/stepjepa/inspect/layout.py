@@ -15,9 +15,10 @@ import numpy as np
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Term
 from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
-from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views, counted
+from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views
 from stepjepa.objectives.base import VectorNames, objective_of
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.text import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

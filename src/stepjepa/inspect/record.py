@@ -20,7 +20,7 @@ import numpy as np
 
 from stepjepa.data.types import Rows
 from stepjepa.forest.visibility import visible
-from stepjepa.utils.text import escaped
+from stepjepa.utils.text import counted, escaped
 
 # The integer fields of a row: the collator's name -> the record's.
 FIELDS = {
@@ -94,11 +94,6 @@ def letter_colour(ground: str) -> str:
     """Black or white, whichever is read better on a colour ``#rrggbb``."""
     light = luminance(ground)
     return "#000000" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "#ffffff"
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 row``, ``2,000 rows``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 @dataclass(frozen=True)

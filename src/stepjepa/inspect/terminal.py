@@ -32,11 +32,10 @@ from stepjepa.inspect.record import (
     RowRecord,
     Vector,
     Views,
-    counted,
     edges_of,
     token_label,
 )
-from stepjepa.utils.text import escaped
+from stepjepa.utils.text import counted, escaped
 
 _FAINT = "dim"
 _NARROWEST = 20  # columns for tokens, and for the mask, at least

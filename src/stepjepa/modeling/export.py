@@ -40,6 +40,7 @@ from stepjepa.utils.files import (
     listed_files,
     mismatch,
     read_json,
+    read_object,
     share,
     write_manifest,
     write_whole,
@@ -345,10 +346,7 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
 
 def _run_settings(run: Path) -> dict[str, Any]:
     """The settings of a run; empty where nothing says so."""
-    try:
-        settings = read_json(run / "run.json").get("settings")
-    except (OSError, ValueError, AttributeError):
-        return {}
+    settings = read_object(run / "run.json").get("settings")
     return settings if isinstance(settings, dict) else {}
 
 

@@ -18,7 +18,17 @@ from typing import Any, Literal, TypeVar
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.training.options import JEPAOptions, TrainerOptions
-from stepjepa.utils.files import LOCK, MANIFEST, check_writable, listed_files, locked, mismatch, read_json, write_json
+from stepjepa.utils.files import (
+    LOCK,
+    MANIFEST,
+    check_writable,
+    listed_files,
+    locked,
+    mismatch,
+    read_json,
+    read_object,
+    write_json,
+)
 
 _NAME = Names(TrainerOptions, JEPAOptions)
 RECORD, METRICS = "run.json", "metrics.json"
@@ -119,11 +129,7 @@ class RunFolder:
         return self._read(METRICS).get("metrics", {})
 
     def _read(self, name: str) -> dict[str, Any]:
-        try:
-            record = read_json(self.path / name)
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
+        return read_object(self.path / name)
 
     def check_same(self, record: ResumeRecord) -> None:
         """Refuse to take a run that ended here for the one of `record`, which is about to start.

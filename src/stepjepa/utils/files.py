@@ -134,6 +134,15 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(Path(path).read_bytes())
 
 
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The object in a file of JSON, empty where there is none that can be read."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 

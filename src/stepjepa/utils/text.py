@@ -61,9 +61,9 @@ def printable_json(record: Any) -> str:
     return "".join(map(shown, json_bytes(record, indent=2).decode()))
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """``1 row``, ``2,000 rows``."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def scaled(value: float | None) -> str:

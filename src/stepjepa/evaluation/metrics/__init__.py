@@ -12,13 +12,12 @@ from __future__ import annotations
 import importlib
 import math
 import runpy
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from stepjepa.config.named import current_folder_too
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
@@ -192,17 +191,12 @@ def _load(target: str) -> Any:
     source, _, name = target.rpartition(":")
     if not source or not name.isidentifier():
         raise ConfigError(f"metric {target!r} is no module:function")
-    folder = str(Path.cwd())
-    added = folder not in sys.path
-    sys.path += [folder] * added
     try:
-        # A file is run each time: in a notebook it may have changed.
-        found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+        with current_folder_too():
+            # A file is run each time: in a notebook it may have changed.
+            found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
     except Exception as error:
         raise ConfigError(f"metric: importing {source} failed: {type(error).__name__}: {error}") from error
-    finally:
-        if added and folder in sys.path:
-            sys.path.remove(folder)
     if not callable(found.get(name)):
         raise ConfigError(f"metric {target}: {source} has no function {name}")
     return found[name]

@@ -16,11 +16,10 @@ from stepjepa.data.sources import RowSource
 from stepjepa.inspect.check.quality import LONG_STEP
 from stepjepa.inspect.check.texts import TextStatistics, read_texts
 from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens, share_of
-from stepjepa.inspect.record import counted
 from stepjepa.inspect.rows import tokenizer_of
 from stepjepa.objectives.base import OBJECTIVES, find_objective
 from stepjepa.training.options import ExampleOptions, JEPAOptions, without_effect
-from stepjepa.utils.text import escaped, printable
+from stepjepa.utils.text import counted, escaped, printable
 
 _WIDTH = 100
 

@@ -21,9 +21,8 @@ from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_ids
 from stepjepa.errors import DataError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
-from stepjepa.inspect.record import counted
 from stepjepa.training.options import ExampleOptions, JEPAOptions
-from stepjepa.utils.text import escaped, printable
+from stepjepa.utils.text import counted, escaped, printable
 
 _SHOWN_CHARACTERS = 400
 _EXCERPT = 160  # characters of a row that is skipped

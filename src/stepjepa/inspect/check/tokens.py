@@ -21,11 +21,10 @@ from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example
 from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_records
-from stepjepa.inspect.record import counted
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
-from stepjepa.utils.text import escaped, printable
+from stepjepa.utils.text import counted, escaped, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
