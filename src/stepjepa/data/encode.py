@@ -95,7 +95,8 @@ class EncodeOptions(DataOptions):
     @classmethod
     def of(cls, options: DataOptions, **more: Any) -> EncodeOptions:
         """Those of a run, of which only the options of data are kept, and `more` attributes."""
-        return cls(**{one.name: getattr(options, one.name) for one in fields(DataOptions)} | more)
+        kept = {one.name: getattr(options, one.name) for one in fields(DataOptions)}
+        return cls(**kept | {_NAME.max_row_length: None} | more)  # which is the layout's, and decides no example
 
     @property
     def label_mode(self) -> str:
@@ -216,18 +217,17 @@ class RowEncoder:
             ConfigError: chats without a template.
         """
         report = DataReport(self.name, steps=self.new_counts())
-        digests: list[bytes] = []
-        work: list[tuple[int, str, np.ndarray | ReadChat]] = []
+        digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
         for index, (place, row) in enumerate(rows):
             try:
                 if self.streams and is_stream(row):
                     ids = stream_ids(row, self.tokenizer)
-                    digests.append(hashlib.sha256(ids.tobytes()).digest())
                     work.append((index, place, ids))
-                    continue
-                chat = read_chat(row, self.chats, self.options)
-                digests.append(chat.digest)
-                work.append((index, place, chat))
+                    digests.append(hashlib.sha256(ids.tobytes()).digest())
+                else:
+                    chat = read_chat(row, self.chats, self.options)
+                    work.append((index, place, chat))
+                    digests.append(chat.digest)
             except RowError as error:
                 self._refuse(error, place, report)
         # All texts of a chunk are tokenised in one call.

@@ -261,7 +261,7 @@ def last_mlp(backbone: Any) -> Any:
     if layers is None:
         return None
     last: Any = layers[-1]
-    again = any(vars(module).get("gradient_checkpointing") for module in (backbone, last))
+    again = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
     return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
 
 
