@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -62,21 +62,19 @@ class ExampleStore(Sequence):
 
     def __init__(self, examples: Iterable[Example]):
         # Flat from the first: a hundred thousand small tuples cost more in garbage collection than to make.
-        tables = {name: array(np.dtype(dtype).char) for name, (_, dtype) in self.TABLES.items()}
-        ends: dict[str, list[int]] = {name: [] for name in self.TABLES}
+        tables = [array(np.dtype(dtype).char) for _, dtype in self.TABLES.values()]
+        ends: list[list[int]] = [[0] for _ in tables]
         for example in examples:
-            for name, numbers in _numbers(example):
-                table = tables[name]
+            for table, end, numbers in zip(tables, ends, _numbers(example), strict=True):
                 if isinstance(numbers, np.ndarray):
                     table.frombytes(np.asarray(numbers, np.int32).tobytes())
                 else:
                     table.extend(numbers)
-            for name, table in tables.items():
-                ends[name].append(len(table))
+                end.append(len(table))
         arrays: dict[str, np.ndarray] = {}
-        for name, (columns, dtype) in self.TABLES.items():
-            arrays[name] = np.array(tables[name], dtype).reshape(-1, *([columns] * bool(columns)))
-            arrays[f"{name}_edges"] = np.array([0, *ends[name]], np.int64) // (columns or 1)
+        for (name, (columns, dtype)), table, end in zip(self.TABLES.items(), tables, ends, strict=True):
+            arrays[name] = np.array(table, dtype).reshape(-1, *([columns] * bool(columns)))
+            arrays[f"{name}_edges"] = np.array(end, np.int64) // (columns or 1)
         self._set(arrays)
 
     @classmethod
@@ -143,23 +141,28 @@ class ExampleStore(Sequence):
         return len(self._arrays["pairs"]) + len(self._arrays["view_spans"])
 
 
-def _numbers(example: Example) -> Iterator[tuple[str, Any]]:
-    """What one example adds to each of the store's tables."""
-    pairs, segments = example.pairs, example.segments
-    terms = [term for pair in pairs for read in pair[:2] for term in read.terms]
-    yield "ids", example.trunk
-    yield "labels", chain.from_iterable(example.labels)
-    yield "segment_ids", np.concatenate([s.ids for s in segments]) if segments else ()
-    for s in segments:
-        yield "segments", (len(s.ids), *s[1:-1], _NONE if s.origin is None else s.origin)
-    for pair in pairs:
-        counts, layers = [len(read.terms) for read in pair[:2]], [read.layer for read in pair[:2]]
-        yield "pairs", (*counts, *(_NONE if layer is None else layer for layer in layers), pair.horizon)
-    yield "weights", [pair.weight for pair in pairs]
-    yield "terms", chain.from_iterable(term[:2] for term in terms)
-    yield "coefficients", [term.coefficient for term in terms]
-    for views in example.view_spans:
-        yield "view_spans", chain.from_iterable(views)
+def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
+    """What one example adds to each of the store's tables, in their order."""
+    trunk, labels, segments, pairs, view_spans = example
+    reads = [read for pair in pairs for read in pair[:2]]
+    terms = [term for read in reads for term in read.terms]
+    layers = [_NONE if read.layer is None else read.layer for read in reads]
+    rows = [(len(s.ids), *s[1:-1], _NONE if s.origin is None else s.origin) for s in segments]
+    counts = [
+        (len(pair.source.terms), len(pair.target.terms), *layers[2 * number : 2 * number + 2], pair.horizon)
+        for number, pair in enumerate(pairs)
+    ]
+    return (
+        trunk,
+        list(chain.from_iterable(labels)),
+        np.concatenate([s.ids for s in segments]) if segments else (),
+        list(chain.from_iterable(rows)),
+        list(chain.from_iterable(counts)),
+        [pair.weight for pair in pairs],
+        [number for term in terms for number in term[:2]],
+        [term.coefficient for term in terms],
+        [number for views in view_spans for span in views for number in span],
+    )
 
 
 def _edges(counts: Any) -> np.ndarray:
