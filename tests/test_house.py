@@ -134,6 +134,12 @@ def test_packages_that_may_import_every_other_one(tool, sources):
     assert tool("figures").open_packages(planted, allowed) == ["cli"]
 
 
+def test_signatures_that_leave_a_type_open(tool, sources):
+    text = "class A:\n    def __init__(self, x: Any): ...\n    def _f(self, x: Any): ...\ndef f(x: list[Any]) -> Any: ...\n"
+    hits = tool("figures").any_signatures(sources(data__a=text + "class _B:\n    def g(self, x: Any): ...\n"))
+    assert hits == ["stepjepa/data/a.py:2: __init__: x", "stepjepa/data/a.py:4: f: return"]
+
+
 def test_lines_of_code_and_of_docstrings(sources):
     (source,) = sources(
         data__a='"""One\ntwo."""\n\nimport os\ndef f(\n    a,\n):\n    # why\n    """Three."""\n    return 1\n'

@@ -14,6 +14,8 @@
     - every `--name` in any other text, and in texts of several words every name with an underscore (`max_length is 0`).
 - `file_circles`, `package_circles`: groups of files (of names right below the library's own) that import each other in a
   circle. Imports inside functions and `import_module("...")` count, those under `TYPE_CHECKING` do not.
+- `any_signatures`: parameters and results of public functions and methods that are annotated `Any` and nothing else. Public
+  is what has no underscore in front, nor a class or function around it that has one or is a function.
 - `open_packages`: folders that may import every other one, by `ALLOWED` of `tests/test_import_order.py`.
 """
 
@@ -212,6 +214,28 @@ def open_packages(sources: list[Source], allowed: dict[str, set[str]]) -> list[s
     return [name for name in sorted(folders) if allowed.get(name, set()) >= folders - {name}]
 
 
+def any_signatures(sources: list[Source]) -> list[str]:
+    """Where the signature of a public function leaves a type open."""
+    hits = list[str]()
+
+    def visit(path: Path, body: list[ast.stmt]) -> None:
+        for node in body:
+            name = getattr(node, "name", "_")
+            if name.startswith("_") and name != "__init__":
+                continue
+            if isinstance(node, ast.ClassDef):
+                visit(path, node.body)
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                types = {one.arg: one.annotation for one in given} | {"return": node.returns}
+                open_ones = [name for name, kind in types.items() if isinstance(kind, ast.Name) and kind.id == "Any"]
+                hits.extend(f"{path}:{node.lineno}: {node.name}: {name}" for name in open_ones)
+
+    for source in sources:
+        visit(source.path, ast.parse(source.text).body)
+    return hits
+
+
 def summed(sizes: dict[Path, int]) -> Figure:
     """The sum of a number by file, the largest first."""
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
@@ -231,6 +255,7 @@ def measure(root: Path) -> dict[str, Figure]:
         "file_circles": circles(files),
         "package_circles": circles(packages),
         "open_packages": open_packages(source, allowed),
+        "any_signatures": any_signatures(source),
     }
     return {
         "src_lines": summed(lines),
