@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stepjepa-setup
-PIP := $(BIN)/python -m pip install
+# Python compiles the modules that are used; pip would compile thousands that are not.
+PIP := $(BIN)/python -m pip install --no-compile
 BROWSER := $(VENV)/browser
 AXE := axe-core@4.14.1
 ARGS ?=

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict, replace
 
-from mutants.run import HERE, ROOT, load
+from mutants import run
+from mutants.run import Mutant, load
 
 MUTANTS = load()
-FAST = "43"  # its test loads numpy alone
 
 
 def test_every_mutant_fits_the_code_and_what_does_not_fit_is_told():
@@ -27,15 +25,21 @@ def test_every_mutant_fits_the_code_and_what_does_not_fit_is_told():
         assert replace(one, **changes).problem() == said
 
 
-def test_a_fault_is_killed_and_a_harmless_change_survives(tmp_path):
-    (fault,) = (mutant for mutant in MUTANTS if mutant.name.startswith(FAST))
-    harmless = replace(fault, name="99_harmless", replace=f"{fault.find} + 0")
+def test_a_fault_is_killed_and_a_harmless_change_survives(tmp_path, monkeypatch, capsys):
+    source, tests = tmp_path / "src" / "one.py", tmp_path / "tests" / "test_one.py"
+    for file, text in (
+        (source, "ONE = 1\n"),
+        (tests, "from one import ONE\n\n\ndef test_one():\n    assert ONE == 1\n"),
+    ):
+        file.parent.mkdir()
+        file.write_text(text)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "COPIED", ("src", "tests"))
+    fault = Mutant("01_fault", "counts wrongly", "src/one.py", "= 1", "= 2", ("tests/test_one.py::test_one",))
+    harmless = replace(fault, name="02_harmless", replace="= 1 + 0")
     (tmp_path / "some.yaml").write_text(json.dumps([asdict(fault), asdict(harmless)]))
-    before = (ROOT / fault.file).read_text()
-    command = [sys.executable, str(HERE / "run.py"), "--folder", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1, done.stderr
-    passed, killed, survived, *_, last = done.stdout.splitlines()
+    assert run.main(["--folder", str(tmp_path)]) == 1
+    passed, killed, survived, *_, last = capsys.readouterr().out.splitlines()
     assert passed.startswith("without a mutant: 1 tests")
-    assert killed.split()[:2] == [fault.name, "killed"] and survived.split()[:2] == ["99_harmless", "SURVIVED"]
-    assert last == "1 of 2 mutants killed" and (ROOT / fault.file).read_text() == before
+    assert killed.split()[:2] == [fault.name, "killed"] and survived.split()[:2] == [harmless.name, "SURVIVED"]
+    assert last == "1 of 2 mutants killed" and source.read_text() == "ONE = 1\n"
