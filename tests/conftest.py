@@ -3,6 +3,7 @@
 The tokenizers are shared by the whole process: a test changes a copy, `support.tokenizers.fresh(tokenizer)`.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 UNDER_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 if UNDER_XDIST:
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, and no collection looks at it again: every training collects the garbage once."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

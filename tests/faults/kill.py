@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import gc
 import io
 import json
 import os
@@ -20,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,13 +193,17 @@ def kill_all(folder: Path, number: int | None = None) -> tuple[int, list[str]]:
     """Check `number` points, evenly spread over all runs (None: every one); how many, and what went wrong at which."""
     import torch
 
-    import stepjepa.cli.train
-    import stepjepa.training.run  # noqa: F401  # for the children
+    from stepjepa.cli.main import main
     from support.rows import step_rows
 
     torch.set_num_threads(1)
     for file, seed in (("rows.jsonl", 0), ("eval.jsonl", 1)):
         (folder / file).write_text("".join(json.dumps(row) + "\n" for row in step_rows(20, seed=seed)))
+    warm_up = f"train --train_file {folder / 'rows.jsonl'} --output_dir {folder / 'warm_up'} {COMMON} --lora"
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        assert main(warm_up.split()) == 0  # so that the children import nothing
+    gc.collect()
+    gc.freeze()  # and go through none of it in search of garbage
     points: list[tuple[str, int, str]] = []
     expected = {}
     for name, flags in RUNS.items():
