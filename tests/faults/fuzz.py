@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import os
@@ -391,6 +392,8 @@ def run_cases(numbers: range, home: Path) -> tuple[Counter[str], list[str]]:
     for name in names.split():  # so that no child spends its time on them
         with contextlib.suppress(ImportError):
             import_module(name)
+    gc.collect()
+    gc.freeze()  # nor on going through them in search of garbage
     ends: Counter[str] = Counter()
     failures: list[str] = []
     left = list(numbers)
