@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepjepa.inspect.check import DataWarning, text_warnings, warning_lines
-from stepjepa.inspect.check.quality import cuts_inside
+from stepjepa.inspect.check import warning_lines
+from stepjepa.inspect.check.quality import DataWarning, cuts_inside, text_warnings
 from support.checks import check_format
 
 STEPS = "First we add two.\n\nThen we stop here."

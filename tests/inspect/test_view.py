@@ -77,18 +77,25 @@ def test_what_cannot_be_shown(file, options, message):
 
 
 MINE = '''
+from dataclasses import dataclass
 from stepjepa.data.types import TRUNK, Pair, Read, Term
-from stepjepa.objectives.base import Objective
-from stepjepa.objectives.pairs import PairBuilder
+from stepjepa.objectives import Objective, PairBuilder, option
+
+@dataclass
+class Options:
+    states: int = option(2, "How many states of the question.")
 
 class Mine(Objective):
-    """The mean of the question's last two states predicts the mean of the answer's."""
+    """The mean of the question's last states predicts the mean of the answer's."""
+
+    Options = Options
 
     def pairs_of(self, chat):
         builder = PairBuilder(chat.ids, 0)
         for turn in chat.turns:
             stop, length = turn.user.stop, turn.answer.stop - turn.answer.start
-            source = Read(tuple(Term(TRUNK, index, 0.5) for index in (stop - 2, stop - 1)))
+            states = self.own.states
+            source = Read(tuple(Term(TRUNK, index, 1 / states) for index in range(stop - states, stop)))
             copy = builder.copy(*turn.answer, turn.answer.start).terms[0].segment
             target = Read(tuple(Term(copy, index, 1 / length) for index in range(length)))
             builder.pairs.append(Pair(source, target))
@@ -98,12 +105,12 @@ class Mine(Objective):
 
 def test_an_objective_of_the_users_own(file, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    view = show_row(file, "tiny", objective=f"{tmp_path / 'mine.py'}:Mine", predictors=0)
+    view = show_row(file, "tiny", objective=f"{tmp_path / 'mine.py'}:Mine", predictors=0, states=3)
     (row,) = view.records
     (pair,) = row.pairs
     answer, user = row.kinds.count("target"), row.names.count("trunk: user")
     start = row.names.index("trunk: user")
-    assert pair.source.covered == ((start + user - 2, start + user),)
+    assert pair.source.covered == ((start + user - 3, start + user),)
     assert pair.target.covered == ((len(row) - answer, len(row)),) and answer > 1
     assert "mean of h over" in str(view) and "compared: source with target" in str(view)
     assert '"kind":"vectors"' in view.html()

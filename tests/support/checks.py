@@ -4,7 +4,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
-from stepjepa.inspect.check import token_warnings
+from stepjepa.inspect.check.quality import token_warnings
 from stepjepa.inspect.check.texts import read_texts
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions

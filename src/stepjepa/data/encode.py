@@ -375,7 +375,8 @@ class RowEncoder:
             steps = tuple(token_span(places, span.start + a, span.start + b) for a, b in found)
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None:
-            report.end_of_turn = f"{self.tokenizer.convert_ids_to_tokens(end_id)}{what}"
+            report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))
+            report.end_of_turn = report.end_token + what
         return turns, ids, end_id
 
 

@@ -141,6 +141,7 @@ class DataReport:
         steps: where the steps come from; empty for objectives that need none.
         system_prompts: the most common system messages -> chats that begin with them.
         without_system_prompt, other_system_prompts: chats that have none, or one that is not among those.
+        end_of_turn: what ends an answer, as it is printed; `end_token`: the token, None where there is none.
     """
 
     source: str
@@ -158,6 +159,7 @@ class DataReport:
     without_system_prompt: int = 0
     other_system_prompts: int = 0
     end_of_turn: str = ""
+    end_token: str | None = None
     fingerprint: str = ""
     tokens: int = 0
     labelled_tokens: int = 0
@@ -179,10 +181,9 @@ class DataReport:
 
     def add(self, other: DataReport) -> None:
         """Count in a report on further rows of the same data set."""
-        end = self.end_of_turn
-        _count_in(self, other)
-        if other.end_of_turn and (not end or end.startswith("none")):
+        if self.end_token is None and other.end_token is not None:
             self.end_of_turn = other.end_of_turn
+        _count_in(self, other)
         for text, count in self.system_prompts.most_common()[_SYSTEM_PROMPTS:]:
             del self.system_prompts[text]
             self.other_system_prompts += count

@@ -165,7 +165,7 @@ def page_html(data: Mapping[str, Any]) -> str:
     return page
 
 
-def script_json(data: Any) -> str:
+def script_json(data: object) -> str:
     """JSON for the inside of a script element: ASCII, without any character that HTML reads."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":

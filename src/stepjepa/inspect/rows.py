@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepjepa.config.option import Names
+from stepjepa.config.parser import build
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource, is_stream
@@ -30,7 +31,14 @@ if TYPE_CHECKING:
 _NAME = Names(JEPAOptions)
 
 
-def tokenizer_of(source: Any, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
+def method_from(options: Mapping[str, Any]) -> JEPAOptions:
+    """The method's options by name, checked; raises ConfigError."""
+    (method,) = build((JEPAOptions,), options)
+    method.check()
+    return method
+
+
+def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
     """The tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
     from stepjepa.data.sources import texts_of
     from stepjepa.modeling.load import load_tokenizer
@@ -44,7 +52,7 @@ def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEP
     return make_encoder(rows, tokenizer, make_renderer(tokenizer, method), settings_for(rows, method))
 
 
-def rows_from(source: Any, number: int) -> Iterator[tuple[int, str, Any]]:
+def rows_from(source: object, number: int) -> Iterator[tuple[int, str, Any]]:
     """Row `number` of a data set, counted from 0, and those after it: number, place as users know it, and the row.
 
     Raises:
@@ -77,7 +85,7 @@ class ShownRows:
         notes: what there is to say about them, each once.
     """
 
-    source: Any
+    source: object
     number: int
     tokenizer: PreTrainedTokenizerBase
     method: JEPAOptions
@@ -108,7 +116,7 @@ class ShownRows:
 
 
 def show_rows(
-    source: Any, number: int, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions, seed: int, count: int = 1
+    source: object, number: int, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions, seed: int, count: int = 1
 ) -> ShownRows:
     """The first `count` examples from row `number` on, as training samples them in epoch 0.
 
@@ -198,7 +206,7 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
         yield f"targets get no gradient: they are encoded{encoder} in a pass of their own, not in this row"
 
 
-def row_spans(row: Any, example: Example, encoder: RowEncoder) -> tuple[Span, ...]:
+def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[Span, ...]:
     """Names for the trunk of a row's example."""
     if encoder.streams and is_stream(row):
         return (Span("text", 0, len(example.trunk)),)
@@ -238,7 +246,7 @@ def trunk_spans(
     return tuple(found)
 
 
-def _tokenised(tokenizer: Any, chat: ReadChat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _tokenised(tokenizer: PreTrainedTokenizerBase, chat: ReadChat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Token ids and last characters in every way in which `data.encode` may tokenise a chat.
 
     Where the template ends no turn, what it writes after the last answer is left out, and no token reaches over the end

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
-from stepjepa.config.values import nearest
+from stepjepa.config.option import Names, check_fields, option, unread_options
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.html import FORMS, LIMIT, FormRows, ModelNumbers, Variant, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
-from stepjepa.inspect.rows import ShownRows, rows_from, show_rows, tokenizer_of
+from stepjepa.inspect.rows import ShownRows, method_from, rows_from, show_rows, tokenizer_of
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.text import printable
@@ -203,7 +202,7 @@ class RowView:
 
 
 def inspect(
-    data: Any,
+    data: object,
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase = "mini",
     row: int = 0,
     *,
@@ -245,10 +244,6 @@ def inspect(
     """
     from stepjepa.modeling.load import is_preset
 
-    for name in options:
-        if name not in options_of(JEPAOptions):
-            near = nearest(name, options_of(JEPAOptions))
-            raise ConfigError(f"inspect: unknown option {name!r}; did you mean {near!r}?")
     given = RowOptions(
         row=row, rows_packed=rows_packed, html=html, run_model=run_model, attention_layers=attention_layers
     )
@@ -256,8 +251,7 @@ def inspect(
     counts = list(predictors) if isinstance(predictors, Sequence) else [predictors]
     methods: dict[int, JEPAOptions] = {}
     for count in counts:
-        method = JEPAOptions(**options, predictors=count)
-        method.check()
+        method = method_from({**options, _NAME.predictors: count})
         methods.setdefault(objective_of(method).predictors, method)
     first = next(iter(methods.values()))
     remedy = f"--{_NAME.overwrite} to replace it"

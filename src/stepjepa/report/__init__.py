@@ -273,7 +273,7 @@ def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], li
     return main, rest
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """A setting in a cell."""
     if value is None:
         return "none"

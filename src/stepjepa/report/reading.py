@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -24,6 +24,7 @@ from stepjepa.utils.files import parse_json, weights_digest
 
 DEMO = "demo's held-out problems"
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
+T = TypeVar("T")
 _STAGES = ("trained", "scored-test")
 _PICTURES = 2_000_000  # bytes of all pictures of a page
 # Figures of ``stepjepa analyze``, and its numbers in the table.
@@ -46,26 +47,26 @@ _GEOMETRY = {
 }
 
 
-def table(value: Any, *keys: str) -> dict[str, Any]:
+def table(value: object, *keys: str) -> dict[str, Any]:
     """The object at a path of keys, an empty one for anything else."""
     found = _at(value, *keys)
     return found if isinstance(found, dict) else {}
 
 
-def entries(value: Any, *keys: str) -> list[Any]:
+def entries(value: object, *keys: str) -> list[Any]:
     """The list at a path of keys, an empty one for anything else."""
     found = _at(value, *keys)
     return found if isinstance(found, list) else []
 
 
-def number(value: Any, *keys: str) -> float | None:
+def number(value: object, *keys: str) -> float | None:
     """The finite number at a path of keys, None for anything else."""
     found = _at(value, *keys)
     fits = isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found)
     return found if fits else None
 
 
-def _at(value: Any, *keys: str) -> Any:
+def _at(value: object, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -88,7 +89,7 @@ class Reader:
         self.problems: list[str] = []
         self.room = _PICTURES
 
-    def read(self, path: Path, parse: Callable[[str], Any] = str) -> Any:
+    def read(self, path: Path, parse: Callable[[str], T]) -> T | None:
         """What `parse` makes of a file's text; None where there is no file, or no good one."""
         try:
             return parse(path.read_text(encoding="utf-8"))
@@ -97,8 +98,9 @@ class Reader:
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
             self.leave_out(path, f"cannot be read ({reason}), and is left out")
+            return None
 
-    def object(self, path: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
+    def object(self, path: Path, parse: Callable[[str], object] = parse_json) -> dict[str, Any]:
         """The object in a file of JSON, or of what `parse` reads; empty where there is none."""
         found = self.read(path, parse)
         if found is not None and not isinstance(found, dict):
@@ -262,7 +264,7 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
             if len(names) > 1:
                 raise ConfigError(f"{folder}: is a study, which is reported alone; give one study, or several runs")
             figures = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"study*.{suffix}"))}
-            texts = reader.read(folder / "table.md") or "", reader.object(folder / "state.json")
+            texts = reader.read(folder / "table.md", str) or "", reader.object(folder / "state.json")
             study = Study(folder, *texts, list(figures.values()))
             return Found(list(_study_runs(folder / "runs", reader)), study, analyses, reader)
         is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(folder.glob("evaluation-*/"))

@@ -404,7 +404,7 @@ def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
     return question_of(row_to_messages(row, None, columns))
 
 
-def excerpt(row: Any) -> str:
+def excerpt(row: object) -> str:
     """How a row begins, in one line."""
     try:
         text = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False, default=str)

@@ -20,6 +20,7 @@ from stepjepa.data.encode import CHUNK_ROWS, RowEncoder, nothing_kept
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example
+from stepjepa.inspect.check.quality import share_of
 from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_records
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
@@ -217,11 +218,6 @@ class TokenStatistics:
             yield from padding_lines(self.padding, "texts" if self.plain_text else "chats")
 
 
-def share_of(count: int, total: int, what: str) -> str:
-    """``3 of 1,200 rows (0.2 %)``."""
-    return f"{count:,} of {counted(total, what)} ({100 * count / max(total, 1):.1f} %)"
-
-
 def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
     """The positions of a batch in a table; `trunks` are ``chats`` or ``texts``."""
     batches = counted(padding.batches, "batch", "batches")
@@ -312,7 +308,10 @@ def read_tokens(
     if not streams:
         found.truncation = _truncation(data, np.concatenate(full), max_length)
         found.coverage = coverage(examples, spans, objective)
-        _set_end_of_turn(found, tokenizer, encoder.options.label_mode)
+        found.end_of_turn = data.end_token
+        ends = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
+        found.end_is = tuple(name for name, token in ends if token and token == data.end_token)
+        found.end_labelled = data.end_token is not None and encoder.options.label_mode != "reference"
     _lay_out(found, examples, spans, Form.of(method, tokenizer), method, batch_size, seed)
     return found
 
@@ -351,17 +350,6 @@ def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], objec
             found.answer_tokens += min(stop, length) - start
             found.in_views += int(in_view[start:stop].sum())
     return found
-
-
-def _set_end_of_turn(found: TokenStatistics, tokenizer: PreTrainedTokenizerBase, labels: str) -> None:
-    words = found.data.end_of_turn
-    if words.startswith("none"):
-        found.end_labelled = False
-        return
-    found.end_of_turn = words.partition(" (the tokenizer's EOS")[0]
-    named = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
-    found.end_is = tuple(name for name, token in named if token == found.end_of_turn)
-    found.end_labelled = labels != "reference"
 
 
 def _lay_out(
