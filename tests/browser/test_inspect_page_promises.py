@@ -69,28 +69,16 @@ def test_the_policy_stops_what_is_not_the_page_s_own(browser, small):
     context.close()
 
 
-@pytest.mark.parametrize("width", [360, 800, 1400])
-def test_no_width_makes_the_page_scroll_sideways(open_page, command, width):
-    page = open_page(command, width=width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("document.querySelector('#mask-picture').clientWidth") > 0.5 * min(width, 600)
-
-
-@pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    rows = records(stepped_example(1000, 6), lambda index: f" word{index}")
+def test_a_long_row_answers_at_once(open_page, tmp_path):
+    """From a pointer's move to the second frame after it, at 1,500 tokens and more: below 100 ms, the median of five."""
+    rows = records(stepped_example(1000, 6), lambda index: f" word{index}", forms=["packed"])
     assert len(rows["packed"]) >= 1500
-    return write_rows(tmp_path_factory.mktemp("page") / "long.html", rows)
-
-
-def test_a_long_row_answers_at_once(open_page, long):
-    """From a pointer's move to the second frame behind it, at 1,500 tokens and more: below 100 ms, the median of nine."""
-    page = open_page(long)
+    page = open_page(write_rows(tmp_path / "long.html", rows))
     times = page.evaluate(
         """async () => {
             const frame = () => new Promise((go) => requestAnimationFrame(go));
             const times = [];
-            for (let turn = 0; turn < 9; turn++) {
+            for (let turn = 0; turn < 5; turn++) {
                 const token = document.querySelector(`[data-token="${(turn * 389) % row.length}"]`);
                 await frame();
                 await frame();
@@ -105,42 +93,26 @@ def test_a_long_row_answers_at_once(open_page, long):
             return times;
         }"""
     )
-    assert sorted(times)[4] < 100, times
-    page.focus('[data-token="700"]')
-    times = page.evaluate(
-        """async () => {
-            const times = [];
-            for (let turn = 0; turn < 9; turn++) {
-                const start = performance.now();
-                document.activeElement.dispatchEvent(
-                    new KeyboardEvent("keydown", { bubbles: true, key: "ArrowDown" }));
-                await new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
-                times.push(performance.now() - start);
-            }
-            return times;
-        }"""
-    )
-    assert sorted(times)[4] < 100, times
+    assert sorted(times)[2] < 100, times
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nobody_is_kept_out(browser, axe, command, scheme):
-    """axe-core finds nothing serious: at rest, with a token pointed at, a pair chosen and losses shaded."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme=scheme, bypass_csp=True)
-    page = context.new_page()
-    page.goto(command.as_uri())
-    page.evaluate(axe)
-    problems = []
-    for act in (
-        lambda: None,
-        lambda: page.focus('[data-token="20"]'),
-        lambda: page.locator(".pair").first.click(),
-        lambda: page.check("#losses"),
-        lambda: page.click("summary"),
-        lambda: page.focus("#mask-picture"),
-    ):
-        act()
+def test_nobody_is_kept_out(open_page, axe, command, scheme):
+    """No width makes the page scroll sideways; axe-core finds nothing serious with a token pointed at, nor with a pair
+    chosen, losses shaded and all unfolded."""
+    page = open_page(command, width=360, scheme=scheme, bypass_csp=True)
+    for width in (360, 800, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
         settled(page)
-        problems += barriers(page)
-    context.close()
-    assert problems == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.querySelector('#mask-picture').clientWidth") > 0.5 * min(width, 600)
+    page.evaluate(axe)
+    page.focus('[data-token="20"]')
+    settled(page)
+    problems = barriers(page)
+    page.locator(".pair").first.click()
+    page.check("#losses")
+    page.click("summary")
+    page.focus("#mask-picture")
+    settled(page)
+    assert problems + barriers(page) == []

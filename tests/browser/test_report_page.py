@@ -3,7 +3,7 @@
 import pytest
 
 from stepjepa.cli.main import main
-from support.browsing import barriers, settled
+from support.browsing import barriers, brightness, settled
 from support.reports import write_demo, write_evaluation, write_geometry, write_pair, write_run, write_study
 
 RTL = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd abc"
@@ -37,8 +37,8 @@ def pages(tmp_path_factory, pair):
     made(*several)
     for place in (write_study(folder / "study"), write_demo(folder / "demo"), folder / "begun"):
         made(place)
-    names = {"three": "regular", "study": "study", "demo": "demo", "begun": "begun"}
-    return {"pair": pair, **{name: folder / place / "report.html" for name, place in names.items()}}
+    places = {"three": "regular", "study": "study", "demo": "demo", "begun": "begun"}
+    return {"pair": pair, **{name: folder / place / "report.html" for name, place in places.items()}}
 
 
 def questions(page):
@@ -66,10 +66,7 @@ def test_the_filter(open_page, pair):
     assert page.locator(".card").nth(1).locator(".judged").all_inner_texts() == ["right", "wrong"]
     page.fill('input[type="search"]', "TEXT 4")
     assert questions(page) == ["4"] and "1 hold the words" in page.inner_text("#shown")
-
-
-def test_the_filter_by_keys(open_page, pair):
-    page = open_page(pair)
+    page.fill('input[type="search"]', "")
     page.focus('input[name="kind"]:checked')
     page.keyboard.press("ArrowRight")
     assert questions(page) == ["0"] and page.evaluate("document.activeElement.value") == "both"
@@ -99,7 +96,7 @@ def test_three_models(open_page, pages):
     assert page.evaluate("document.activeElement === document.querySelectorAll('.card')[12]")
 
 
-def test_pointing_at_a_chart(open_page, pair):
+def test_a_chart_by_pointer_and_keys(open_page, pair):
     page = open_page(pair)
     plot = page.locator('[data-chart="lm_loss"] .plot')
     plot.scroll_into_view_if_needed()
@@ -113,22 +110,12 @@ def test_pointing_at_a_chart(open_page, pair):
     assert page.locator('[data-chart="lm_loss"] .cursor circle').count() == 2
     page.mouse.move(2, 2)
     assert tip.is_hidden() and page.locator('[data-chart="lm_loss"] .cursor circle').count() == 0
-
-
-def test_a_chart_by_keys(open_page, pair):
-    page = open_page(pair)
     page.focus('[data-chart="jepa_loss"] .plot')
-    for key, said in (
-        *(
-            ("ArrowRight", "step 10; step 0.5"),
-            ("ArrowRight", "step 20; step 0.25"),
-            ("ArrowLeft", "step 10; step 0.5"),
-        ),
-        *(
-            ("End", "step 50; step 0.1; step (evaluation) 0.2"),
-            ("ArrowRight", "step 50; step 0.1; step (evaluation) 0.2"),
-        ),
-        ("Home", "step 10; step 0.5"),
+    first, last = "step 10; step 0.5", "step 50; step 0.1; step (evaluation) 0.2"
+    for key, said in zip(
+        ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home"),
+        (first, "step 20; step 0.25", first, last, last, first),
+        strict=True,
     ):
         page.keyboard.press(key)
         assert page.inner_text("#say") == said
@@ -138,17 +125,18 @@ def test_a_chart_by_keys(open_page, pair):
     assert page.locator('[data-chart="jepa_loss"] table').inner_text().split("\n")[1] == "10\t0.5\t"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_themes(open_page, pair, scheme):
-    page = open_page(pair, scheme=scheme)
-    luminance = "Number(getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g)[0])"
+def test_themes(open_page, pair):
+    page = open_page(pair, scheme="dark")
     line = "getComputedStyle(document.querySelector('.plot path.line')).stroke"
-    assert (page.evaluate(luminance) > 128) == (scheme == "light")
+    assert brightness(page) < 128
     before = page.evaluate(line)
     page.click("#theme")
-    assert (page.evaluate(luminance) > 128) == (scheme == "dark") and page.evaluate(line) != before
+    assert brightness(page) > 128 and page.evaluate(line) != before
     page.click("#theme")
-    assert (page.evaluate(luminance) > 128) == (scheme == "light")
+    assert brightness(page) < 128
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    assert brightness(page) > 128
 
 
 def test_text_of_the_data_is_text(open_page, pair):
@@ -165,20 +153,9 @@ def test_text_of_the_data_is_text(open_page, pair):
     assert side.evaluate(direction) == "rtl"
 
 
-@pytest.mark.parametrize("width", [375, 1280])
-@pytest.mark.parametrize("name", ["pair", "three", "study", "demo", "begun"])
-def test_every_page_fits(open_page, pages, name, width):
-    page = open_page(pages[name], width=width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    cut = """() => [...document.querySelectorAll("h1, h2, h3, p, li, .card .text")].filter((e) =>
-        !e.closest(".scroll") && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
-    assert page.evaluate(cut) == 0
-
-
 @pytest.mark.parametrize("name", ["pair", "study"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_paper(open_page, pages, name, scheme):
-    page = open_page(pages[name], scheme=scheme)
+def test_on_paper(open_page, pages, name):
+    page = open_page(pages[name], scheme="dark")
     paper = page.pdf(format="A4", prefer_css_page_size=True)
     assert paper.startswith(b"%PDF-") and len(paper) > 10_000
     assert page.locator("details[open]").count() == 0  # folded again afterwards
@@ -196,33 +173,31 @@ def test_on_paper(open_page, pages, name, scheme):
     assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
 
 
+CUT = """() => [...document.querySelectorAll("h1, h2, h3, p, li, .card .text")].filter((e) =>
+    !e.closest(".scroll") && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
 LOOKS = [
-    *((name, "light") for name in ("pair", "three", "study", "demo", "begun")),
     ("pair", "dark"),
+    ("pair", "light"),
+    ("three", "light"),
     ("study", "dark"),
+    ("demo", "light"),
+    ("begun", "light"),
 ]
 
 
 @pytest.mark.parametrize(("name", "scheme"), LOOKS)
-def test_nobody_is_kept_out(browser, axe, pages, name, scheme):
-    """axe-core finds nothing serious: at rest; unfolded, filtered, with a chart read."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme, bypass_csp=True)
-    page = context.new_page()
-    page.goto(pages[name].as_uri())
+def test_nobody_is_kept_out(open_page, axe, pages, name, scheme):
+    """Every kind of page fits a telephone and a screen; axe-core finds nothing serious, unfolded and with a chart read."""
+    page = open_page(pages[name], width=375, scheme=scheme, bypass_csp=True)
+    for width in (375, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width and page.evaluate(CUT) == 0
     page.evaluate(axe)
-
-    def act():
-        page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
-        if name in ("pair", "three"):
-            choose(page, "only A")
-        if page.locator(".plot").count():
-            page.focus(".plot")
-            page.keyboard.press("End")
-
-    problems = []
-    for do in (lambda: None, act):
-        do()
-        settled(page)
-        problems += barriers(page)
-    context.close()
-    assert problems == []
+    page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+    if name in ("pair", "three"):
+        choose(page, "only A")
+    if page.locator(".plot").count():
+        page.focus(".plot")
+        page.keyboard.press("End")
+    settled(page)
+    assert barriers(page) == []

@@ -54,17 +54,10 @@ def test_everything_is_counted():
 @pytest.mark.parametrize(
     ("answers", "options", "verdict"),
     [
-        ([BLANK] * 3, {}, "ready for step_jepa: 3 of 3 rows have two or more steps"),
         (
             [BLANK] * 2 + ["one"],
             {},
             "ready for step_jepa: 2 of 3 rows have two or more steps; the other 1 would train as plain language modelling",
-        ),
-        (
-            [LINES] * 2,
-            {},
-            "no row has two steps with splitter 'separator'; the splitter that auto chooses, lines, finds them in 2: "
-            "use --step_splitter lines",
         ),
         (
             [LINES] * 3 + [BLANK],
@@ -77,12 +70,6 @@ def test_everything_is_counted():
             {"separator": "XX"},
             "no row has two steps with splitter 'separator' (XX); the splitter that auto chooses, separator, finds them in "
             "2: leave out --step_separator",
-        ),
-        (
-            ["one", ""],
-            {},
-            "not for step_jepa: no row has two steps with splitter 'separator'; give --step_separator or another "
-            "--objective",
         ),
         (
             [BLANK, *["one"] * 10],
@@ -137,18 +124,9 @@ def test_named_columns():
     assert not check_format([{"text": "a", "more": "b"}], source_column="text", target_column="more").plain_text
 
 
-def test_a_second_file_must_be_usable():
-    with pytest.raises(DataError, match="list: the file or data set is empty"):
-        check_format(rows("x"), eval_file=[])
-    with pytest.raises(DataError, match="none of 1 rows can be used; first: list row 0: .*columns found: a"):
-        check_format(rows("x"), eval_file=[{"a": 1}])
-
-
 def test_excerpts():
-    assert excerpt({"a": "\u00e9 " * 200}).endswith("\u00e9...")
-    assert len(excerpt("x" * 999)) == 163
-    assert excerpt({"a": float("nan"), "b": {1}}) == '{"a": NaN, "b": "{1}"}'
-    circle: list = []
+    assert excerpt({"a": "\u00e9 " * 200}).endswith("\u00e9...") and len(excerpt("x" * 999)) == 163
+    circle: list = [float("nan")]
     circle.append(circle)
     assert "list" in excerpt(circle)
 
@@ -195,3 +173,7 @@ def test_what_cannot_be_used():
         check_format([{"messages": [{"role": "bot", "content": ""}]}, 3])
     with pytest.raises(DataError, match=r"list row 1: .*--strict_data"):
         check_format([*rows("x"), 3], strict_data=True)
+    with pytest.raises(DataError, match="list: the file or data set is empty"):
+        check_format(rows("x"), eval_file=[])
+    with pytest.raises(DataError, match="none of 1 rows can be used; first: list row 0: .*columns found: a"):
+        check_format(rows("x"), eval_file=[{"a": 1}])

@@ -44,7 +44,6 @@ def test_counts_by_hand():
     [
         ({"step_pairs": "all"}, 9),  # of row 0 all
         ({"step_pairs": "all", "horizon": 2}, 5),  # row 0: one two -> four five six
-        ({"objective": "llm_jepa"}, 11),
         ({"objective": "llm_jepa", "views": "standalone"}, 11),
         ({"objective": "llm_jepa", "last_token": -1}, 11),  # the end of turn is no content
         ({"objective": "split"}, 11),
@@ -87,7 +86,7 @@ def test_truncation():
 
 def test_the_length_that_holds_a_share_of_the_chats():
     rows = [{"question": "how", "answer": "one " * count + "two"} for count in range(100)]  # 7 to 106 tokens
-    found = tokens_of(rows, max_length=50)
+    found = tokens_of(rows, max_length=50, sample_rows=2)
     assert found.truncation.holds == {"100": 106, "99": 105, "95": 101}
     assert found.truncation.answers_cut == 56
     assert found.truncation.tokens_lost == sum(range(1, 57))
@@ -107,7 +106,6 @@ def test_a_sample():
     found = tokens_of(ROWS * 10, sample_rows=4)
     assert (found.sampled, found.sampled_all, found.data.pairs) == (4, False, 20)
     assert "(4 examples sampled at random)" in "\n".join(found.lines())
-    assert found.segments == tokens_of(ROWS * 10, sample_rows=4).segments
 
 
 def test_plain_text():
@@ -217,12 +215,10 @@ PADDING = "is also the {} token, in 3 examples"
 # warning, rows, tokenizer and options, words of its text or None where there is none
 CASES = [
     ("no_pairs", [ROWS[1]], {}, "no example of 1 has a pair for step_jepa"),
-    ("no_pairs", [ROWS[1]], {"objective": "regular"}, None),
     ("one_token_targets", ROWS, {}, "1 of 2 pairs (50.0 %)"),
-    ("one_token_targets", ROWS[2:], {}, None),
     ("folded_system", ROWS, {"tokenizer": words(NO_SYSTEM)}, "1 system message are part of the first user message"),
     ("unknown_tokens", SEVEN, {}, "1 of 41 tokens (2.44 %) are the tokenizer's unknown token"),
-    ("unknown_tokens", [*ROWS * 40, SEVEN[-1]], {}, None),  # 1 of 1,367
+    ("unknown_tokens", [*ROWS * 40, SEVEN[-1]], {"sample_rows": 2}, None),  # 1 of 1,367
     ("unknown_tokens", SEVEN, {"tokenizer": words(eos_token="<unk>")}, None),  # one token that is both, as GPT-2's is
     ("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token="<end>")}, PADDING.format("padding and EOS")),
     # rows are padded with the EOS then
@@ -234,7 +230,6 @@ CASES = [
     ("no_end_of_turn", ROWS, {"tokenizer": words(BARE, eos_token=None)}, "nothing ends an answer"),
     ("no_end_of_turn", ROWS, {"tokenizer": words(BARE)}, None),  # an EOS is appended
     ("end_of_turn_unlabelled", ROWS, {"labels": "reference"}, "--labels reference leaves <end>"),
-    ("end_of_turn_unlabelled", ROWS, {"labels": "all"}, None),
 ]
 
 
@@ -245,4 +240,6 @@ def test_warning(name, rows, options, text):
 
 
 def test_nothing_to_warn_of():
-    assert set(warned(tokens_of(ROWS))) == {"one_token_targets"}
+    for options in ({"labels": "all"}, {"objective": "regular"}):
+        assert set(warned(tokens_of(ROWS, **options))) <= {"one_token_targets"}
+    assert warned(tokens_of(ROWS[2:])) == {}

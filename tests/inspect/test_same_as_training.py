@@ -1,6 +1,7 @@
 """The row that is shown is the row that training lays out: same ids, positions, mask, readouts, labels and draws."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,21 +32,16 @@ CHAT, TEXT = len(ROWS) - 1, len(TEXTS) - 1  # the rows that are looked at
 
 EVERYWHERE = [
     {"objective": "regular", "labels": "all"},
-    {"objective": "llm_jepa"},
-    {"objective": "llm_jepa", "predictors": 3, "labels": "reference"},
-    {"objective": "llm_jepa", "predictors": 2, "last_token": -2, "same_predictor": True},
+    {"objective": "llm_jepa", "predictors": 2, "last_token": -2, "same_predictor": True, "labels": "reference"},
     {"objective": "llm_jepa", "views": "standalone"},
-    {"objective": "llm_jepa", "views": "standalone", "predictors": 2},
+    {"objective": "llm_jepa", "views": "standalone", "predictors": 2, "plain": True},
     {"objective": "llm_jepa", "front_pred": True, "predictors": 2},
     {"objective": "llm_jepa", "reverse_pred": True, "predictors": 1, "last_token": -2},
-    {"objective": "llm_jepa", "predictors": 1, "plain": True},
-    {"objective": "step_jepa"},
     {"objective": "step_jepa", "step_pairs": "all", "predictors": 0},
     {"objective": "step_jepa", "step_pairs": "all", "predictors": 1, "multi_horizon": [1, 2, 3]},
     {"objective": "step_jepa", "step_pairs": "all", "horizon": 2, "predictor_order": "descending"},
     {"objective": "step_jepa", "step_pairs": "random"},
     {"objective": "step_jepa", "step_pairs": "random", "jepa_ratio": 1e-6, "max_length": 70},
-    {"objective": "split", "target_grad": True},
     {"objective": "split", "target_grad": True, "predictors": 3, "split_ratio": 0.2, "same_predictor": True},
     {"objective": "semantic_tube", "tube_times": 3},
     {"objective": "semantic_tube", "tube_mode": "three_index", "tube_content": "with_markup"},
@@ -53,8 +49,7 @@ EVERYWHERE = [
 ]
 INLINE = [
     {"objective": "llm_jepa", "predictors": 2},
-    {"objective": "llm_jepa", "predictors": 0, "last_token": -1},
-    {"objective": "step_jepa", "labels": "all"},
+    {"objective": "llm_jepa", "predictors": 0, "last_token": -1, "labels": "all"},
     {"objective": "step_jepa", "step_pairs": "random", "horizon": 2, "predictors": 1, "same_predictor": True},
 ]
 
@@ -65,6 +60,11 @@ def files(tmp_path_factory):
     for name, rows in (("chats", ROWS), ("texts", TEXTS)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {name: str(folder / f"{name}.jsonl") for name in ("chats", "texts")}
+
+
+@cache
+def tokenizer_for(file):
+    return load_tokenizer("tiny", texts_of([file]))
 
 
 def trained(file, options, tokenizer, indices):
@@ -86,32 +86,23 @@ def both(file, row, index, **options):
     """The record, training's batch of the same row, and training's example; `index` is the row's among the kept ones."""
     shown = JEPAOptions(**options)
     shown.check()
-    tokenizer = load_tokenizer("tiny", texts_of([file]))
+    tokenizer = tokenizer_for(file)
     (record,) = show_rows(file, row, tokenizer, shown, SEED).records
     method, batch, (example,) = trained(file, options, tokenizer, [index])
     assert shown == method  # the splitter is settled alike
     return record, batch, example
 
 
+def assert_same_fields(record, rows, number=0):
+    for name, own in FIELDS.items():
+        given = getattr(rows, name)
+        expected = [0] * len(record) if given is None else given[number].tolist()
+        assert getattr(record, own).tolist() == expected, name
+    np.testing.assert_array_equal(dense_mask(rows)[number, 0].numpy(), record.visible)
+
+
 def assert_same_row(record, batch):
-    for name, values in (
-        ("input_ids", record.ids),
-        ("position_ids", record.positions),
-        ("example", record.examples),
-        ("segment", record.segments),
-        ("order", record.orders),
-        ("attach", record.attaches),
-    ):
-        assert getattr(batch.rows, name)[0].tolist() == values.tolist(), name
-    if batch.rows.floor is not None:
-        assert batch.rows.floor[0].tolist() == record.floors.tolist()
-    else:
-        assert not record.floors.any()
-    np.testing.assert_array_equal(dense_mask(batch.rows)[0, 0].numpy(), record.visible)
-    assert_same_readouts(record, batch)
-
-
-def assert_same_readouts(record, batch):
+    assert_same_fields(record, batch.rows)
     labels = np.flatnonzero(record.labelled)
     assert (batch.label_positions + 1).tolist() == labels.tolist()
     assert batch.label_ids.tolist() == record.ids[labels].tolist()
@@ -182,9 +173,7 @@ def test_two_pass(files, options):
 
 
 @pytest.mark.parametrize("row", [0, 2, 3, 4])
-@pytest.mark.parametrize(
-    "options", [{"objective": "semantic_tube"}, {"step_pairs": "random", "jepa_ratio": 0.7}], ids=str
-)
+@pytest.mark.parametrize("options", [{"objective": "semantic_tube"}, {"step_pairs": "random", "jepa_ratio": 0.7}])
 def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
     record, batch, example = both(files["chats"], row, row - (row > 1), **options)
@@ -193,20 +182,17 @@ def test_draws_of_every_row(files, row, options):
     assert sorted(positions) == sorted(batch.sources.positions.tolist())
 
 
-@pytest.mark.parametrize("options", [EVERYWHERE[1], EVERYWHERE[10], EVERYWHERE[17], INLINE[2]], ids=str)
+@pytest.mark.parametrize("options", [EVERYWHERE[1], EVERYWHERE[6], EVERYWHERE[12], INLINE[1]], ids=str)
 def test_several_examples_are_packed_as_in_training(files, options):
     options = {**options, "forward": "inline" if options in INLINE else "packed", "max_row_length": 120}
-    method, tokenizer = JEPAOptions(**options), load_tokenizer("tiny", texts_of([files["chats"]]))
+    method, tokenizer = JEPAOptions(**options), tokenizer_for(files["chats"])
     method.check()
     records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records
     _, batch, _ = trained(files["chats"], options, tokenizer, [1, 2, 3, 4])
     rows, width = batch.rows, len(records[0])
     assert len(records) == len(rows.input_ids) > 1
     for number, record in enumerate(records):
-        for name, own in FIELDS.items():
-            given = getattr(rows, name)
-            assert getattr(record, own).tolist() == ([0] * width if given is None else given[number].tolist()), name
-        np.testing.assert_array_equal(dense_mask(rows)[number, 0].numpy(), record.visible)
+        assert_same_fields(record, rows, number)
     flat = [(n * width + i) for n, record in enumerate(records) for i in np.flatnonzero(record.labelled)]
     assert flat == sorted((batch.label_positions + 1).tolist())
     terms = [
@@ -234,7 +220,6 @@ def test_split_as_it_is_trained_by_default(files, predictors):
     "options",
     [
         {"objective": "regular"},
-        {"objective": "split", "target_grad": True},
         {"objective": "split", "target_grad": True, "predictors": 2, "last_token": -2},
     ],
     ids=str,

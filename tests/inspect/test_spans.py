@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer, plain_template
+from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import ReadChat, encode_dataset, read_chat
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.types import Example
@@ -33,14 +33,13 @@ def encoded(tokenizer, messages, splitter):
     return store[0], trunk_spans(tokenizer, read)
 
 
-@pytest.mark.parametrize("splitter", [make_splitter("separator"), make_splitter("lines")])
-def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer, splitter):
+def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer):
     messages = [
         {"role": "system", "content": "Add."},
         {"role": "user", "content": "What is it?\n\nSo?"},
         {"role": "assistant", "content": "First we add 2 and 3.\n\nThen we double it \U0001f600.\r\n\r\nSo 10."},
     ]
-    example, spans = encoded(tokenizer, messages, splitter)
+    example, spans = encoded(tokenizer, messages, make_splitter("lines"))
     assert [span.name for span in spans] == ["system", "user", "step 1", "step 2", "step 3"]
     steps = spans[2:]
     assert [view.end + 1 for view in views_of(example)] == [step.stop for step in steps[:-1]]
@@ -89,10 +88,7 @@ def named(tokenizer, labels="assistant", **options):
 
 
 def labelled(example):
-    marks = np.zeros(len(example.input_ids), bool)
-    for start, stop in example.label_spans:
-        marks[start:stop] = True
-    return marks.tolist()
+    return [any(start <= at < stop for start, stop in example.label_spans) for at in range(len(example.input_ids))]
 
 
 @pytest.mark.parametrize("template", FORMATS)
@@ -106,27 +102,15 @@ def test_names_in_every_template(template):
     assert found.get("trunk: end of turn", "").count(end or "\n") == (2 if end else 0)
 
 
-def test_names_where_answers_are_kept_apart_from_the_template(llama3_tokenizer):
-    # This tokenizer merges a full stop with the line break behind it, and nothing but that ends an answer here.
-    found, names, example = named(with_template(llama3_tokenizer, "plain_no_eot"))
+def test_names_where_answers_are_kept_apart_from_the_template():
+    # A full stop and the line break after it are one token, and nothing but that ends an answer here.
+    tokenizer = with_template(byte_bpe_tokenizer(), "plain_no_eot")
+    tokenizer.add_tokens([".\n"])
+    found, names, example = named(tokenizer)
     assert found["trunk: answer 1"].lstrip() == CHAT[1]["content"]
     assert found["trunk: answer 2"].lstrip() == CHAT[3]["content"]
-    assert found["trunk: end of turn"] == llama3_tokenizer.eos_token
+    assert found["trunk: end of turn"] == tokenizer.eos_token
     assert [name.startswith(("trunk: answer", "trunk: end")) for name in names] == labelled(example)
-
-
-def test_names_without_a_template():
-    tokenizer = train_tokenizer(["First we add 2 and 3.\nSo?\nSo 10. What is it?"] * 9, 320)
-    tokenizer.chat_template = plain_template(tokenizer)
-    found, names, example = named(tokenizer)
-    assert found == {
-        "trunk: user": "What is it?So?",
-        "trunk: template": "\n\n\n",
-        "trunk: answer 1": CHAT[1]["content"],
-        "trunk: answer 2": CHAT[3]["content"],
-        "trunk: end of turn": "<|end|>",
-    }
-    assert labelled(example) == [name.startswith(("trunk: answer", "trunk: end")) for name in names]
 
 
 @pytest.mark.parametrize("labels", ["all", "reference"])

@@ -184,9 +184,9 @@ def test_vectors_that_are_not_sampled():
     lines = shown_tube("curvature")
     assert lines[0].endswith("; 3 pairs of vectors") and '  pair 3  before  h[7] - h[6]: 7 ("g")' in lines
     assert "          compared: before (source) with after (target), weight 0.333" in lines
-    many = pairs_of_spans(Span(2, 30), Span(32, 60), (), tube_options(mode="curvature"))
-    example = Example(np.arange(60, dtype=np.int32), (Span(32, 60),), pairs=tuple(many))
-    assert "  and 48 more" in drawn(tube_record([example], str, "curvature"), 140).splitlines()
+    many = pairs_of_spans(Span(2, 12), Span(13, 23), (), tube_options(mode="curvature"))
+    example = Example(np.arange(24, dtype=np.int32), (Span(13, 24),), pairs=tuple(many))
+    assert "  and 12 more" in drawn(tube_record([example], str, "curvature"), 140).splitlines()
 
 
 def seen_in(lines, blocks, width):
@@ -198,9 +198,9 @@ def seen_in(lines, blocks, width):
     return np.array(matrix[:width])
 
 
-@pytest.mark.parametrize("length", [6, 7, 40])
+@pytest.mark.parametrize("length", [7, 40])
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
-@pytest.mark.parametrize("width", [30, 60, 200])
+@pytest.mark.parametrize("width", [30, 60])
 def test_the_blocks_are_the_matrix(length, glyphs, width):
     row = record(length=length)
     shown = shown_positions(row, width - 10)
@@ -211,19 +211,19 @@ def test_the_blocks_are_the_matrix(length, glyphs, width):
 
 
 def test_a_wide_row_is_shortened_and_says_so():
-    row = record(length=200)
+    row = record(length=60)
     assert f"50 of {len(row)} positions fit" in drawn(row, width=60)
-    assert "positions fit" not in drawn(row, width=len(row) + 10)
+    assert "positions fit" not in drawn(record(length=20), width=60)
     shown = shown_positions(row, 50)
     assert len(shown) == 50 and shown == sorted(set(shown))
     pair = row.pairs[0]
-    edges = {0, 1, 199, 200, 201, 202, len(row) - 1}
+    edges = {0, 1, 59, 60, 61, 62, len(row) - 1}
     assert edges | {pair.views.source_end.index, pair.source.index, pair.target.index} <= set(shown)
     assert len(shown_positions(row, 5)) == 5
 
 
 def test_token_lines_fit_the_width():
-    row = record(words=["word", " and", " \u65e5\u672c"], length=100)
+    row = record(words=["word", " and", " \u65e5\u672c"], length=40)
     lines = [line.plain for line in token_lines(row, 60)]
     assert 50 < max(map(cell_len, lines)) <= 60
     assert sum(line.count("\u65e5\u672c") for line in lines) == row.texts.count(" \u65e5\u672c")
