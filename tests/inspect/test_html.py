@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from stepjepa.inspect.record import FIELDS, KINDS, token_label
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.options import JEPAOptions
-from support.pages import read_page, records, seen_matrix, stepped_example
+from support.pages import Reader, read_page, records, seen_matrix, stepped_example
 from support.records import form_of
 from support.rows import step_rows
 
@@ -78,28 +77,6 @@ def test_several_predictors_are_variants(file, tmp_path):
     assert [row["kinds"].count(kinds.index("predictor")) for row in rows] == [0, 1, 3]
 
 
-class Elements(HTMLParser):
-    """Start tags, and the text of scripts and styles."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.texts, self.open = [], {"script": [], "style": []}, None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.open = tag if tag in self.texts else None
-        if self.open:
-            self.texts[tag].append("")
-
-    def handle_data(self, data):
-        if self.open:
-            self.texts[self.open][-1] += data
-
-    def handle_endtag(self, tag):
-        self.open = None
-
-
 def hostile_page():
     texts = [HOSTILE, "\ud800", "\u0627\u0644", "", "</", "script>", "\n"]
     rows = records(stepped_example(30, 2), lambda index: texts[index % len(texts)])
@@ -111,22 +88,25 @@ def hostile_page():
 def test_text_of_the_data_is_no_markup():
     page = hostile_page()
     assert page.isascii() and script_json({"a": "<&>"}) == '{"a":"\\u003c\\u0026\\u003e"}'
-    found = Elements(page)
-    assert [tag for tag, _ in found.tags].count("script") == 2
-    data, script = found.texts["script"]
+    found = Reader(page)
+    assert [tag for tag, _ in found.elements].count("script") == 2
+    data, script = found.code["script"]
     assert data.count("<") == data.count(">") == data.count("&") == 0
     assert "alert(1)" in json.loads(data)["title"] and "alert" not in script
     texts = json.loads(data)["texts"]
     assert all(text.isprintable() for text in texts) and r"\ud800" in texts
     assert any("\u05d0" in text and r"\u202e" in text and r"\x00" in text for text in texts)
     assert not [
-        name for _, attributes in found.tags for name in attributes if name.startswith("on") or name in ("src", "style")
+        name
+        for _, attributes in found.elements
+        for name in attributes
+        if name.startswith("on") or name in ("src", "style")
     ]
 
 
 def test_only_the_page_s_own_script_may_run_and_nothing_may_be_loaded():
-    found = Elements(hostile_page())
-    (policy,) = (meta["content"] for tag, meta in found.tags if meta.get("http-equiv") == "Content-Security-Policy")
+    found = Reader(hostile_page())
+    (policy,) = (meta["content"] for tag, meta in found.elements if meta.get("http-equiv") == "Content-Security-Policy")
 
     def known(text):
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -134,16 +114,16 @@ def test_only_the_page_s_own_script_may_run_and_nothing_may_be_loaded():
     rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert rules == {
         "default-src": "'none'",
-        "script-src": known(found.texts["script"][1]),
-        "style-src": known(found.texts["style"][0]),
+        "script-src": known(found.code["script"][1]),
+        "style-src": known(found.code["style"][0]),
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    script = found.texts["script"][1]
+    script = found.code["script"][1]
     unsafe = "innerHTML outerHTML insertAdjacentHTML document.write eval( fetch( XMLHttp import(".split()
     assert [word for word in unsafe if word in script] == []
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", script + found.texts["style"][0])
-    assert "url(" not in found.texts["style"][0] and "@import" not in found.texts["style"][0]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", script + found.code["style"][0])
+    assert "url(" not in found.code["style"][0] and "@import" not in found.code["style"][0]
 
 
 def test_padding_is_one_lane_s_end():

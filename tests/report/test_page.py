@@ -4,12 +4,12 @@ import copy
 import json
 import random
 import re
-from html.parser import HTMLParser
 
 from stepjepa.analysis.run import FIGURES
 from stepjepa.report import chosen, cut, report_page, settings_table
 from stepjepa.report.charts import duration, mean_points
 from stepjepa.report.reading import TITLES, read_folders
+from support.pages import Reader
 from support.reports import (
     TABLES,
     page_data,
@@ -25,47 +25,6 @@ from support.reports import (
 HOSTILE = (
     "</script><script>alert(1)</script> <img src=x onerror=alert(2)> \u05e9\u05dc\u05d5\u05dd &lt; \u202e {{ 7 * 7 }}"
 )
-
-
-class Reader(HTMLParser):
-    """Tables by their region's label, texts of sections by id, and all elements."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tables, self.sections, self.elements = {}, {}, []
-        self.stack, self.table, self.section = [], None, None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.elements.append((tag, attrs))
-        if tag == "section":
-            self.section = self.sections.setdefault(attrs.get("id"), [])
-        if attrs.get("role") == "region":
-            self.table = self.tables.setdefault(attrs["aria-label"], [])
-        if self.table is not None and tag == "tr":
-            self.table.append([])
-        if self.table is not None and tag in ("td", "th"):
-            self.table[-1].append("")
-        self.stack.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag == "section":
-            self.section = None
-        if tag == "table":
-            self.table = None
-
-    def handle_data(self, data):
-        if self.section is not None:
-            self.section.append(data)
-        if self.table is not None and self.table and self.table[-1]:
-            self.table[-1][-1] += data
-
-    def text(self, section):
-        return " ".join("".join(self.sections[section]).split())
-
-    def rows(self, label):
-        return [[" ".join(cell.split()) for cell in row] for row in self.tables[label]]
 
 
 def page_of(*folders, geometry=(), most=200):

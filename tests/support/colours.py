@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 
 # Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision deficiency" (2009), table 1:
@@ -23,3 +25,11 @@ def lab(rgb):
     scaled = TO_XYZ @ np.clip(rgb, 0, 1) / np.array([0.95047, 1, 1.08883])
     x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def assert_told_apart(colours):
+    """Any two differ clearly, under deuteranopia too."""
+    for pair in combinations(colours, 2):
+        for matrix in (np.eye(3), DEUTERANOPIA):
+            one, other = (lab(matrix @ linear(colour)) for colour in pair)
+            assert np.linalg.norm(one - other) > 18, pair

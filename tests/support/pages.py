@@ -1,9 +1,8 @@
-"""Pages of ``stepjepa inspect``: made-up rows on them, and reading them back."""
+"""Pages: made-up rows on those of ``stepjepa inspect``, and reading any page back."""
 
 from __future__ import annotations
 
-import json
-import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,57 @@ from stepjepa.inspect.html import FormRows, Variant, page_data, page_html, write
 from stepjepa.inspect.record import RowRecord
 from support.models import Views, paired
 from support.records import row_record
+from support.reports import page_data as page_data_of
 
 
 def read_page(path: Path) -> dict[str, Any]:
     """The data inside a page, as a browser finds it."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())[1])
+    return page_data_of(path.read_text())
+
+
+class Reader(HTMLParser):
+    """Tables by their region's label, texts of sections by id, of scripts and styles in order, and all elements."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tables, self.sections, self.elements = {}, {}, []
+        self.code = {"script": [], "style": []}
+        self.table = self.section = self.open = None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.elements.append((tag, attrs))
+        self.open = self.code.get(tag)
+        if self.open is not None:
+            self.open.append("")
+        if tag == "section":
+            self.section = self.sections.setdefault(attrs.get("id"), [])
+        if attrs.get("role") == "region":
+            self.table = self.tables.setdefault(attrs["aria-label"], [])
+        if self.table is not None and tag == "tr":
+            self.table.append([])
+        if self.table is not None and tag in ("td", "th"):
+            self.table[-1].append("")
+
+    def handle_endtag(self, tag):
+        self.open = None
+        self.section = None if tag == "section" else self.section
+        self.table = None if tag == "table" else self.table
+
+    def handle_data(self, data):
+        if self.open is not None:
+            self.open[-1] += data
+        if self.section is not None:
+            self.section.append(data)
+        if self.table and self.table[-1]:
+            self.table[-1][-1] += data
+
+    def text(self, section):
+        return " ".join("".join(self.sections[section]).split())
+
+    def rows(self, label):
+        return [[" ".join(cell.split()) for cell in row] for row in self.tables[label]]
 
 
 def seen_matrix(row: dict[str, Any]) -> np.ndarray:
