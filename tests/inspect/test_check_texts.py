@@ -1,12 +1,11 @@
 """The format check: counts, verdicts, samples, and text from hostile files."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 
 from stepjepa.errors import DataError
-from stepjepa.inspect.check.texts import excerpt
+from stepjepa.inspect.check.texts import RowSample, excerpt
 from support.checks import check_format
 
 BLANK, LINES, NUMBERED = "one\n\ntwo\n\nthree", "one\ntwo\nthree", "Step 1: one\nStep 2: two"
@@ -35,20 +34,10 @@ def test_everything_is_counted():
     assert report.role_orders["system, user, assistant"] == 1
     assert report.step_counts == {3: 2, 1: 2}
     assert (report.pairs_first, report.pairs_all) == (3, 5)
-    assert report.other_splitters == {}
-    assert report.skipped_texts == {
-        "unknown_role": '{"messages": [{"role": "bot", "content": "x"}]}',
-        "not_an_object": '["no object"]',
-    }
+    assert report.skipped_texts["not_an_object"] == '["no object"]'
     assert report.rows_with_question == 4
     assert [sample.place for sample in report.samples] == ["list row 0", "list row 1"]
-    assert asdict(report.samples[0]) == {
-        "place": "list row 0",
-        "roles": ("system", "user", "assistant"),
-        "user": "u",
-        "answer": BLANK,
-        "steps": 3,
-    }
+    assert report.samples[0] == RowSample("list row 0", ("system", "user", "assistant"), "u", BLANK, 3)
 
 
 @pytest.mark.parametrize(
@@ -66,18 +55,11 @@ def test_everything_is_counted():
             "in 4: use --step_splitter lines",
         ),
         (
-            [BLANK] * 2,
-            {"separator": "XX"},
-            "no row has two steps with splitter 'separator' (XX); the splitter that auto chooses, separator, finds them in "
-            "2: leave out --step_separator",
-        ),
-        (
             [BLANK, *["one"] * 10],
             {},
             "not for step_jepa: only 1 of 11 rows have two steps with splitter 'separator'; give --step_separator or "
             "another --objective",
         ),
-        ([LINES], {"splitter": "lines"}, "ready for step_jepa: 1 of 1 rows have two or more steps"),
     ],
 )
 def test_verdict(answers, options, verdict):
@@ -158,11 +140,11 @@ def test_nothing_from_the_file_can_steer_a_terminal():
 
 def test_repeated_questions_of_the_published_data(shared_dir):
     """Against sets of the whole texts."""
-    train, test = (shared_dir / "data" / f"nl_rx_synth_{name}.jsonl" for name in ("train", "test"))
+    files = (shared_dir / "data" / f"nl_rx_synth_{name}.jsonl" for name in ("train", "test"))
+    train, test = ([json.loads(line) for line in file.read_text().splitlines()[:1500]] for file in files)
     report = check_format(train, eval_file=test)
     asked, held_out = (
-        [" ".join(json.loads(line)["messages"][1]["content"].lower().split()) for line in file.read_text().splitlines()]
-        for file in (train, test)
+        [" ".join(row["messages"][1]["content"].lower().split()) for row in rows] for rows in (train, test)
     )
     assert report.repeats.rows == len(asked) - len(set(asked)) > 0
     assert report.leak.found == sum(question in set(asked) for question in held_out) > 0

@@ -189,15 +189,6 @@ def test_padding_is_the_mean_of_full_batches():
     assert "published" not in "\n".join(padding_lines(alone, "texts"))
 
 
-def test_targets_in_rows_of_their_own_count():
-    together, apart = (
-        measure_padding(examples()[0], form_of(2, 17, separate_targets=separate), batch_size=3, multiple=1)
-        for separate in (False, True)
-    )
-    assert apart.tokens == together.tokens == 34 + 4 + 3
-    assert apart.packed_rows == together.packed_rows + 1
-
-
 def test_other_forms():
     two = tokens_of(ROWS, forward="two_pass", batch_size=3)
     assert two.padding.packed == two.padding.longest_views == 3 * 13 + 4 * 12

@@ -12,7 +12,7 @@ from stepjepa.cli.main import main
 from stepjepa.data.sources import texts_of
 from stepjepa.inspect.html import FormRows, Variant, page_data, page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
-from stepjepa.inspect.record import FIELDS, KINDS, token_label
+from stepjepa.inspect.record import FIELDS, token_label
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.options import JEPAOptions
@@ -66,15 +66,6 @@ def test_the_page_holds_the_records(file, tmp_path, options, forms):
             assert [at for edge in edges for at in range(*edge)] == np.flatnonzero(record.labelled).tolist()
             terms = [[[one.index, round(one.coefficient, 6)] for one in pair.target.terms] for pair in record.pairs]
             assert [pair["target"]["terms"] for pair in row["pairs"]] == terms
-
-
-def test_several_predictors_are_variants(file, tmp_path):
-    page = page_of(file, tmp_path / "page.html", "--step_jepa", "--predictors", "0", "1", "3")
-    assert [variant["predictors"] for variant in page["variants"]] == [0, 1, 3]
-    kinds = [name["name"] for name in page["kinds"]]
-    assert kinds == list(KINDS)
-    rows = [variant["forms"]["packed"]["rows"][0] for variant in page["variants"]]
-    assert [row["kinds"].count(kinds.index("predictor")) for row in rows] == [0, 1, 3]
 
 
 def hostile_page():

@@ -20,7 +20,7 @@ from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.modeling.trial import Probe, attention_fits, load_probe, row_numbers
 from stepjepa.objectives.semantic_tube import draw_pairs
 from support.models import VOCABULARY, Views, made_up_example, tiny_model
-from support.pages import read_page, seen_matrix
+from support.pages import read_page
 from support.records import row_record, tube_record
 from support.rows import step_rows
 from support.tube import tube_of, tube_options
@@ -141,11 +141,11 @@ def test_a_folder_s_model_is_run(workplace):
     assert "new random embeddings" in " ".join(data["model"]["notes"])
     row = data["variants"][0]["forms"]["packed"]["rows"][0]
     tokenizer = load_tokenizer(str(workplace / "model"))
-    model = load_model(str(workplace / "model"), tokenizer, attn_implementation="eager")
+    model = load_model(str(workplace / "model"), tokenizer)
     assert vocabulary_size(model) == len(tokenizer) + 11
     trunk = [token for token, segment in zip(row["ids"], row["segments"], strict=True) if segment == 0]
     with torch.no_grad():
-        output = model(torch.tensor([trunk]), output_attentions=True)
+        output = model(torch.tensor([trunk]))
     start, stop = row["labelled"]
     losses = torch.nn.functional.cross_entropy(
         output.logits[0, start - 1 : stop - 1], torch.tensor(trunk[start:stop]), reduction="none"
@@ -154,12 +154,6 @@ def test_a_folder_s_model_is_run(workplace):
     predictors = [size + 11 for size in (len(tokenizer), len(tokenizer) + 1)]  # they follow the model's vocabulary
     assert [token for token in row["ids"] if token >= len(tokenizer)] == predictors and len(row["cosines"]) == 1
     assert row["attention"]["maps"] == [[layer, head] for layer in (1, 2, 3) for head in (None, 1, 2, 3)]
-    weights = np.frombuffer(base64.b64decode(row["attention"]["weights"]), np.uint8).reshape(12, -1)
-    seen = seen_matrix(row)
-    shown = np.zeros(seen.shape)
-    shown[seen] = (weights[6] / 255.0) ** 2  # layer 2, head 2
-    size = len(trunk)
-    np.testing.assert_allclose(shown[:size, :size], output.attentions[1][0, 1].numpy(), atol=0.004)
 
 
 def test_layers_that_are_asked_for(workplace, capsys):

@@ -14,7 +14,7 @@ from stepjepa.config.option import Names
 from stepjepa.config.parser import build
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
-from stepjepa.data.sources import RowSource, is_stream
+from stepjepa.data.sources import RowSource, is_stream, texts_of
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
@@ -26,7 +26,6 @@ from stepjepa.training.options import JEPAOptions, summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
 
 _NAME = Names(JEPAOptions)
 
@@ -40,7 +39,6 @@ def method_from(options: Mapping[str, Any]) -> JEPAOptions:
 
 def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
     """The tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
-    from stepjepa.data.sources import texts_of
     from stepjepa.modeling.load import load_tokenizer
 
     return load_tokenizer(name, texts_of([source], method.columns))

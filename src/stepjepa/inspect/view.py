@@ -254,11 +254,9 @@ def inspect(
         method = method_from({**options, _NAME.predictors: count})
         methods.setdefault(objective_of(method).predictors, method)
     first = next(iter(methods.values()))
-    remedy = f"--{_NAME.overwrite} to replace it"
-    if html is not None:
-        _check_output(_PAGE, html, overwrite, f"--{_NAME.html} {html}", remedy)
-    if png is not None:
-        _check_output(_PICTURE, png, overwrite, f"--{_NAME.png} {png}", remedy)
+    for suffixes, name, file in ((_PAGE, _NAME.html, html), (_PICTURE, _NAME.png, png)):
+        if file is not None:
+            _check_output(suffixes, file, overwrite, f"--{name} {file}", f"--{_NAME.overwrite} to replace it")
     source = list(data) if isinstance(data, Iterator) else data
     _, place, _ = next(rows_from(source, row))
     model = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None

@@ -127,7 +127,6 @@ def report(options: ReportOptions) -> ReportResult:
 
 def report_page(found: Found, max_predictions: int = 200) -> str:
     """The page, in ASCII; `max_predictions` is as in `ReportOptions`."""
-
     runs, reader = found.runs, found.reader
     context = _runs_sections(runs) if found.study is None else _study_sections(found.study, runs, reader)
     losses = charts.make_charts(context["curves"], charts.loss_quantities(runs))

@@ -230,7 +230,7 @@ def _of_steps(found: TextStatistics) -> Iterator[_Finding]:
     def first(sign: str) -> str:
         return _first(found, signs.first.get(sign, ""))
 
-    count = _Count("one_step", found.rows_with_one_step, found.chats, above=0.5)
+    count = _Count("one_step", found.chats - found.rows_with_steps, found.chats, above=0.5)
     remedy = "for step_jepa, separate the steps"
     if better is not None:
         remedy = f"{found.use_better}, which finds two or more in {found.other_splitters[better]:,}"
@@ -293,7 +293,8 @@ def _of_steps(found: TextStatistics) -> Iterator[_Finding]:
 
 
 def _of_chats(found: TextStatistics) -> Iterator[_Finding]:
-    signs, prompt, without = found.signs, f"--{_NAME.system_prompt}", found.rows_without_system
+    signs, prompt = found.signs, f"--{_NAME.system_prompt}"
+    without = found.chats - signs.rows_with_system
     if without == found.chats:
         yield (
             _Count("no_system_prompt", without, found.chats),
@@ -353,7 +354,7 @@ def _of_tokens(found: TokenStatistics) -> Iterator[_Finding]:
             "stepjepa train would stop: see the reasons under Pairs",
         )
     if cut is not None:
-        count, longest = _Count("truncated", cut.chats, data.rows_read), _NAME.max_length
+        count, longest = _Count("truncated", cut.answers_cut + cut.rows_without_room, data.rows_read), _NAME.max_length
         yield (
             count,
             f"{count} are cut or skipped at {longest} {cut.max_length:,}",

@@ -131,16 +131,6 @@ class TextStatistics:
         return sum(rows for steps, rows in self.step_counts.items() if steps >= 2)
 
     @property
-    def rows_with_one_step(self) -> int:
-        """The other chats."""
-        return self.chats - self.rows_with_steps
-
-    @property
-    def rows_without_system(self) -> int:
-        """Usable chats without a system message of some text."""
-        return self.chats - self.signs.rows_with_system
-
-    @property
     def better_splitter(self) -> str | None:
         """The splitter that ``auto`` chooses, where the chosen one finds steps in less than half of the chats, and fewer."""
         if 2 * self.rows_with_steps >= self.chats:

@@ -65,11 +65,6 @@ class Truncation:
     holds: dict[str, int]
 
     @property
-    def chats(self) -> int:
-        """Those that are cut or skipped."""
-        return self.answers_cut + self.rows_without_room
-
-    @property
     def enough(self) -> str:
         """The `max_length` to take."""
         most, rest = self.holds["99"], f"{self.holds['100']:,}"
