@@ -175,14 +175,7 @@ def test_on_paper(open_page, pages, name):
 
 CUT = """() => [...document.querySelectorAll("h1, h2, h3, p, li, .card .text")].filter((e) =>
     !e.closest(".scroll") && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
-LOOKS = [
-    ("pair", "dark"),
-    ("pair", "light"),
-    ("three", "light"),
-    ("study", "dark"),
-    ("demo", "light"),
-    ("begun", "light"),
-]
+LOOKS = [("pair", "dark"), ("three", "light"), ("study", "light"), ("demo", "dark"), ("begun", "light")]
 
 
 @pytest.mark.parametrize(("name", "scheme"), LOOKS)
