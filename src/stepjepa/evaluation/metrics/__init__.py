@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import importlib
 import math
-import runpy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from stepjepa.config.named import current_folder_too
+from stepjepa.config.named import load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
@@ -145,8 +144,7 @@ class CustomMetric(Metric):
     """Calls ``f(generated: str, reference: str, row: dict) -> bool | float``.
 
     Attributes:
-        target: ``module:function``, or ``path/to/file.py:function``. A module is looked for where Python looks, then in the
-            current folder.
+        target: ``module:function``, or ``path/to/file.py:function``, as `load_named` takes it.
     """
 
     target: str
@@ -157,7 +155,11 @@ class CustomMetric(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.name = self.target  # type: ignore[misc]
-        self._function: Callable[[str, str, dict[str, Any]], Any] = _load(self.target)
+        self._function: Callable[[str, str, dict[str, Any]], Any] = load_named(
+            self.target, OPTIONS, [*METRICS, *MODEL_METRICS]
+        )
+        if not callable(self._function):
+            raise ConfigError(f"metric {self.target}: is no function")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """What the function returns: True and False are 1 and 0.
@@ -186,22 +188,6 @@ class CustomMetric(Metric):
         return Verdict(value, gold, generated.strip())
 
 
-def _load(target: str) -> Any:
-    """The function that ``module:function`` or ``file.py:function`` names."""
-    source, _, name = target.rpartition(":")
-    if not source or not name.isidentifier():
-        raise ConfigError(f"metric {target!r} is no module:function")
-    try:
-        with current_folder_too():
-            # A file is run each time: in a notebook it may have changed.
-            found = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
-    except Exception as error:
-        raise ConfigError(f"metric: importing {source} failed: {type(error).__name__}: {error}") from error
-    if not callable(found.get(name)):
-        raise ConfigError(f"metric {target}: {source} has no function {name}")
-    return found[name]
-
-
 def make_metric(name: str, **options: Any) -> Metric:
     """A metric by its name.
 
@@ -224,30 +210,20 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
     Args:
         options: of the metrics; each takes those that it has.
     """
-    options = options or {}
-    kinds = {name: _class_of(name) for name in dict.fromkeys(names) if name not in MODEL_METRICS}
-    takes = {name: set(options_of(kind)) - {"target"} for name, kind in kinds.items()}
-    known = sorted(set().union(*takes.values()))
+    options, known, made = options or {}, set[str](), list[Metric]()
+    for name in dict.fromkeys(names):
+        if name in MODEL_METRICS:
+            continue
+        kind: type[Metric] = CustomMetric
+        if name in METRICS:
+            module, _, found = METRICS[name].target.partition(":")
+            kind = getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), found)
+        takes = set(options_of(kind)) - {"target"}
+        given = {key: value for key, value in options.items() if key in takes}
+        made.append(CustomMetric(target=name, **given) if kind is CustomMetric else kind(**given))
+        known |= takes
     for key in options:
         if key not in known:
-            hint = f"; {_nearest(key, known)}" if known else ""
+            hint = f"; did you mean {nearest(key, known)!r}? Known: {', '.join(sorted(known))}" if known else ""
             raise ConfigError(f"no option {key!r} of {', '.join(names)}{hint}")
-    made = []
-    for name, kind in kinds.items():
-        given = {key: value for key, value in options.items() if key in takes[name]}
-        made.append(CustomMetric(target=name, **given) if kind is CustomMetric else kind(**given))
     return made
-
-
-def _class_of(name: str) -> type[Metric]:
-    if name in METRICS:
-        module, _, kind = METRICS[name].target.partition(":")
-        return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), kind)
-    if ":" not in name:
-        raise ConfigError(f"unknown metric {name!r}; {_nearest(name, [*METRICS, *MODEL_METRICS])}, or module:function")
-    return CustomMetric
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    longer = [one for one in known if name and one.startswith(name.lower())]
-    return f"did you mean {(longer[0] if longer else nearest(name, known))!r}? Known: {', '.join(known)}"

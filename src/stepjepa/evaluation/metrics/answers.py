@@ -20,6 +20,7 @@ from stepjepa.data.numbers import fold, number_of, plain_text
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
+from stepjepa.utils.failures import library
 
 _TAIL = 2_000  # characters at the end of a text without a box in which formulas are looked for
 _LONGEST = 2_000  # characters of an answer for math-verify
@@ -68,11 +69,7 @@ class Rouge(Metric):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            from rouge_score.rouge_scorer import RougeScorer
-        except ImportError:
-            raise ConfigError("the metric rouge needs the package rouge-score: pip install 'stepjepa[eval]'") from None
-        self._scorer = RougeScorer([self.variant], use_stemmer=self.stem)
+        self._scorer = library("rouge_score.rouge_scorer", "eval").RougeScorer([self.variant], use_stemmer=self.stem)
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """The F measure."""
@@ -95,13 +92,10 @@ class Bleu(Metric):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            from sacrebleu.metrics import BLEU
-        except ImportError:
-            raise ConfigError("the metric bleu needs the package sacrebleu: pip install 'stepjepa[eval]'") from None
+        BLEU = library("sacrebleu.metrics", "eval").BLEU
         if self.tokenize not in BLEU.TOKENIZERS:
             raise ConfigError(f"tokenize is {self.tokenize!r}; known: {', '.join(sorted(BLEU.TOKENIZERS))}")
-        bleu: Any = partial(BLEU, tokenize=self.tokenize, lowercase=self.lowercase)
+        bleu = partial(BLEU, tokenize=self.tokenize, lowercase=self.lowercase)
         try:
             self._sentence, self._corpus = bleu(effective_order=True), bleu()
         except (ImportError, RuntimeError) as error:  # a tokenizer that needs a package of its own
@@ -174,7 +168,7 @@ class MathAnswer(FinalAnswer):
         super().__post_init__()
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
-        self._worker = Worker(f"{__name__}:same_value", imports="math_verify")
+        self._worker = Worker(same_value, imports="math_verify")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the answers are equal."""

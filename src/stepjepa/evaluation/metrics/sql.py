@@ -56,7 +56,7 @@ class SqlExecution(Metric):
         super().__post_init__()
         if self.db_folder is not None and not Path(self.db_folder).is_dir():
             raise ConfigError(f"{_NAME.db_folder}: no folder {self.db_folder}")
-        self._worker = Worker(f"{__name__}:compare", _MEMORY)
+        self._worker = Worker(compare, _MEMORY)
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where both queries return the same rows.

@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 _START_SECONDS = 120.0
 _MEMORY = 4 * 2**30  # bytes of address space
+Result = TypeVar("Result")
 
 
 class WorkerError(Exception):
@@ -29,21 +31,22 @@ class WorkerTimeout(WorkerError):
     """The function took too long."""
 
 
-class Worker:
+class Worker(Generic[Result]):
     """Calls a function in another process.
 
     Args:
-        target: ``package.module:function``; arguments and result must be JSON.
+        function: of a module; arguments and result must be JSON.
         memory: bytes of address space that the process may have, where the system keeps to that (Linux does).
         imports: a module that the process loads when it starts, so that no call's time limit includes it.
     """
 
-    def __init__(self, target: str, memory: int = _MEMORY, imports: str | None = None):
-        self._code = f"from {__name__} import serve; serve({target!r}, {memory}, {imports!r})"
+    def __init__(self, function: Callable[..., Result], memory: int = _MEMORY, imports: str | None = None):
+        named = function.__module__, function.__qualname__
+        self._code = f"from {__name__} import serve; serve{(*named, memory, imports)}"
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
-    def call(self, seconds: float, /, **arguments: Any) -> Any:
+    def call(self, seconds: float, /, **arguments: object) -> Result:
         """The function's result.
 
         Raises:
@@ -133,7 +136,7 @@ def _end(process: subprocess.Popen[str]) -> None:
                 stream.close()
 
 
-def serve(target: str, memory: int, imports: str | None) -> None:
+def serve(module: str, name: str, memory: int, imports: str | None) -> None:
     """The other process: answer calls until standard input ends."""
     import signal
 
@@ -151,7 +154,6 @@ def serve(target: str, memory: int, imports: str | None) -> None:
         print(json.dumps({name: value}), file=replies, flush=True)
 
     try:
-        module, _, name = target.partition(":")
         function = getattr(importlib.import_module(module), name)
         importlib.import_module(imports or module)
         reply("ready", True)

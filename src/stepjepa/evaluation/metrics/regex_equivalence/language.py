@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
@@ -44,6 +45,8 @@ BEGIN, IN_WORD, OTHER = 0, 1, 2  # kinds of the character before a position; the
 _MOST_WORK = 300_000  # characters times sets of an alphabet
 _PAIR, _DERIVATIVE = 8, 6  # steps; one takes about a microsecond
 _ALWAYS = 0b111_111_111
+Parts = tuple["Expression", ...]
+Turns = tuple[int, "int | None"]  # of a part that is repeated, at least and at most
 _BOUNDARY_NULLS = {
     "word": 0b010_101_010,
     "no word": 0b101_010_101,
@@ -171,20 +174,25 @@ def _letters(way: Any) -> Iterator[str]:
         yield letter
 
 
+@dataclass(eq=False, slots=True)
 class Expression:
     """A regular expression over letters; equal ones are one object.
 
     Attributes:
         number: in the order of making.
-        kind, data: what it is made of.
+        kind: ``set``, ``all``, ``place``, or how the parts are put together: ``join``, ``any``, ``not``, ``repeat``.
         nulls: see above.
         looks_back: whether it holds a boundary.
+        mask: the letters of a set, as bits.
     """
 
-    __slots__ = ("number", "kind", "data", "nulls", "looks_back")
-
-    def __init__(self, number: int, kind: str, data: Any, nulls: int, looks_back: bool):
-        self.number, self.kind, self.data, self.nulls, self.looks_back = number, kind, data, nulls, looks_back
+    number: int
+    kind: str
+    nulls: int
+    looks_back: bool
+    parts: Parts = ()
+    mask: int = 0
+    turns: Turns = (1, 1)
 
 
 class Expressions:
@@ -192,19 +200,19 @@ class Expressions:
 
     def __init__(self, alphabet: Alphabet, budget: int):
         self.alphabet, self._left = alphabet, budget
-        self._made: dict[Any, Expression] = {}
+        self._made: dict[tuple[object, ...], Expression] = {}
         self._derivatives: dict[tuple[int, int, int], Expression] = {}
         self._whole = (1 << alphabet.size) - 1
-        self.nothing = self._make("set", 0, 0)
-        self.empty = self._make("join", (), _ALWAYS)
-        self.all = self._make("all", None, _ALWAYS)
+        self.nothing = self._make("set", 0)
+        self.empty = self._make("join", _ALWAYS)
+        self.all = self._make("all", _ALWAYS)
 
     def of(self, part: Part) -> Expression:
         """The expression of a parsed pattern."""
         if isinstance(part, Chars):
             return self._set(self.alphabet.mask(part.ranges))
         if isinstance(part, Boundary):
-            return self._make("place", part.kind, _BOUNDARY_NULLS[part.kind], True)
+            return self._make("place", _BOUNDARY_NULLS[part.kind], True)
         if isinstance(part, Joined):
             return self._join([self.of(one) for one in part.parts])
         if isinstance(part, Either):
@@ -229,22 +237,22 @@ class Expressions:
     def _derive(self, one: Expression, previous: int, letter: int) -> Expression:
         here = 1 << 3 * previous + self.alphabet.kinds[letter]
         if one.kind == "set":
-            return self.empty if one.data >> letter & 1 else self.nothing
+            return self.empty if one.mask >> letter & 1 else self.nothing
         if one.kind == "all":
             return one
         if one.kind == "join":
             found = []
-            for place, part in enumerate(one.data):
-                found.append(self._join([self.derivative(part, previous, letter), *one.data[place + 1 :]]))
+            for place, part in enumerate(one.parts):
+                found.append(self._join([self.derivative(part, previous, letter), *one.parts[place + 1 :]]))
                 if not part.nulls & here:
                     break
             return self._any(found)
         if one.kind == "any":
-            return self._any([self.derivative(part, previous, letter) for part in one.data])
+            return self._any([self.derivative(part, previous, letter) for part in one.parts])
         if one.kind == "not":
-            return self._not(self.derivative(one.data, previous, letter))
+            return self._not(self.derivative(one.parts[0], previous, letter))
         if one.kind == "repeat":
-            part, low, high = one.data
+            part, (low, high) = one.parts[0], one.turns
             # Where the part may match nothing here, any number of the turns may have passed already.
             low = 0 if part.nulls & here else max(low - 1, 0)
             rest = self._repeat(part, low, None if high is None else high - 1)
@@ -257,22 +265,25 @@ class Expressions:
         if self._left < 0:
             raise TooMuchWork
 
-    def _make(self, kind: str, data: Any, nulls: int, looks_back: bool = False) -> Expression:
-        found = self._made.get((kind, data))
+    def _make(
+        self, kind: str, nulls: int, looks_back: bool = False, parts: Parts = (), mask: int = 0, turns: Turns = (1, 1)
+    ) -> Expression:
+        key = kind, nulls, parts, mask, turns
+        found = self._made.get(key)
         if found is None:
-            found = self._made[kind, data] = Expression(len(self._made), kind, data, nulls, looks_back)
+            found = self._made[key] = Expression(len(self._made), kind, nulls, looks_back, parts, mask, turns)
         return found
 
     def _set(self, mask: int) -> Expression:
-        return self._make("set", mask, 0)
+        return self._make("set", 0, mask=mask)
 
     def _join(self, parts: Iterable[Expression]) -> Expression:
         flat: list[Expression] = []
         for part in parts:
-            for one in part.data if part.kind == "join" else (part,):
+            for one in part.parts if part.kind == "join" else (part,):
                 if one is self.nothing:
                     return one
-                endless = one is self.all or (one.kind == "repeat" and one.data[1:] == (0, None))
+                endless = one is self.all or one.turns == (0, None)
                 if not (endless and flat and flat[-1] is one):  # x*x*
                     flat.append(one)
         if len(flat) == 1:
@@ -281,16 +292,16 @@ class Expressions:
         nulls, looks_back = _ALWAYS, False
         for one in flat:
             nulls, looks_back = nulls & one.nulls, looks_back or one.looks_back
-        return self._make("join", tuple(flat), nulls, looks_back)
+        return self._make("join", nulls, looks_back, tuple(flat))
 
     def _any(self, parts: Iterable[Expression]) -> Expression:
         mask, found = 0, {}
         for part in parts:
-            for one in part.data if part.kind == "any" else (part,):
+            for one in part.parts if part.kind == "any" else (part,):
                 if one is self.all:
                     return one
                 if one.kind == "set":
-                    mask |= one.data
+                    mask |= one.mask
                 else:
                     found[one.number] = one
         if mask:
@@ -305,41 +316,42 @@ class Expressions:
         if len(flat) == 1:
             return flat[0]
         # `x|~x` is everything; `x&~x`, which is its complement, nothing.
-        if any(one.kind == "not" and one.data.number in found for one in flat):
+        if any(one.kind == "not" and one.parts[0].number in found for one in flat):
             return self.all
         nulls, looks_back = 0, False
         for one in flat:
             nulls, looks_back = nulls | one.nulls, looks_back or one.looks_back
-        return self._make("any", flat, nulls, looks_back)
+        return self._make("any", nulls, looks_back, flat)
 
     def _absorb(self, found: dict[int, Expression]) -> None:
         """Leave out of a union what another of its parts matches anyway; without this, counted repeats of `.*` explode.
 
         `x.*s` is within `.*s`, and `xr{5,}` in `xr{4,}`.
         """
-        tails = {one.data[1:] for one in found.values() if one.kind == "join" and one.data and one.data[0] is self.all}
-        fewest: dict[Any, Expression] = {}
+        joins = [one.parts for one in found.values() if one.kind == "join"]
+        tails = {parts[1:] for parts in joins if parts and parts[0] is self.all}
+        fewest: dict[tuple[object, ...], Expression] = {}
         for number, one in list(found.items()):
-            parts = one.data if one.kind == "join" else (one,)
+            parts = one.parts if one.kind == "join" else (one,)
             self.spend(1 + len(tails) // 2)
             if any(parts[-len(tail) :] == tail and parts[: -len(tail)] != (self.all,) for tail in tails):
                 del found[number]
-            elif parts and parts[-1].kind == "repeat" and parts[-1].data[2] is None:
-                key = (parts[:-1], parts[-1].data[0])
+            elif parts and parts[-1].turns[1] is None:
+                key = (parts[:-1], parts[-1].parts)
                 other = fewest.setdefault(key, one)
                 if other is not one:
-                    low, other_low = parts[-1].data[1], (other.data[-1] if other.kind == "join" else other).data[1]
-                    fewest[key], lost = (one, other) if low < other_low else (other, one)
+                    last = other.parts[-1] if other.kind == "join" else other
+                    fewest[key], lost = (one, other) if parts[-1].turns[0] < last.turns[0] else (other, one)
                     del found[lost.number]
 
     def _not(self, part: Expression) -> Expression:
         if part.kind == "not":
-            return part.data
+            return part.parts[0]
         if part is self.nothing:
             return self.all
         if part is self.all:
             return self.nothing
-        return self._make("not", part, _ALWAYS & ~part.nulls, part.looks_back)
+        return self._make("not", _ALWAYS & ~part.nulls, part.looks_back, (part,))
 
     def _repeat(self, part: Expression, low: int, high: int | None) -> Expression:
         if part.nulls == _ALWAYS:
@@ -349,8 +361,9 @@ class Expressions:
         if (low, high) == (1, 1) or part is self.nothing or part is self.all:
             return part
         if low == 0 and high is None:
-            if self._whole in [one.data for one in (part.data if part.kind == "any" else (part,)) if one.kind == "set"]:
+            if self._whole in [one.mask for one in (part.parts if part.kind == "any" else (part,)) if one.kind == "set"]:
                 return self.all
-            if part.kind == "repeat" and part.data[1:] == (0, None):
+            if part.turns == (0, None):
                 return part
-        return self._make("repeat", (part, low, high), _ALWAYS if low == 0 else part.nulls, part.looks_back)
+        nulls = _ALWAYS if low == 0 else part.nulls
+        return self._make("repeat", nulls, part.looks_back, (part,), turns=(low, high))
