@@ -1,4 +1,4 @@
-"""Intervals by hand, by published examples, and against SciPy and statsmodels."""
+"""Intervals by hand and by published examples."""
 
 from __future__ import annotations
 
@@ -17,14 +17,6 @@ def test_wilson_by_hand():
     assert (interval.low, interval.high) == pytest.approx((0.490162, 0.943318), abs=1e-6)
     assert share(0, 20).low == 0.0 and share(20, 20).high == 1.0
     assert share(0, 0) == (None, None, None)
-
-
-def test_wilson_agrees_with_statsmodels():
-    proportion = pytest.importorskip("statsmodels.stats.proportion")
-    for successes, n in [(0, 1), (1, 1), (0, 17), (5, 17), (17, 17), (610, 1000), (1, 7473), (7472, 7473)]:
-        expected = proportion.proportion_confint(successes, n, method="wilson")
-        interval = share(successes, n)
-        assert (interval.low, interval.high) == pytest.approx(expected, abs=1e-12), (successes, n)
 
 
 def test_t_interval_by_hand():

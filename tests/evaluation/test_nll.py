@@ -35,7 +35,8 @@ def made_up(lengths):
     return [Example(draw.integers(3, 90, n).astype(np.int32), ((n // 3, n - 1),)) for n in lengths]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# Rotary, learned and windowed positions, experts, scaled logits, a head with a bias.
+@pytest.mark.parametrize("name", "llama gpt2 gemma3_sliding mixtral cohere_scaled_logits phi_biased_head".split())
 def test_padding_changes_nothing(name):
     """Row by row without padding, through the model's own forward and logits."""
     model = tiny_model(name, ARCHITECTURES[name][2][0])
@@ -53,7 +54,7 @@ def test_padding_changes_nothing(name):
 def trainer_for(tmp_path, tokenizer, **options):
     peft = options.pop("peft", None)
     config = JEPAConfig(
-        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=4, learning_rate=1e-2, disable_tqdm=True,
+        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=4, learning_rate=1e-2, disable_tqdm=True,
         save_strategy="no", **options,
     )  # fmt: skip
     return JEPATrainer(load_model("tiny", tokenizer, seed=1), config, ROWS, ROWS[:9], tokenizer, peft)
@@ -63,14 +64,19 @@ def trainer_for(tmp_path, tokenizer, **options):
     "options",
     [
         {"objective": "regular", "max_length": 30},
-        {"objective": "llm_jepa", "predictors": 2, "lbd": 1.0, "views": "standalone"},
-        {"objective": "step_jepa", "predictors": 1, "system_prompt": "Be brief."},
-        {"objective": "step_jepa", "predictors": 2, "peft": lora_config(4), "forward": "two_pass"},
+        {
+            "objective": "step_jepa",
+            "predictors": 2,
+            "system_prompt": "Be brief.",
+            "peft": lora_config(4),
+            "forward": "two_pass",
+        },
     ],
 )
 def test_it_is_the_evaluation_loss_of_training(tmp_path, tokenizer, options):
     trainer = trainer_for(tmp_path, tokenizer, **options)
-    trainer.train()
+    if "peft" in options:  # a new adapter changes nothing
+        trainer.train()
     expected = trainer.evaluate()["eval_lm_loss"]
     shared = {"max_length": trainer.args.max_length, "system_prompt": options.get("system_prompt")}
     trainer.model.train()

@@ -209,32 +209,27 @@ def test_cut_off_responses_broken_text_and_a_refused_question(server, data, tmp_
     assert rows[0]["response"] == "\ufffd \u2028 1" and len(rows) == 2
 
 
-TROUBLES = {
-    "busy": lambda: (429, {"Retry-After": "0.3"}, {"error": {"message": "slow down", "code": "rate_limit"}}),
-    "failing": lambda: (500, {}, b"<html>oops</html>"),
-    "malformed": lambda: (200, {}, b'{"choices": [{"mess'),
-    "no_choice": lambda: (200, {}, {"error": {"message": "upstream"}}),
-    "hangs_up": lambda: None,
-    "slow": lambda: time.sleep(1.5),
-}
-
-
-@pytest.mark.parametrize("kind", TROUBLES)
-def test_what_may_pass_is_tried_again(kind, server, data, tmp_path):
+def test_what_may_pass_is_tried_again(server, data, tmp_path):
+    troubles = {
+        1: lambda: (429, {"Retry-After": "0.2"}, {"error": {"message": "slow down", "code": "rate_limit"}}),
+        2: lambda: (500, {}, b"<html>oops</html>"),
+        3: lambda: (200, {}, b'{"choices": [{"mess'),
+        4: lambda: (200, {}, {"error": {"message": "upstream"}}),
+        5: lambda: None,
+        6: lambda: time.sleep(1.0),
+    }
     times = []
 
     def script(body, count):
-        times.append(time.monotonic())
-        return TROUBLES[kind]() if number_in(body) == 3 and count < 2 else solution(body)
+        times.extend([time.monotonic()] * (number_in(body) == 1))
+        return troubles[number_in(body)]() if number_in(body) in troubles and count < 2 else solution(body)
 
     server.script = script
     out = tmp_path / "out.jsonl"
-    timeout = "0.3" if kind == "slow" else "60"
-    assert main(words(server, data, out, "--timeout", timeout, "--concurrency", "1")) == 0
+    assert main(words(server, data, out, "--timeout", "0.5", "--concurrency", "1")) == 0
     assert [row["attempt"] for row in lines(out)] == [1] * QUESTIONS
-    assert len(server.asked(3)) == 3 and len(server.bodies) == QUESTIONS + 2
-    if kind == "busy":
-        assert times[4] - times[3] >= 0.3 and times[5] - times[4] >= 0.3
+    assert [len(server.asked(number)) for number in range(QUESTIONS)] == [1, 3, 3, 3, 3, 3, 3, 1]
+    assert times[1] - times[0] >= 0.2 and times[2] - times[1] >= 0.2
 
 
 @pytest.mark.parametrize(
@@ -262,7 +257,7 @@ def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path
         assert text in message
     assert "sk-secret" not in message
     assert list(tmp_path.iterdir()) == [data], "a run that came to nothing leaves nothing"
-    if reply[0] == 400:
+    if reply[0] not in (401, 500):
         return
     server.script = lambda body, count: reply if number_in(body) >= 4 else solution(body)
     assert main(words(server, data, out, *flags, "--seed", "1")) == 2
@@ -280,38 +275,40 @@ def by_seed(body, count):
     return solution(body, wrong=body["seed"] % 3 > 0)
 
 
-@pytest.mark.parametrize(("kind", "answered"), [(signal.SIGKILL, 11), (signal.SIGTERM, 3)])
-def test_killed_and_resumed_equals_uninterrupted(kind, answered, server, data, tmp_path):
+def test_killed_and_resumed_equals_uninterrupted(server, data, tmp_path):
+    """Twice, the second time so that nothing can be tidied up."""
     flags = ["--attempts", "4", "--concurrency", "3", "--max_retries", "0"]
     server.script = by_seed
     assert main(words(server, data, tmp_path / "whole.jsonl", *flags)) == 0
-    total = len(server.bodies)
-    server.bodies.clear()
-
-    go_on, out, log = threading.Event(), tmp_path / "out.jsonl", tmp_path / "out.partial"
-
-    def until_full(body, count):
-        with server.lock:
-            number = len(server.bodies)
-        return by_seed(body, count) if number <= answered or go_on.wait(60) else None
-
-    server.script = until_full
+    total, kept = len(server.bodies), set()
+    out, log = tmp_path / "out.jsonl", tmp_path / "out.partial"
     command = [sys.executable, "-m", "stepjepa", *words(server, data, out, *flags)]
-    process, deadline = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE), time.monotonic() + 60
-    try:
-        # By now all that is answered is stored, and the requests behind it wait.
-        while not (log.exists() and log.read_bytes().count(b"\n") > answered - 2):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(kind)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        go_on.set()
-    assert process.returncode == (-9 if kind == signal.SIGKILL else 143) and b"Traceback" not in err
-    assert (b"the same command resumes from there" in err) == (kind != signal.SIGKILL)
-    kept = stored(log)
-    assert 0 < len(kept) < total and not out.exists()
+    for kind, answered in ((signal.SIGTERM, 3), (signal.SIGKILL, 9)):
+        go_on, full = threading.Event(), len(kept) + answered
+        server.bodies.clear()
+
+        def until_full(body, count, go_on=go_on, answered=answered):
+            with server.lock:
+                number = len(server.bodies)
+            return by_seed(body, count) if number <= answered or go_on.wait(60) else None
+
+        server.script, deadline = until_full, time.monotonic() + 60
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            # By now all that is answered is stored, and the requests behind it wait.
+            while not (log.exists() and log.read_bytes().count(b"\n") > full - 2):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.01)
+            process.send_signal(kind)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            go_on.set()
+        assert process.returncode == (-9 if kind == signal.SIGKILL else 143) and b"Traceback" not in err
+        assert (b"the same command resumes from there" in err) == (kind != signal.SIGKILL)
+        before, kept = kept, stored(log)
+        assert len(before) < len(kept) < total and not out.exists()
+        assert not any(seed_of(42, *one) in {body["seed"] for body in server.bodies} for one in before), "asked twice"
 
     server.script = by_seed
     server.bodies.clear()

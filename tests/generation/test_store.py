@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -12,6 +13,11 @@ from stepjepa.generation.store import Output, Paths, json_line
 IDENTITY = {"max_new_tokens": 8, "kwargs": {"a": [1]}, "model": "m", "data": "d"}
 SCORING = {"metric": ["exact"], "metric_options": None}
 BATCHES = [{"replies": [["a\u2028b", 1]]}, {"replies": [["c", 2], ["d", 3]]}]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def output(folder, identity=IDENTITY, scoring=SCORING, **more):
@@ -88,24 +94,27 @@ def test_what_a_crash_leaves_at_the_end(tmp_path, tail):
     assert partial.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"max_new_tokens": 9}, "max_new_tokens 8, not 9"),
-        ({"kwargs": None}, 'kwargs {"a": [1]}, not none'),
-        ({"model": "n"}, "another model, or they have changed"),
-        ({"data": "e"}, "other questions, or they have changed"),
-        ({"new": 1}, "new none, not 1"),
-    ],
-)
-@pytest.mark.parametrize("made", [stored, finished])
-def test_other_settings(tmp_path, change, words, made):
-    made(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ConfigError, match="--overwrite_output_dir") as error:
-        output(tmp_path, {**IDENTITY, **change})
-    assert words in str(error.value) and len(str(error.value).splitlines()) == 1
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+def test_other_settings(tmp_path):
+    for made, changes in (
+        (stored, {"max_new_tokens": (9, "max_new_tokens 8, not 9")}),
+        (
+            finished,
+            {
+                "max_new_tokens": (9, "max_new_tokens 8, not 9"),
+                "kwargs": (None, 'kwargs {"a": [1]}, not none'),
+                "model": ("n", "another model, or they have changed"),
+                "data": ("e", "other questions, or they have changed"),
+                "new": (1, "new none, not 1"),
+            },
+        ),
+    ):
+        made(tmp_path)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        for name, (value, words) in changes.items():
+            with pytest.raises(ConfigError, match="--overwrite_output_dir") as error:
+                output(tmp_path, {**IDENTITY, name: value})
+            assert words in str(error.value) and len(str(error.value).splitlines()) == 1
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_other_metrics(tmp_path):

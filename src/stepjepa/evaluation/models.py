@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
@@ -126,7 +129,7 @@ def read_record(place: Place) -> TrainingRecord:
     return record
 
 
-def load_place_tokenizer(place: Place, trust_remote_code: bool) -> Any:
+def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The tokenizer in the model's folder; for an adapter without one that of its base.
 
     Raises:
@@ -137,11 +140,11 @@ def load_place_tokenizer(place: Place, trust_remote_code: bool) -> Any:
     return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)
 
 
-def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[Any, str]:
+def load_place(place: Place, tokenizer: PreTrainedTokenizerBase, options: EvaluateOptions) -> tuple[nn.Module, str]:
     """The model on its device, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
     name, kind = place.base or place.name, ""
     try:
-        model = load_weights(name, tokenizer, options)
+        model: nn.Module = load_weights(name, tokenizer, options)
     except ConfigError as error:
         raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
     if place.base is not None and options.no_lora:
@@ -154,7 +157,7 @@ def load_place(place: Place, tokenizer: Any, options: EvaluateOptions) -> tuple[
     return model, kind + move_to_device(model, place.name, advice)
 
 
-def softmax_size(model: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> int:
+def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Place, record: TrainingRecord) -> int:
     """Entries of the LM softmax: the model's vocabulary without predictor tokens at its end."""
     rows = vocabulary_size(model)
     if place.folder is not None and (place.folder / "trainer_state.json").is_file():

@@ -77,7 +77,7 @@ class AnswerLikelihood:
         return cls(dict(zip(kept, encoded.store, strict=True)), encoded.report)
 
     def compute(
-        self, model: Any, batch_size: int, done: Collection[int] = (), vocabulary: int | None = None
+        self, model: torch.nn.Module, batch_size: int, done: Collection[int] = (), vocabulary: int | None = None
     ) -> Iterator[list[AnswerLoss]]:
         """A batch of rows at a time, those that are not done.
 
@@ -100,7 +100,9 @@ class AnswerLikelihood:
                 yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
 
-def answer_losses(model: Any, examples: Sequence[Example], vocabulary: int | None = None) -> list[tuple[float, int]]:
+def answer_losses(
+    model: torch.nn.Module, examples: Sequence[Example], vocabulary: int | None = None
+) -> list[tuple[float, int]]:
     """Summed cross-entropy over the labelled tokens of each example, and how many they are.
 
     The rows are padded on the right and masked; logits exist at labelled positions only.

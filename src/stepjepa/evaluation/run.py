@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -25,6 +26,8 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import template_of
@@ -46,6 +49,7 @@ from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 _NAME = Names(EvaluateOptions)
+RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 
 
 @dataclass
@@ -90,7 +94,7 @@ class Task:
 
     def with_model(
         self,
-        model: Any,
+        model: nn.Module,
         prompter: Prompter,
         names: Sequence[str],
         max_new_tokens: int,
@@ -108,9 +112,9 @@ class Task:
 
 
 def evaluate_model(
-    model: Any,
-    tokenizer: Any,
-    rows: Any,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: RowsGiven,
     metrics: Sequence[str],
     *,
     metric_options: Mapping[str, Any] | None = None,
@@ -391,15 +395,7 @@ class AnswerScorer:
         ConfigError: an unknown metric, or one that generates nothing.
     """
 
-    def __init__(
-        self,
-        rows: Any,
-        metrics: Sequence[str],
-        samples: int = 100,
-        *,
-        columns: PairColumns | None = None,
-        **settings: Any,
-    ):
+    def __init__(self, rows: RowsGiven, metrics: Sequence[str], samples: int = 100, **settings: Any):
         if NLL in metrics:
             raise ConfigError(
                 f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out"
@@ -410,10 +406,10 @@ class AnswerScorer:
             metric.close()
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]
-        self.metrics, self.settings = list(metrics), {"columns": columns, **settings}
+        self.metrics, self.settings = list(metrics), settings
 
     def __call__(
-        self, model: Any, tokenizer: Any, process: int = 0, processes: int = 1
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, process: int = 0, processes: int = 1
     ) -> dict[str, tuple[float, int]]:
         """Sum and number of the scores by metric, and of the answers that did not stop (``did_not_stop``).
 

@@ -21,7 +21,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.data.prompts import Prompter
@@ -29,6 +30,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.generation import Reply, Request, mended, seed_of
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.modeling.load import is_preset, load_model, max_positions
+from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.utils.failures import saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)
@@ -53,8 +55,8 @@ class Generation:
 
 
 def generate_batch(
-    model: Any,
-    tokenizer: Any,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     eos_token_ids: int | Sequence[int] | None = None,
@@ -110,7 +112,8 @@ def generate_batch(
         top_p=top_p if sampled else 1.0,
         top_k=0 if sampled else 50,
     )
-    device = model.get_input_embeddings().weight.device
+    inner: Any = model
+    device = inner.get_input_embeddings().weight.device
     random = nullcontext() if seed is None else torch.random.fork_rng([device] if device.type == "cuda" else [])
     results: dict[int, Generation] = {}
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
@@ -125,18 +128,19 @@ def generate_batch(
             for row, index in enumerate(chosen):
                 ids_BT[row, width - len(prompts[index]) :] = torch.as_tensor(prompts[index], dtype=torch.long)
                 mask_BT[row, width - len(prompts[index]) :] = 1
-            output_BT = model.generate(
+            output_BT = inner.generate(
                 input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), generation_config=config
             )
             for index, new_ids in zip(chosen, output_BT[:, width:].tolist(), strict=True):
                 end = next((position for position, token in enumerate(new_ids) if token in stop_ids), None)
-                text = tokenizer.decode(new_ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-                results[index] = Generation(new_ids[:end], text, stopped=end is not None)
+                kept = new_ids[:end]
+                text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                results[index] = Generation(kept, text, stopped=end is not None)
     return [results[index] for index in range(len(prompts))]
 
 
 @contextmanager
-def eval_mode(model: torch.nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode within this context; every module's own mode after it."""
     # Module by module: a model may be trained with some of its parts in evaluation mode.
     training = [module for module in model.modules() if module.training]
@@ -149,7 +153,7 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _config_set_aside(model: torch.nn.Module, config: GenerationConfig) -> Iterator[None]:
+def _config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[None]:
     # `generate` fills every value that the call leaves open from the model's own generation config. PEFT
     # keeps one on the wrapper and one on the model inside.
     owners: list[Any] = [module for module in model.modules() if "generation_config" in vars(module)]
@@ -186,7 +190,7 @@ class LocalGenerator:
 
     def __init__(
         self,
-        model: Any,
+        model: nn.Module,
         prompter: Prompter,
         max_new_tokens: int,
         top_p: float = 1.0,
@@ -196,7 +200,7 @@ class LocalGenerator:
         self._max_new_tokens, self._top_p, self._batch_size = max_new_tokens, top_p, batch_size
         config = getattr(model, "generation_config", None)
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
-        self._suppressed = prompter.unwritable_ids(model.get_input_embeddings().weight.shape[0])
+        self._suppressed = prompter.unwritable_ids(vocabulary_size(model))
         limit = max_positions(model)
         self._longest_prompt = None if limit is None else limit - max_new_tokens
 
@@ -286,13 +290,13 @@ class VllmGenerator:
             yield replies
 
 
-def load_weights(name: str, tokenizer: Any, options: GeneratorOptions) -> Any:
+def load_weights(name: str, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> PreTrainedModel:
     """A model as the options say, not on its device yet. Raises ConfigError: it cannot be loaded."""
     attention, code = options.attn_implementation, options.trust_remote_code
     return load_model(name, tokenizer, dtype=options.dtype, attn_implementation=attention, trust_remote_code=code)
 
 
-def move_to_device(model: Any, name: str, advice: str) -> str:
+def move_to_device(model: nn.Module, name: str, advice: str) -> str:
     """Put a model onto the GPU, if there is one; its size, dtype and device as one phrase.
 
     Raises:

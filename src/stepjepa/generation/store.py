@@ -44,7 +44,7 @@ class Paths(NamedTuple):
     partial: Path
 
 
-def json_line(record: Any) -> bytes:
+def json_line(record: object) -> bytes:
     """One line of JSONL; NaN and infinity become null."""
     return json_bytes(record) + b"\n"
 
