@@ -152,23 +152,19 @@ def test_rows_that_the_template_refuses_are_counted():
 
 def test_training_records_its_system_messages():
     """All of a few; of many the most common ones, and how many others there are."""
-
-    def encoded(rows):
-        return encode_dataset(rows, fresh(byte_bpe_tokenizer()), None, EncodeOptions(max_length=60), processes=1)[1]
-
-    pair = ("user", "a"), ("assistant", "b")
-    rows = [chat(("system", "S"), *pair)] * 3 + [chat(*pair), chat(("system", ""), *pair)]
-    report = encoded([*rows, chat(("system", "skipped"), ("user", "a"))]).to_dict()
-    assert report["system_prompts"] == {"S": 3, "": 1}
-    assert (report["without_system_prompt"], report["other_system_prompts"]) == (1, 0)
-    report = encoded([chat(("system", f"S{n}"), *pair) for n in range(30)] + [chat(("system", "common"), *pair)] * 5)
+    pair, common = (("user", "a"), ("assistant", "b")), chat(("system", "common"), ("user", "a"), ("assistant", "b"))
+    rows = [chat(("system", f"S{n}"), *pair) for n in range(30)] + [common] * 5
+    rows += [chat(*pair), chat(("system", ""), *pair), chat(("system", "skipped"), ("user", "a"))]
+    options = EncodeOptions(max_length=60)
+    report = encode_dataset(rows, fresh(byte_bpe_tokenizer()), None, options, processes=1)[1]
     assert len(report.system_prompts) == 8 and report.system_prompts["common"] == 5
-    assert report.other_system_prompts == 35 - sum(report.system_prompts.values()) == 23
+    assert "skipped" not in report.system_prompts and report.without_system_prompt == 1
+    assert report.other_system_prompts == 36 - sum(report.system_prompts.values()) == 24
     total, part = DataReport("x"), DataReport("x", system_prompts=Counter({"S0": 7}), without_system_prompt=2)
     for one in (part, report):
         total.add(one)
-    assert total.system_prompts["S0"] == 8 and total.without_system_prompt == 2
-    assert sum(total.system_prompts.values()) + total.other_system_prompts == 42
+    assert total.system_prompts["S0"] == 8 and total.without_system_prompt == 3
+    assert sum(total.system_prompts.values()) + total.other_system_prompts == 43
 
 
 def solutions_in(rows, system=OWN, **more):
@@ -176,10 +172,7 @@ def solutions_in(rows, system=OWN, **more):
 
 
 def solved(question, answer, **more):
-    return {
-        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
-        **more,
-    }
+    return {**chat(("user", question), ("assistant", answer)), **more}
 
 
 def test_solutions_in_chats():
@@ -190,6 +183,9 @@ def test_solutions_in_chats():
     assert (first.text, first.question, first.index, other.index) == ("It is 2.", "1 + 1?", 0, 3)
     assert first.question_key == second.question_key != other.question_key
     assert (found.rows_read, dict(found.skipped), found.generated) == (4, {"no_known_columns": 1}, False)
+    assert len(solutions_in([solved("1?", "1")] * 3, limit=2).solutions) == 2
+    with pytest.raises(DataError, match="none of 2 rows holds a solution; first: list row 0"):
+        solutions_in([{"x": 1}, {"y": 2}])
 
 
 def test_a_solution_is_not_held_against_itself():
@@ -227,11 +223,3 @@ def test_a_prediction_beside_its_chat():
     (one,) = solutions_in([row]).solutions
     assert one.chat == [*row["messages"][:2], {"role": "assistant", "content": "3"}]
     assert right_answers(make_metric("exact"), [one]) == [(False, "3")]
-
-
-def test_no_solutions():
-    with pytest.raises(DataError, match="is empty"):
-        solutions_in([])
-    with pytest.raises(DataError, match="none of 2 rows holds a solution; first: list row 0"):
-        solutions_in([{"x": 1}, {"y": 2}])
-    assert len(solutions_in([solved("1?", "1")] * 3, limit=2).solutions) == 2

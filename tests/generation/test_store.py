@@ -95,22 +95,16 @@ def test_what_a_crash_leaves_at_the_end(tmp_path, tail):
 
 
 def test_other_settings(tmp_path):
-    for made, changes in (
-        (stored, {"max_new_tokens": (9, "max_new_tokens 8, not 9")}),
-        (
-            finished,
-            {
-                "max_new_tokens": (9, "max_new_tokens 8, not 9"),
-                "kwargs": (None, 'kwargs {"a": [1]}, not none'),
-                "model": ("n", "another model, or they have changed"),
-                "data": ("e", "other questions, or they have changed"),
-                "new": (1, "new none, not 1"),
-            },
-        ),
-    ):
+    for made in (stored, finished):
         made(tmp_path)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        for name, (value, words) in changes.items():
+        for name, value, words in (
+            ("max_new_tokens", 9, "max_new_tokens 8, not 9"),
+            ("kwargs", None, 'kwargs {"a": [1]}, not none'),
+            ("model", "n", "another model, or they have changed"),
+            ("data", "e", "other questions, or they have changed"),
+            ("new", 1, "new none, not 1"),
+        ):
             with pytest.raises(ConfigError, match="--overwrite_output_dir") as error:
                 output(tmp_path, {**IDENTITY, name: value})
             assert words in str(error.value) and len(str(error.value).splitlines()) == 1

