@@ -140,10 +140,7 @@ def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer):
 
 
 def test_out_of_memory_is_one_line(tokenizer, monkeypatch):
-    for said, error, words in (
-        ("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes.", ConfigError, "out of memory with 2 chats"),
-        ("shape mismatch", RuntimeError, "shape mismatch"),
-    ):
-        monkeypatch.setattr(nll, "answer_losses", Mock(side_effect=RuntimeError(said)))
-        with pytest.raises(error, match=words):
-            list(likelihood(tokenizer, ROWS[:2]).compute(None, 4))
+    full = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes.")
+    monkeypatch.setattr(nll, "answer_losses", Mock(side_effect=full))
+    with pytest.raises(ConfigError, match="out of memory with 2 chats"):
+        list(likelihood(tokenizer, ROWS[:2]).compute(None, 4))

@@ -87,20 +87,6 @@ def test_a_run_and_its_repetition(generate, tmp_path, capsys):
     assert "6 rows read: " in captured.out and "batches of 4" in captured.err and "float32 on " in captured.err
 
 
-def test_the_first_attempt_may_be_greedy(generate, folder, data, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    assert generate("out.jsonl", "--greedy_first", "--keep_attempts", "--attempts", "2") == 0
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    first = {one["row"]: one for one in rows(tmp_path / "out.attempts.jsonl") if one["attempt"] == 1}
-    for number, row in enumerate(rows(data), 1):
-        chat = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": row["question"]}]
-        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        (expected,) = generate_batch(model, tokenizer, [prompt], 6)
-        assert first[number]["response"] == expected.text.strip()
-        assert first[number]["prompt_tokens"] == len(prompt)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_turn_ends_at_the_templates_mark(name):
     tokenizer = byte_bpe_tokenizer(template=name)
@@ -223,17 +209,14 @@ def test_modes_and_seeds(model, tokenizer):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_bad_arguments(model, tokenizer):
+    for arguments, error, message in (
         ({"prompts": [[5], []]}, ValueError, "a prompt is empty"),
         ({"max_new_tokens": 0}, ConfigError, "max_new_tokens"),
         ({"temperature": 1.0, "top_p": 0.0}, ConfigError, "top_p"),
-    ],
-)
-def test_bad_arguments(model, tokenizer, arguments, error, message):
-    with pytest.raises(error, match=message):
-        generate_batch(model, tokenizer, **({"prompts": [[5]], "max_new_tokens": 4} | arguments))
+    ):
+        with pytest.raises(error, match=message):
+            generate_batch(model, tokenizer, **({"prompts": [[5]], "max_new_tokens": 4} | arguments))
 
 
 @pytest.mark.parametrize(

@@ -80,33 +80,6 @@ def test_every_question_once_and_in_order(options, run, tmp_path):
     assert again.already and again.summary == summary and str(again).startswith(f"{tmp_path / 'out.jsonl'} is complete")
 
 
-def test_cut_anywhere(options, run, tmp_path):
-    """A partial file cut anywhere leads to the same end, and nothing stored is asked again."""
-    run(options("whole.jsonl", keep_attempts=True))
-    whole = {name: (tmp_path / f"whole{name}.jsonl").read_bytes() for name in ("", ".unsolved", ".attempts")}
-    with pytest.raises(StepJepaError, match="broke off"):
-        run(options(keep_attempts=True), Pupil(4))
-    log = (tmp_path / "out.partial").read_bytes()
-    lines = log.splitlines(keepends=True)
-    assert len(lines) == 5
-    ends = [sum(map(len, lines[: i + 1])) for i in range(len(lines))]
-    for cut in sorted({0, *(end + shift for end in ends for shift in (-20, -1, 0))}):
-        done = [
-            one
-            for line, end in zip(lines, ends, strict=True)
-            if end <= cut
-            for one in json.loads(line).get("replies", [])
-        ]
-        for path in tmp_path.glob("out*"):
-            path.unlink()
-        (tmp_path / "out.partial").write_bytes(log[:cut])
-        pupil = Pupil()
-        run(options(keep_attempts=True), pupil)
-        for name, expected in whole.items():
-            assert (tmp_path / f"out{name}.jsonl").read_bytes() == expected, (cut, name)
-        assert len(pupil.asked) == len(set(pupil.asked)) == whole[".attempts"].count(b"\n") - len(done)
-
-
 @pytest.mark.parametrize(("call", "fails_at"), [("fsync", 3), ("replace", 1), ("replace", 3)])
 def test_a_full_disk(call, fails_at, options, run, tmp_path, monkeypatch):
     """Between two groups, and at the first and the last of the files that are written at the end."""
@@ -183,7 +156,6 @@ def test_ground_truth():
         ("So \\boxed{5}.\n#### 6", "6"),
         (r"Thus \boxed{\frac{1}{2}} of it.", r"\frac{1}{2}"),
         (" 70000 ", "70000"),
-        (r"\frac{1}{2}", r"\frac{1}{2}"),
         ("She has 3.\nThen 4.", None),
         ("She has 3 apples and gives one of them to each of her four best friends, which leaves 2.", None),
         ("It is 3.\n####", None),
@@ -211,7 +183,6 @@ def read(tmp_path):
     [
         ({"question": "q", "answer": "a\n#### 3"}, {}, ("q", "a\n#### 3", "3")),
         ({"question": None, "answer": None, "text": "q", "code": "[a-z]+"}, {}, ("q", "[a-z]+", "[a-z]+")),
-        ({"question": "q", "answer": 3.5}, {}, ("q", "3.5", "3.5")),
         ({"question": "q", "ground_truth": 3}, {}, ("q", "", "3")),
         ({"question": "q", "answer": "#### 3", "ground_truth": "4"}, {}, ("q", "#### 3", "4")),
         (
@@ -235,10 +206,8 @@ def test_a_row_that_can_be_asked(row, options, expected, read):
     [
         (3, {}, "not_an_object", "the row is a int"),
         ({"answer": "3"}, {}, "no_question", "columns found: answer"),
-        ({"question": " ", "answer": "3"}, {}, "no_question", "--question_column"),
         ({"question": "q"}, {}, "no_ground_truth", "--ground_truth_column"),
         ({"question": "q", "answer": "words " * 20}, {}, "no_ground_truth", "no ####"),
-        ({"question": "q", "answer": float("nan")}, {}, "no_ground_truth", "--ground_truth_column"),
         ({"question": "q", "answer": "3"}, {"ground_truth_column": "final"}, "no_ground_truth", "column 'final'"),
         ({"question": "q", "answer": "3"}, {"answer_column": "solution"}, "no_ground_truth", "no column 'solution'"),
         ({"question": "q \ud83d", "answer": "3"}, {}, "broken_text", "lone surrogate"),
