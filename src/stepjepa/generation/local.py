@@ -31,7 +31,7 @@ from stepjepa.generation import Reply, Request, mended, seed_of
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import vocabulary_size
-from stepjepa.utils.failures import saying_out_of_memory
+from stepjepa.utils.failures import library, saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)
 MODEL = f"--{_NAME.model_name}"
@@ -248,13 +248,10 @@ class VllmGenerator:
 
     def __init__(self, name: str, prompter: Prompter, options: GeneratorOptions):
         try:
-            from vllm import LLM
-
-            code = options.trust_remote_code
-            engine = partial(LLM, model=name, dtype=options.dtype, trust_remote_code=code, seed=options.seed)
-            self._engine = engine(**(options.vllm_options or {}))
-        except ImportError:
-            raise ConfigError("vLLM is not installed; install it with: pip install 'stepjepa[vllm]'") from None
+            engine = partial(library("vllm", "vllm").LLM, model=name, dtype=options.dtype, seed=options.seed)
+            self._engine = engine(trust_remote_code=options.trust_remote_code, **(options.vllm_options or {}))
+        except ConfigError:
+            raise
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(f"{MODEL} {name}: vLLM cannot load it ({why})") from None

@@ -23,7 +23,17 @@ from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.sources import TEXT_COLUMNS, RowSource, row_to_messages
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines
+from stepjepa.generation import (
+    Generator,
+    Reply,
+    Request,
+    RowsRead,
+    cell_text,
+    digest_of,
+    mended,
+    seed_of,
+    skipped_lines,
+)
 from stepjepa.generation.options import OVERWRITE, QUESTION, GenerateOptions, Row
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.utils.terminal import Bar
@@ -102,7 +112,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     else:
         filled = (pair for pair in TEXT_COLUMNS if named == (None, None) and row.get(pair[0]) is not None)
         left, right = (name or usual for name, usual in zip(named, next(filled, TEXT_COLUMNS[0]), strict=True))
-        question, answer = row.get(left), _text(row.get(right))
+        question, answer = row.get(left), cell_text(row.get(right))
         if options.answer_column is not None and right not in row:
             raise RowError(
                 "no_ground_truth", f"no column {right!r} (columns found: {columns}); see --{_NAME.answer_column}"
@@ -112,7 +122,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
             "no_question", f"no text in column {left!r} (columns found: {columns}); see --{_NAME.question_column}"
         )
     column = options.ground_truth_column
-    bare = _text(row.get(column or "ground_truth")).strip() or (None if column else ground_truth(answer))
+    bare = cell_text(row.get(column or "ground_truth")).strip() or (None if column else ground_truth(answer))
     if not bare:
         where = f"column {column!r}" if column else "the answer (no ####, no \\boxed{}, too long for a bare answer)"
         raise RowError(
@@ -121,13 +131,6 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     if lone_surrogate(question + answer + bare):
         raise RowError("broken_text", "a text holds half a character (a lone surrogate); remove it")
     return Problem(number, question, answer, bare)
-
-
-def _text(value: Any) -> str:
-    """A cell as text: numbers are written out, what is neither is no answer."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
-        return ""
-    return str(value)
 
 
 def ground_truth(answer: str) -> str | None:

@@ -20,6 +20,7 @@ from stepjepa.config.named import load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.generation import cell_text
 
 OPTIONS = "metric"  # the group of a metric's options
 NLL = "answer_nll"
@@ -131,10 +132,9 @@ class Metric(ABC):
             if column == "messages" and isinstance(value, (list, tuple)):
                 turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
                 value = turns[-1].get("content") if turns else None
-            if isinstance(value, str) and value.strip():
-                return value
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
-                return str(value)
+            text = cell_text(value)
+            if text.strip():
+                return text
         known = ", ".join(map(str, row)) or "none"
         raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {known})")
 
