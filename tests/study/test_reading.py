@@ -137,7 +137,7 @@ def test_a_seed_may_stand_in_a_name(read):
         ("seeds=[1, 1]", ["seeds: expected different whole numbers"]),
         ("seeds=[]", ["seeds: expected different whole numbers"]),
         ("controls=[shufled]", ["controls", "shuffled, random", "shufled"]),
-        ("metrics=[answer_nl]", ["unknown metric 'answer_nl'", "'answer_nll'"]),
+        ("metrics=[answer_nl]", ["metric is 'answer_nl'", "did you mean answer_nll?"]),
         ("metrics=[{gsm8k: {colunm: a}}]", ["no option 'colunm' of gsm8k"]),
         ("select=exact", ["'exact' is none of the study's metrics (answer_nll, gsm8k)"]),
         ("select={metric: gsm8k, rule: best}", ["rule: expected one of lowest, highest", "'best'"]),

@@ -17,7 +17,7 @@ from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
 from stepjepa.evaluation.predictions import quoted
-from stepjepa.generation import RowsRead, cell_text, digest_of
+from stepjepa.generation import RowsRead, digest_of, text_of
 
 _NAME = Names(EvaluateOptions)
 GENERATED = "generated_response"
@@ -71,7 +71,7 @@ class Question:
     @property
     def ground_truth(self) -> str:
         """The column `ground_truth` where there is one, else the reference answer."""
-        text = cell_text(self.row.get("ground_truth"))
+        text = text_of(self.row.get("ground_truth"))
         return text if text.strip() else self.chat[-1]["content"]
 
 

@@ -94,7 +94,7 @@ def mended(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def cell_text(value: object) -> str:
+def text_of(value: object) -> str:
     """A cell as text: numbers are written out; empty for what is neither, and for NaN."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
         return ""

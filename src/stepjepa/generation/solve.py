@@ -23,17 +23,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.sources import TEXT_COLUMNS, RowSource, row_to_messages
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.generation import (
-    Generator,
-    Reply,
-    Request,
-    RowsRead,
-    cell_text,
-    digest_of,
-    mended,
-    seed_of,
-    skipped_lines,
-)
+from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines, text_of
 from stepjepa.generation.options import OVERWRITE, QUESTION, GenerateOptions, Row
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.utils.terminal import Bar
@@ -112,7 +102,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     else:
         filled = (pair for pair in TEXT_COLUMNS if named == (None, None) and row.get(pair[0]) is not None)
         left, right = (name or usual for name, usual in zip(named, next(filled, TEXT_COLUMNS[0]), strict=True))
-        question, answer = row.get(left), cell_text(row.get(right))
+        question, answer = row.get(left), text_of(row.get(right))
         if options.answer_column is not None and right not in row:
             raise RowError(
                 "no_ground_truth", f"no column {right!r} (columns found: {columns}); see --{_NAME.answer_column}"
@@ -122,7 +112,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
             "no_question", f"no text in column {left!r} (columns found: {columns}); see --{_NAME.question_column}"
         )
     column = options.ground_truth_column
-    bare = cell_text(row.get(column or "ground_truth")).strip() or (None if column else ground_truth(answer))
+    bare = text_of(row.get(column or "ground_truth")).strip() or (None if column else ground_truth(answer))
     if not bare:
         where = f"column {column!r}" if column else "the answer (no ####, no \\boxed{}, too long for a bare answer)"
         raise RowError(

@@ -20,7 +20,7 @@ from stepjepa.config.named import load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation import cell_text
+from stepjepa.generation import text_of
 
 OPTIONS = "metric"  # the group of a metric's options
 NLL = "answer_nll"
@@ -132,7 +132,7 @@ class Metric(ABC):
             if column == "messages" and isinstance(value, (list, tuple)):
                 turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
                 value = turns[-1].get("content") if turns else None
-            text = cell_text(value)
+            text = text_of(value)
             if text.strip():
                 return text
         known = ", ".join(map(str, row)) or "none"
