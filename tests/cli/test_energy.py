@@ -195,7 +195,7 @@ def test_one_solution_has_nothing_to_be_shuffled_with(score, tmp_path):
     [
         (["--best_off", "3"], "did you mean --best_of?"),
         (["--best_of", "2"], "--best_of needs --metric"),
-        (["--best_of", "2", "--metric", "gms8k"], "did you mean 'gsm8k'?"),
+        (["--best_of", "2", "--metric", "gms8k"], "did you mean gsm8k?"),
         (["--best_of", "2", "--metric", "rouge"], "needs one that says right or wrong"),
         (["--questions", "x.jsonl"], "keep one of them"),
         (["--step_splitter", "list"], "none of 12 solutions can be read"),

@@ -248,7 +248,7 @@ def test_what_vllm_is_asked(evaluate, home, tmp_path, monkeypatch):
     ("model", "flags", "words"),
     [
         ("run", "", "choose one or several of"),
-        ("run", "--metric gsm9k", "did you mean 'gsm8k'"),
+        ("run", "--metric gsm9k", "did you mean gsm8k?"),
         ("nothing", "--metric exact", "nothing: no such folder"),
         ("test.jsonl", "--metric exact", "is a file; give the model's folder"),
         (".", "--metric exact", "no model in this folder"),

@@ -32,7 +32,7 @@ def test_what_cannot_be_made():
         ("answer_nll", {}, "needs the model"),
         ("gsm8k", {"refernce_column": "a"}, "no option 'refernce_column' of gsm8k; did you mean 'reference_column'"),
         ("no_such_module_at_all:f", {}, "No module named .no_such_module_at_all"),
-        ("json:__name__", {}, "metric json:__name__: is no function"),
+        ("json:__name__", {}, "metric json:__name__: json has no function __name__"),
         ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
         ("regex_equivalence", {"dialect": "posix"}, "dialect is 'posix'"),
         ("missing.py:f", {}, "missing.py: there is no such file"),
@@ -60,6 +60,7 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
         "def text(generated, reference, row):\n"
         "    return '1'\n"
     )
+    (tmp_path / "broken.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     metric = make_metric("own_metrics_for_test:words")
     assert metric.name == "own_metrics_for_test:words" and metric.kind == "score"
@@ -67,6 +68,8 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
     assert metric.score("a b", {"answer": "c d", "more": 1}).score == 0
     assert metric.score("", {"question": "no reference"}) == (1.0, "", "", "")
     assert make_metric("own_metrics_for_test.py:words", reference_column="b").score("x", {"b": "y"}).score == 1
+    with pytest.raises(ConfigError, match="broken.py cannot be loaded .ZeroDivisionError"):
+        make_metric("broken.py:f")
     with pytest.raises(DataError, match="broken: KeyError: 'missing'"):
         make_metric("own_metrics_for_test:broken").score("", {"answer": "x"})
     with pytest.raises(DataError, match="must return a bool or a number from 0 to 1, it returned '1'"):

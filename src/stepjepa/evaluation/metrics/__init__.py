@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import importlib
 import math
+import runpy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from stepjepa.config.named import load_named
+from stepjepa.config.named import current_folder_too, load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, DataError
@@ -144,7 +146,8 @@ class CustomMetric(Metric):
     """Calls ``f(generated: str, reference: str, row: dict) -> bool | float``.
 
     Attributes:
-        target: ``module:function``, or ``path/to/file.py:function``, as `load_named` takes it.
+        target: ``module:function``, or ``path/to/file.py:function``, as `load_named` takes them; a file is run for every
+            metric, because in a notebook it may have changed.
     """
 
     target: str
@@ -155,11 +158,19 @@ class CustomMetric(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.name = self.target  # type: ignore[misc]
-        self._function: Callable[[str, str, dict[str, Any]], Any] = load_named(
-            self.target, OPTIONS, [*METRICS, *MODEL_METRICS]
-        )
-        if not callable(self._function):
-            raise ConfigError(f"metric {self.target}: is no function")
+        source, _, name = self.target.rpartition(":")
+        file = Path(source).expanduser()
+        if file.suffix == ".py" and file.is_file():
+            try:
+                with current_folder_too():
+                    found = runpy.run_path(str(file)).get(name)
+            except Exception as error:
+                raise ConfigError(f"{OPTIONS} {self.target}: {source} cannot be loaded ({error!r})") from error
+        else:
+            found = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS])
+        if not callable(found):
+            raise ConfigError(f"{OPTIONS} {self.target}: {source} has no function {name}")
+        self._function: Callable[[str, str, dict[str, Any]], Any] = found
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """What the function returns: True and False are 1 and 0.
