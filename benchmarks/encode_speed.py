@@ -134,7 +134,7 @@ def main() -> None:
             rows = RowSource(str(file))
             found = load_cached(cache, cache_key(rows, tokenizer, options) or "")
             assert found is not None
-            return sum(len(example.input_ids) for example in found[0])
+            return sum(len(example.trunk) for example in found[0])
 
         encode_dataset(str(file), tokenizer, renderer, options)  # warms caches up
         for _ in range(args.rounds):

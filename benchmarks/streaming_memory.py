@@ -89,7 +89,7 @@ def read(file: Path, args: argparse.Namespace) -> None:
         begin = time.perf_counter()
         for batch in stream.batches(16):
             examples += len(batch)
-            tokens += sum(len(example.input_ids) for example in batch)
+            tokens += sum(len(example.trunk) for example in batch)
             if examples >= args.whole_rows:
                 break
         seconds = time.perf_counter() - begin

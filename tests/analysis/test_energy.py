@@ -102,8 +102,8 @@ def test_what_of_a_chat_is_the_solution(bpe_tokenizer):
     before = row("Hi?", ["Hello.\n\n", "There."])["messages"]
     (one,), _ = encode(bpe_tokenizer, [row("Sum?", ["One.\n\n", "Two.\n\n", "Three."], before)])
     assert one.steps == ("One.\n\n", "Two.\n\n", "Three.") and one.sources == (0, 1)
-    ((start, stop),) = one.example.label_spans
-    assert bpe_tokenizer.decode(one.example.input_ids[start:stop]) == "One.\n\nTwo.\n\nThree.<|im_end|>"
+    ((start, stop),) = one.example.labels
+    assert bpe_tokenizer.decode(one.example.trunk[start:stop]) == "One.\n\nTwo.\n\nThree.<|im_end|>"
     texts = [bpe_tokenizer.decode(one.example.trunk[v.start : v.stop]) for v in views_of(one.example)]
     assert texts == ["Two.\n\n", "Three."]
     (one,), _ = encode(bpe_tokenizer, [row("?", ["a.\n\n", "b.\n\n", "c."])], horizon=2)

@@ -29,7 +29,7 @@ def encode(tokenizer, chats, objective="regular", splitter=SPLITTER, **options):
 
 
 def texts(tokenizer, example):
-    return [tokenizer.decode([index]) for index in example.input_ids.tolist()]
+    return [tokenizer.decode([index]) for index in example.trunk.tolist()]
 
 
 def views(tokenizer, example) -> list[tuple[str, str, str, str]]:
@@ -89,18 +89,18 @@ def test_truncation(bpe_tokenizer):
     messages = chat("a.\n\nb.\n\nc.")
     whole, _ = encode(bpe_tokenizer, [messages], "step_jepa", step_pairs="all")
     first, second = views_of(whole[0])
-    ((start, stop),) = whole[0].label_spans
-    assert len(whole[0].input_ids) == stop + 1  # the line break behind the end of turn
+    ((start, stop),) = whole[0].labels
+    assert len(whole[0].trunk) == stop + 1  # the line break behind the end of turn
 
     def at(limit, **options):
         store, report = encode(bpe_tokenizer, [messages], "step_jepa", step_pairs="all", max_length=limit, **options)
         return store[0], report
 
     example, report = at(stop)  # only the template's line break is lost, no part of the answer
-    assert report.answers_truncated == 0 and len(example.input_ids) == stop
+    assert report.answers_truncated == 0 and len(example.trunk) == stop
     at(stop, strict_data=True)
     example, report = at(stop - 1)
-    assert report.answers_truncated == 1 and example.label_spans == ((start, stop - 1),)
+    assert report.answers_truncated == 1 and example.labels == ((start, stop - 1),)
     assert views_of(example) == [first, second] and report.pairs_dropped == {}
     example, report = at(second.stop - 1)
     assert views_of(example) == [first] and report.pairs_dropped == {"pair_truncated": 1}
@@ -109,7 +109,7 @@ def test_truncation(bpe_tokenizer):
     assert example.pairs == () and report.pairs_dropped == {"pair_truncated": 2}
     assert report.examples_without_pairs == {"pair_truncated": 1} and report.rows_kept == 1
     example, report = at(start + 1)
-    assert example.label_spans == ((start, start + 1),) and report.labelled_tokens == 1
+    assert example.labels == ((start, start + 1),) and report.labelled_tokens == 1
     with pytest.raises(
         DataError, match=rf"the prompt has {start} tokens and max_length is {start}; raise --max_length"
     ):
@@ -122,7 +122,7 @@ def test_truncation(bpe_tokenizer):
     assert report.rows_kept == 1 and report.rows_skipped == {"no_room_for_answer": 1}
     # A later answer that is lost as a whole is an answer that was cut.
     store, report = encode(bpe_tokenizer, [messages + chat("d.")], "regular", max_length=stop + 2)
-    assert report.answers_truncated == 1 and store[0].label_spans == ((start, stop),)
+    assert report.answers_truncated == 1 and store[0].labels == ((start, stop),)
 
 
 def test_positions(bpe_tokenizer):
@@ -172,10 +172,10 @@ def test_every_row_is_counted_once(bpe_tokenizer):
     assert report.first_skipped["no_known_columns"].startswith("list row 1: columns found: text; expected")
     assert report.first_skipped["no_room_for_answer"].startswith("list row 7: the prompt has ")
     assert report.examples_without_pairs == {"fewer_than_two_steps": 1} and report.pairs == 2
-    assert report.tokens == sum(len(e.input_ids) for e in store) == int(store.lengths.sum())
-    assert report.labelled_tokens == sum(b - a for e in store for a, b in e.label_spans)
-    assert report.token_length["max"] == max(len(e.input_ids) for e in store)
-    assert report.token_length["min"] == min(len(e.input_ids) for e in store)
+    assert report.tokens == sum(len(e.trunk) for e in store) == int(store.lengths.sum())
+    assert report.labelled_tokens == sum(b - a for e in store for a, b in e.labels)
+    assert report.token_length["max"] == max(len(e.trunk) for e in store)
+    assert report.token_length["min"] == min(len(e.trunk) for e in store)
     record = json.loads(json.dumps(report.to_dict()))
     assert record["rows_skipped"]["no_known_columns"] == 2 and record["pairs"] == 2
     assert record["end_of_turn"] == "<|im_end|>" and record["pairs_dropped"] == {}
@@ -221,9 +221,9 @@ def test_templates_that_refuse_and_fold():
     assert report.system_folded == 1 and report.rows_skipped == {"template_refused": 1}
     assert "Turns must alternate" in report.first_skipped["template_refused"]
     assert "\n" not in report.first_skipped["template_refused"]
-    assert tokenizer.decode(store[1].input_ids.tolist()).startswith("<s><start_of_turn>user\nS\n\nQ?<end_of_turn>")
+    assert tokenizer.decode(store[1].trunk.tolist()).startswith("<s><start_of_turn>user\nS\n\nQ?<end_of_turn>")
     store, report = encode(tokenizer, [chat("a")], system_prompt="P")
-    assert report.system_folded == 1 and "P\n\nQ?" in tokenizer.decode(store[0].input_ids.tolist())
+    assert report.system_folded == 1 and "P\n\nQ?" in tokenizer.decode(store[0].trunk.tolist())
 
 
 def test_what_is_said_about_a_row_is_one_line():
@@ -260,11 +260,11 @@ def test_store_round_trip():
     for store in (ExampleStore(examples), pickle.loads(pickle.dumps(ExampleStore(examples)))):
         assert len(store) == 3 and store.lengths.tolist() == [3, 1, 2] and store.num_pairs == 2
         for found, want in zip(store, examples, strict=True):
-            assert found.input_ids.tolist() == want.input_ids.tolist() and found.input_ids.dtype == np.int32
-            assert found.label_spans == want.label_spans and found.pairs == want.pairs
+            assert found.trunk.tolist() == want.trunk.tolist() and found.trunk.dtype == np.int32
+            assert found.labels == want.labels and found.pairs == want.pairs
             assert [s[1:] for s in found.segments] == [s[1:] for s in want.segments]
             assert [s.ids.tolist() for s in found.segments] == [s.ids.tolist() for s in want.segments]
-        assert store[-1].input_ids.tolist() == [9, 10]
+        assert store[-1].trunk.tolist() == [9, 10]
         with pytest.raises(IndexError):
             store[3]
     assert len(ExampleStore([])) == ExampleStore([]).num_pairs == 0

@@ -62,7 +62,7 @@ def chat(answer, question=QUESTION):
 
 def labelled(tokenizer, example):
     """The text of each label span."""
-    return [tokenizer.decode(example.input_ids[start:stop].tolist()) for start, stop in example.label_spans]
+    return [tokenizer.decode(example.trunk[start:stop].tolist()) for start, stop in example.labels]
 
 
 def end_of(kind, template):
@@ -78,23 +78,23 @@ def test_labels_decode_to_the_answer_and_its_end(kind, template):
     assert report.rows_kept == len(answers)
     count = 0
     for answer, example in zip(answers, store, strict=True):
-        ((start, stop),) = example.label_spans
-        text = tokenizer.decode(example.input_ids[start:stop].tolist())
+        ((start, stop),) = example.labels
+        text = tokenizer.decode(example.trunk[start:stop].tolist())
         # A byte-level token may hold the space that these templates write in front of an answer.
         if template in ("plain_no_eot", "mistral", "mistral_v1"):
             text = text.removeprefix(" ")
         if kind == "v1":  # this tokenizer writes a space behind every special token
             answer = answer.replace("<s>", "<s> ").replace("</s>", "</s> ")
         assert text == answer + end, ascii(answer)
-        tail = tokenizer.decode(example.input_ids[stop:].tolist())
+        tail = tokenizer.decode(example.trunk[stop:].tolist())
         closes_with_a_line = end in ("", "<end_of_turn>", "<|im_end|>") or template == "zephyr"
         assert tail == ("\n" if closes_with_a_line else "")
         if end:
-            last = example.input_ids[stop - 1]
+            last = example.trunk[stop - 1]
             assert tokenizer.convert_ids_to_tokens(int(last)) == end
         count += stop - start
     assert report.labelled_tokens == count
-    assert report.tokens == sum(len(example.input_ids) for example in store)
+    assert report.tokens == sum(len(example.trunk) for example in store)
 
 
 @pytest.mark.parametrize(("kind", "template"), CASES)
@@ -116,11 +116,11 @@ def test_the_number_of_labels_by_hand(llama3_tokenizer, tekken_tokenizer):
     # ">", "12", ".\n\n", "So", end of turn; Tekken writes each digit as a token.
     for tokenizer, count in ((llama3_tokenizer, 5), (tekken_tokenizer, 6)):
         store, report = encode(tokenizer, [chat(">12.\n\nSo"), chat("")])
-        assert [stop - start for ((start, stop),) in (e.label_spans for e in store)] == [count, 1]
+        assert [stop - start for ((start, stop),) in (e.labels for e in store)] == [count, 1]
         assert report.labelled_tokens == count + 1
     store, report = encode(llama3_tokenizer, [chat("So")])
     (example,) = store
-    assert example.input_ids[slice(*example.label_spans[0])].tolist() == [4516, 128009]
+    assert example.trunk[slice(*example.labels[0])].tolist() == [4516, 128009]
     assert report.end_of_turn == "<|eot_id|>"
 
 
@@ -137,13 +137,13 @@ def test_every_answer_of_a_chat_is_labelled(kind, template):
     ):
         if template not in ("plain_no_eot", "dated"):
             rendered = tokenizer.apply_chat_template(messages, date_string="26 Jul 2024", return_dict=False)
-            assert example.input_ids.tolist() == rendered  # and so begins with one BOS at most
-        bos = example.input_ids == tokenizer.bos_token_id
+            assert example.trunk.tolist() == rendered  # and so begins with one BOS at most
+        bos = example.trunk == tokenizer.bos_token_id
         assert bos.sum() == FORMATS[template].writes_bos == bos[0]
         found = [text.removeprefix(" ") if spaced else text for text in labelled(tokenizer, example)]
         assert found == texts
     # A chat that ends with a question is closed by nothing.
-    assert (tokenizer.decode(store[1].input_ids.tolist()).rstrip("\n").endswith(("And?", f"And?{end}"))) or (
+    assert (tokenizer.decode(store[1].trunk.tolist()).rstrip("\n").endswith(("And?", f"And?{end}"))) or (
         template.startswith("mistral")
     )
 
@@ -159,7 +159,7 @@ def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
     plain = FORMATS["plain_no_eot"].template
     tokenizer = with_eos(plain)
     store, report = encode(tokenizer, [chat("It is 17."), [*chat("A 17."), *chat("B 17.", "R")], chat("")])
-    assert tokenizer.decode(store[0].input_ids.tolist()) == ("User: What is 12 + 5?\nAssistant: It is 17.<|im_end|>")
+    assert tokenizer.decode(store[0].trunk.tolist()) == ("User: What is 12 + 5?\nAssistant: It is 17.<|im_end|>")
     assert labelled(tokenizer, store[0]) == [" It is 17.<|im_end|>"]
     assert labelled(tokenizer, store[1]) == [" A 17.", "B 17.<|im_end|>"]  # " A" is one token, " B" is two
     assert labelled(tokenizer, store[2]) == ["<|im_end|>"]

@@ -43,7 +43,7 @@ def stream(sources, weights=None, shard=0, shards=1, processes=1):
 
 
 def tokens(window):
-    return [tuple(one.example.input_ids.tolist()) for one in window]
+    return [tuple(one.example.trunk.tolist()) for one in window]
 
 
 def test_one_pass_behind_the_other():

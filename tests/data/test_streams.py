@@ -90,8 +90,8 @@ def test_a_data_set_of_text_needs_no_template():
     store, report = encode(tokenizer, rows[:3], max_length=16)
     assert report.rows_kept == 2 and report.rows_skipped == {"nothing_to_learn": 1}
     assert report.examples == len(store) > 2 and f"{len(store)} examples" in "\n".join(report.lines())
-    assert all(example.label_spans == ((1, len(example.input_ids)),) for example in store)
-    assert sum(len(example.input_ids) for example in store) == report.tokens
+    assert all(example.labels == ((1, len(example.trunk)),) for example in store)
+    assert sum(len(example.trunk) for example in store) == report.tokens
     for example in store:
         if example.pairs:
             (view,), (rest,) = views_of(example), example.segments
@@ -129,7 +129,7 @@ def test_plain_template(llama3_tokenizer, bpe_tokenizer):
         assert renderer.render(chat).text == start + "a\nb"
         assert renderer.prompt(chat[:1]) == start + "a\n"
         store, report = encode(tokenizer, [{"messages": chat}], renderer, objective="llm_jepa", labels="assistant")
-        assert store[0].input_ids[-1] == tokenizer.eos_token_id and report.pairs == 1
+        assert store[0].trunk[-1] == tokenizer.eos_token_id and report.pairs == 1
 
 
 def test_label_modes(tmp_path, llama3_tokenizer):
@@ -142,13 +142,13 @@ def test_label_modes(tmp_path, llama3_tokenizer):
         options = settings_of("regular", labels=labels)
         store, report = encode_dataset(file, tokenizer, ChatRenderer(tokenizer), options)
         example, counts[labels] = store[0], report.labelled_tokens
-        labelled = [i for start, stop in example.label_spans for i in range(start, stop)]
-        text = tokenizer.decode(example.input_ids[labelled])
+        labelled = [i for start, stop in example.labels for i in range(start, stop)]
+        text = tokenizer.decode(example.trunk[labelled])
         if labels == "assistant":
             assert text == "It is 17.<|eot_id|>"
         if labels == "all":
-            assert labelled == list(range(1, len(example.input_ids)))
+            assert labelled == list(range(1, len(example.trunk)))
         if labels == "reference":
             assert "<|eot_id|>" not in text and text.startswith("<|start_header_id|>system") and text.endswith("17.")
-            assert len(example.label_spans) == 3
+            assert len(example.labels) == 3
     assert counts["assistant"] < counts["reference"] == counts["all"] - 3

@@ -44,10 +44,10 @@ def test_losses_are_those_of_separate_passes(ran):
         for parameter in model.parameters():  # states of small weights are alike, and a wrong mask would hardly show
             parameter.mul_(4)
         lm, jepa = names["losses"](model, batch)
-        assert batch.rows.input_ids.numel() < 2 * sum(len(example.input_ids) for example in examples)  # no doubled rows
+        assert batch.rows.input_ids.numel() < 2 * sum(len(example.trunk) for example in examples)  # no doubled rows
         logits, targets, distances = [], [], []
         for (question, answer), example in zip(chats, examples, strict=True):
-            ids = torch.tensor(example.input_ids).long()[None]
+            ids = torch.tensor(example.trunk).long()[None]
             states = model(ids).last_hidden_state[0]
             begin = len(question) + 2
             logits.append(states[begin - 1 : -1] @ model.embed_tokens.weight[:128].T)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import RowSource
+from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import nll
@@ -43,10 +43,10 @@ def test_padding_changes_nothing(name):
     examples = made_up((20, 7, 13))
     found = nll.answer_losses(model, examples)
     for example, (total, tokens) in zip(examples, found, strict=True):
-        ids = torch.from_numpy(example.input_ids.astype(np.int64))
+        ids = torch.from_numpy(example.trunk.astype(np.int64))
         with torch.no_grad():
             logits = model(input_ids=ids[None]).logits[0].double()
-        (start, stop), log_p = example.label_spans[0], logits.log_softmax(-1)
+        (start, stop), log_p = example.labels[0], logits.log_softmax(-1)
         expected = -sum(float(log_p[place - 1, ids[place]]) for place in range(start, stop))
         assert tokens == stop - start and total == pytest.approx(expected, rel=1e-5)
 

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from stepjepa.data.encode import EncodeOptions, encode_dataset
-from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.tokens import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
 from stepjepa.evaluation.models import TrainingRecord

@@ -73,11 +73,11 @@ def test_inspect_shows_the_losses_of_the_models_own_logits(tmp_path):
     model = family_model("modernbert-decoder")
     model.save_pretrained(tmp_path)
     probe = load_probe(str(tmp_path), NO_TOKENS, 0, 0)
-    ids = torch.from_numpy(EXAMPLES[0].input_ids.astype(np.int64))[None]
+    ids = torch.from_numpy(EXAMPLES[0].trunk.astype(np.int64))[None]
     order = torch.arange(ids.shape[1])[None]
     zeros = torch.zeros_like(order)
     row = Rows(ids, order, example=zeros, segment=zeros, order=order, attach=zeros - 1)
-    (start, stop), *_ = EXAMPLES[0].label_spans
+    (start, stop), *_ = EXAMPLES[0].labels
     labelled = torch.arange(start, stop)
     numbers = row_numbers(probe, row, labelled - 1, ids[0, labelled], attention=False)
     assert float(numbers.losses.sum()) == pytest.approx(own_losses(model)[0], rel=1e-5)

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.data.prompts import Prompter
+from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Request, local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch

@@ -79,16 +79,16 @@ def named(tokenizer, labels="assistant", **options):
     renderer = ChatRenderer(tokenizer)
     settings = settings_of("llm_jepa", labels=labels, **options)
     store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
-    spans = trunk_spans(tokenizer, read_without_steps(renderer, CHAT), store[0].input_ids)
+    spans = trunk_spans(tokenizer, read_without_steps(renderer, CHAT), store[0].trunk)
     names, text = trunk_names(store[0], spans), token_text(tokenizer)
     found: dict[str, str] = {}
-    for name, index in zip(names, store[0].input_ids.tolist(), strict=True):
+    for name, index in zip(names, store[0].trunk.tolist(), strict=True):
         found[name] = found.get(name, "") + text(index)
     return found, names, store[0]
 
 
 def labelled(example):
-    return [any(start <= at < stop for start, stop in example.label_spans) for at in range(len(example.input_ids))]
+    return [any(start <= at < stop for start, stop in example.labels) for at in range(len(example.trunk))]
 
 
 @pytest.mark.parametrize("template", FORMATS)

@@ -34,9 +34,9 @@ def plain_lm_loss(model, examples):
     """Plain fine-tuning, one example at a time, through the model's own forward."""
     total = torch.zeros(())
     for example in examples:
-        ids = torch.tensor(example.input_ids.tolist())[None]
+        ids = torch.tensor(example.trunk.tolist())[None]
         labels = torch.full_like(ids, -100)
-        for start, stop in example.label_spans:
+        for start, stop in example.labels:
             labels[0, start:stop] = ids[0, start:stop]
         logits = model(input_ids=ids).logits[0, :-1, :TRAINED_VOCABULARY]
         total = total + F.cross_entropy(logits, labels[0, 1:], reduction="sum", ignore_index=-100)
@@ -52,7 +52,7 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
     attach_forest_forward(model, TRAINED_VOCABULARY)
     examples = made_up_examples(count)
     reference, reference_gradient = run(model, TwoPassCollator(predictor_ids(count), 0)(examples))
-    labels = sum(stop - start for example in examples for start, stop in example.label_spans)
+    labels = sum(stop - start for example in examples for start, stop in example.labels)
     with torch.no_grad():
         plain = plain_lm_loss(model, examples) / labels
     batches = [ForestCollator(predictor_ids(count), 0, max_row_length=length)(examples) for length in (None, 40)]

@@ -41,7 +41,7 @@ def test_lm_loss(golden):
     with torch.no_grad():
         output = model(batch=ForestCollator((), 0)(examples))
     expected = values["lm"]
-    labels = sum(stop - start for example in examples for start, stop in example.label_spans)
+    labels = sum(stop - start for example in examples for start, stop in example.labels)
     assert labels == expected["n_tokens"]
     assert float(output.lm_loss_sum) / labels == pytest.approx(expected["loss_token_mean"], rel=2e-5)
 

@@ -169,7 +169,7 @@ def test_split(golden, tmp_path, forward):
         if case["k"]:
             trainer.model.jepa.predictors.weight.data[:] = vector
         store = trainer.eval_dataset.store
-        assert [example.input_ids.tolist() for example in store] == values["x"]
+        assert [example.trunk.tolist() for example in store] == values["x"]
         batch = trainer.data_collator(list(store))
         with torch.no_grad():
             output = trainer.model(batch=batch)

@@ -30,8 +30,8 @@ def readouts(example, pair):
 def check(store, rows):
     assert len(store) == len(rows) == 8
     for example, want in zip(store, rows, strict=True):
-        assert example.input_ids.tolist() == want["input_ids"]
-        assert example.label_spans == ((want["assistant_first"], want["eot"] + 1),)
+        assert example.trunk.tolist() == want["input_ids"]
+        assert example.labels == ((want["assistant_first"], want["eot"] + 1),)
         (pair,) = example.pairs
         assert example.sees(pair.source) == pair.source.terms[0].token == want["step1_end"]
         assert example.view_on_trunk(pair.target) == (want["step1_end"] + 1, want["step2_end"] + 1)
@@ -49,7 +49,7 @@ def test_llama3(golden, llama3_tokenizer):
     for example, row in zip(store, rows, strict=True):
         (pair,) = example.pairs
         assert row["assistant_first"] <= example.sees(pair.source) < example.view_on_trunk(pair.target).start
-        header = llama3_tokenizer.decode(example.input_ids[row["assistant_first"] - 4 : row["assistant_first"]])
+        header = llama3_tokenizer.decode(example.trunk[row["assistant_first"] - 4 : row["assistant_first"]])
         assert header == "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
@@ -58,7 +58,7 @@ def test_reference_tokenizer(golden):
     tokenizer = AutoTokenizer.from_pretrained(golden / "tokenizer")
     store, report = encode(golden, tokenizer)
     check(store, record["examples"])
-    lengths = [stop - start for example in store for start, stop in example.label_spans]
+    lengths = [stop - start for example in store for start, stop in example.labels]
     assert lengths == record["lm"]["n_per_example"] and report.labelled_tokens == record["lm"]["n_tokens"] == 762
     whole, report = encode(golden, tokenizer, step_pairs="all")
     assert [len(e.pairs) + 1 for e in whole] == [row["n_steps"] for row in record["examples"]]
@@ -76,7 +76,7 @@ def test_question_and_answer_spans(golden):
     official = json.loads((golden / "official.json").read_text())
     settings = encode_options(JEPAOptions(objective="llm_jepa"))
     store, report = encode_dataset(golden / "examples_synth.jsonl", tokenizer, ChatRenderer(tokenizer), settings)
-    assert [e.input_ids.tolist() for e in store] == [row["full"] for row in official["token_ids"]["0"]]
+    assert [e.trunk.tolist() for e in store] == [row["full"] for row in official["token_ids"]["0"]]
     assert [e.sees(e.pairs[0].source) for e in store] == [stop for _, stop in tube["user_start_end"]]
     targets = [example.view_on_trunk(example.pairs[0].target) for example in store]
     assert [[span.start - 1, span.stop - 1] for span in targets] == tube["assistant_start_end"]

@@ -72,11 +72,11 @@ def test_pairs_share_branches_and_targets(tokenizer, target_grad):
     run = prepare(tokenizer, {**case, "target_grad": target_grad}, [row])
     (example,) = run.examples
     starts = sorted({example.view_on_trunk(pair.target).start for pair in example.pairs})
-    answer_end = example.label_spans[0][1] - 1
+    answer_end = example.labels[0][1] - 1
     targets = answer_end - starts[0]  # steps 2 to 4, each once
     assert len(example.pairs) == 5 and len(starts) == 3
     batch = run.collator()(run.examples)
-    assert batch.rows.input_ids.numel() == len(example.input_ids) + 3 * 2 + (targets if target_grad else 0)
+    assert batch.rows.input_ids.numel() == len(example.trunk) + 3 * 2 + (targets if target_grad else 0)
     if not target_grad:
         assert batch.target_rows.input_ids.numel() == targets
     assert len(batch.sources.positions.unique()) == 3 and len(batch.sources.positions) == 5
@@ -99,9 +99,9 @@ def single_turns() -> list[dict[str, Any]]:
 
 def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torch.Tensor:
     """Summed cross-entropy of the sequence with predictors behind the source and the target isolated, written out."""
-    ids = example.input_ids.tolist()
+    ids = example.trunk.tolist()
     labels = [-100] * len(ids)
-    for start, stop in example.label_spans:
+    for start, stop in example.labels:
         labels[start:stop] = ids[start:stop]
     target = range(0)
     if example.pairs:
@@ -139,7 +139,7 @@ def test_inline_reads_what_packed_reads_and_trains_the_lm_in_place(tokenizer, ca
         torch.testing.assert_close(getattr(states, name), getattr(expected_states, name), atol=1e-5, rtol=0)
     assert parts.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-5, abs=1e-5)
     assert_same_direction_and_size(gradient, expected_gradient)
-    assert batch.label_ids.numel() == sum(stop - start for e in inline.examples for start, stop in e.label_spans)
+    assert batch.label_ids.numel() == sum(stop - start for e in inline.examples for start, stop in e.labels)
     assert not set(batch.label_ids.tolist()) & set(inline.setup.predictor_ids)
 
     order = inline.setup.predictor_ids
@@ -192,4 +192,4 @@ def test_a_forest_of_views_apart_leaves_the_trunk_alone(tokenizer):
         for example, expected in zip(run.examples, plain.examples, strict=True):
             forest = build_forest(example, tuple(run.setup.predictor_ids))
             trunk = forest.input_ids[: forest.trunk_length]
-            assert trunk.tolist() == expected.input_ids.tolist() and (forest.segment == 0).sum() == len(trunk)
+            assert trunk.tolist() == expected.trunk.tolist() and (forest.segment == 0).sum() == len(trunk)

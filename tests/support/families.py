@@ -209,9 +209,9 @@ EXAMPLES = examples_with(0)
 
 def own_loss(model: Any, example: Example) -> torch.Tensor:
     """Summed cross-entropy of an example by a model's own logits, (); one plain chat."""
-    ids = torch.from_numpy(example.input_ids.astype(np.int64))
+    ids = torch.from_numpy(example.trunk.astype(np.int64))
     logits = model(input_ids=ids[None], use_cache=False).logits[0, :, :VOCABULARY]
-    (start, stop), *_ = example.label_spans
+    (start, stop), *_ = example.labels
     return F.cross_entropy(logits[start - 1 : stop - 1], ids[start:stop], reduction="sum")
 
 

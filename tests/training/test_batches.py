@@ -152,7 +152,7 @@ def streamed(tmp_path, tokenizer, monkeypatch):
 
 
 def key(example):
-    return tuple(example.input_ids.tolist())
+    return tuple(example.trunk.tolist())
 
 
 def keys(batches):

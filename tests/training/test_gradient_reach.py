@@ -144,7 +144,7 @@ ROW = {"question": "bcd.", "answer": "fgh.\n\njkl.\n\nmno."}  # the letters say 
 def letters(trainer, tokenizer, text: str) -> list[int]:
     """Ids of single letters that are tokens of the only row."""
     ids = [tokenizer.convert_tokens_to_ids(letter) for letter in text]
-    assert set(ids) <= set(trainer.train_dataset.store[0].input_ids.tolist())
+    assert set(ids) <= set(trainer.train_dataset.store[0].trunk.tolist())
     return ids
 
 

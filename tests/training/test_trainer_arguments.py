@@ -112,8 +112,8 @@ def test_metrics_and_predictions_of_labelled_tokens(trainer):
     assert np.array_equal(apart.predictions, output.predictions) and np.array_equal(apart.label_ids, output.label_ids)
     store = made.eval_dataset.store
     for row, (predicted, labels) in enumerate(zip(seen[0].predictions, seen[0].label_ids, strict=True)):
-        ids = np.asarray(store[row].input_ids)
-        labelled = np.concatenate([np.arange(*span) for span in store[row].label_spans])
+        ids = np.asarray(store[row].trunk)
+        labelled = np.concatenate([np.arange(*span) for span in store[row].labels])
         assert labels[: len(labelled)].tolist() == ids[labelled].tolist()
         assert set(labels[len(labelled) :]) <= {-100} and set(predicted[len(labelled) :]) <= {-100}
         with torch.no_grad():

@@ -28,10 +28,10 @@ from stepjepa.analysis.states import FINAL, EncodedSolution, encode_solutions, r
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
 from stepjepa.data.chat import template_of
-from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
+from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics

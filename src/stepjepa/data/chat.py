@@ -12,13 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import TemplateOptions
 from stepjepa.errors import ConfigError
 from stepjepa.errors import RowError as RowError  # for everyone who reads chats
 from stepjepa.utils.text import lone_surrogate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _NAME = Names(TemplateOptions)
 ROLES = ("system", "user", "assistant")
@@ -60,7 +63,7 @@ class RenderedChat:
     folded_system: bool = False
 
 
-def check_messages(messages: Any) -> list[dict[str, str]]:
+def check_messages(messages: object) -> list[dict[str, str]]:
     """Check one chat and return it as a list of ``{"role", "content"}``.
 
     Raises:
@@ -90,7 +93,7 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
     return checked
 
 
-def plain_template(tokenizer: Any) -> str:
+def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:
     """A template without markup: the messages' contents with a line break between them, after the BOS where the
     tokenizer writes one by itself."""
     start = "{{ bos_token }}" if tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id] else ""
@@ -100,7 +103,9 @@ def plain_template(tokenizer: Any) -> str:
     )
 
 
-def with_template(tokenizer: Any, chat_template: str | None, plain: bool = False) -> Any:
+def with_template(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str | None, plain: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer with the template of a file, or with `plain_template`, in a copy; itself where neither is asked for.
 
     Raises:
@@ -118,7 +123,7 @@ def with_template(tokenizer: Any, chat_template: str | None, plain: bool = False
     return tokenizer
 
 
-def template_of(tokenizer: Any) -> str:
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """The text of the tokenizer's chat template.
 
     Raises:
@@ -153,14 +158,14 @@ class ChatRenderer:
         ConfigError: the tokenizer has no chat template or uses none, or `template_kwargs` names what is not the template's.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None):
         taken = sorted(_RESERVED.intersection(template_kwargs or ()))
         if taken:
             raise ConfigError(
                 f"{_NAME.chat_template_kwargs}: {', '.join(taken)} cannot be set; give what the chat template reads, such "
                 "as enable_thinking"
             )
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = tokenizer
         self._kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
         template = template_of(tokenizer)
         if "strftime_now" in template:  # write `DEFAULT_DATE` in place of today's date

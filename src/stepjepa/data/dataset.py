@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from stepjepa.data.types import Example, Pair, Read, Segment, Span, Term
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import read_json, write_json
 from stepjepa.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _NAME = Names(ReadingOptions)
 _NONE = -1  # in an array, for None
@@ -169,7 +172,7 @@ def _edges(counts: Any) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
-def cache_key(source: RowSource, tokenizer: Any, options: DataOptions) -> str | None:
+def cache_key(source: RowSource, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> str | None:
     """The key of a data set under an `EncodeOptions`; None for data that is not a file, which is not cached."""
     path = Path(source.name)
     if not path.is_file():

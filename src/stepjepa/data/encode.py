@@ -1,5 +1,4 @@
-"""From rows to examples: read, render, tokenise, label and pair, a chunk of rows at a time, in this process or in
-several."""
+"""From rows to examples: read, render, tokenise, label and pair, a chunk at a time, in one process or in several."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +34,9 @@ from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError
 from stepjepa.utils.parallel import mapped
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 CHUNK_ROWS = 1000
 PlacedRow = tuple[str, Any]  # where the row is, for messages; the row
 _NAME = Names(DataOptions, ReadingOptions)
@@ -55,7 +57,7 @@ class TokenChat(NamedTuple):
     trunk: np.ndarray
     turns: Sequence[Turn]
     messages: Sequence[dict[str, str]]
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     renderer: ChatRenderer
 
 
@@ -113,8 +115,7 @@ class ReadChat(NamedTuple):
     """A row as a chat.
 
     Attributes:
-        messages: checked.
-        rendered: as the template writes it.
+        messages, rendered: checked, and as the template writes them.
         steps: of its answers, by their characters in `rendered`; None where none are needed.
     """
 
@@ -134,7 +135,7 @@ class ReadChat(NamedTuple):
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
-def chat_of(row: Any, options: EncodeOptions) -> list[dict[str, str]]:
+def chat_of(row: object, options: EncodeOptions) -> list[dict[str, str]]:
     """The checked chat of a row; of one that is only to give its steps, which hold the answer, these as the answer. RowError
     where it holds no chat, or not the list of steps that is needed."""
     rules = options.rules
@@ -143,7 +144,7 @@ def chat_of(row: Any, options: EncodeOptions) -> list[dict[str, str]]:
     return row_to_messages(row, options.system_prompt, options.columns)
 
 
-def read_chat(row: Any, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
+def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
     """A row rendered, with its steps where the objective needs them.
 
     Raises:
@@ -173,12 +174,11 @@ class Encoded(NamedTuple):
     digest: bytes
 
 
+@dataclass
 class RowEncoder:
     """Turns chunks of rows into examples; each by itself, so that chunks may be encoded anywhere and in any order.
 
-    Args:
-        name: of the data set.
-        tokenizer: a Hugging Face tokenizer.
+    Attributes:
         renderer: None where the tokenizer has no chat template, which plain text does not need.
         streams: whether the data set is one of plain text, not of chats.
 
@@ -186,11 +186,15 @@ class RowEncoder:
         ConfigError: a tokenizer that cannot be used.
     """
 
-    def __init__(self, name: str, tokenizer: Any, renderer: ChatRenderer | None, options: EncodeOptions, streams: bool):
-        check_tokenizer(tokenizer)
-        self.name, self.tokenizer, self.options, self.streams = name, tokenizer, options, streams
-        self.renderer = renderer
-        self.ends = TurnEnds(tokenizer)
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    renderer: ChatRenderer | None
+    options: EncodeOptions
+    streams: bool
+
+    def __post_init__(self) -> None:
+        check_tokenizer(self.tokenizer)
+        self.ends = TurnEnds(self.tokenizer)
 
     @cached_property
     def chats(self) -> ChatRenderer:
@@ -343,8 +347,8 @@ class RowEncoder:
         return whole.with_pairs(pairs)._replace(view_spans=tuple(views))
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
-        last_is_answer = chat.spans[-1].role == "assistant"
-        return last_is_answer and not self.template_ends_turns and self.tokenizer.eos_token_id is not None
+        answered, eos = chat.spans[-1].role == "assistant", self.tokenizer.eos_token_id
+        return answered and eos is not None and not self.template_ends_turns
 
     def _turns(
         self, row: ReadChat, ids: np.ndarray, last: np.ndarray, report: DataReport
@@ -381,8 +385,8 @@ class RowEncoder:
 
 
 def encode_dataset(
-    source: Any,
-    tokenizer: Any,
+    source: object,
+    tokenizer: PreTrainedTokenizerBase,
     renderer: ChatRenderer | None,
     options: EncodeOptions,
     split: str = "train",
@@ -392,7 +396,7 @@ def encode_dataset(
 
     Args:
         source: what `RowSource` takes.
-        renderer: None where the tokenizer has no chat template, which plain text does not need.
+        renderer: see `RowEncoder`.
         processes: that encode; the examples are the same for any number.
 
     Returns:
@@ -405,7 +409,8 @@ def encode_dataset(
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     encoder = make_encoder(rows, tokenizer, renderer, options)
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
-    chunks = _chunks(rows)
+    placed = ((rows.place(number), row) for number, row in rows)
+    chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
     parts = map(encoder, chunks) if processes == 1 else mapped(encoder, chunks, processes, _NAME.dataset_num_proc)
     for encoded in parts:
         report.add(encoded.report)
@@ -419,17 +424,18 @@ def encode_dataset(
     return store, report
 
 
-def make_encoder(rows: RowSource, tokenizer: Any, renderer: ChatRenderer | None, options: EncodeOptions) -> RowEncoder:
+def make_encoder(
+    rows: RowSource, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None, options: EncodeOptions
+) -> RowEncoder:
     """The encoder of a data set, whose first row decides whether it is one of chats or of plain text.
 
     Raises:
         DataError: no row at all, or plain text for an objective that needs chats.
         ConfigError: a tokenizer that cannot be used.
     """
-    first = next(rows.rows(), None)
-    if first is None:
+    number, row = next(iter(rows), (None, {}))
+    if number is None:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
-    number, row = first
     streams = options.columns is None and is_stream(row)
     if streams and options.objective is not None and not options.objective.takes_text:
         raise DataError(
@@ -443,9 +449,3 @@ def nothing_kept(report: DataReport) -> DataError:
     """The error for a data set of which no row can be trained on."""
     first = next(iter(report.first_skipped.values()))
     return DataError(f"no row can be trained on: {report.rows_read} read, all skipped; first: {first}")
-
-
-def _chunks(rows: RowSource) -> Iterator[list[PlacedRow]]:
-    placed = ((rows.place(number), row) for number, row in rows)
-    while chunk := list(islice(placed, CHUNK_ROWS)):
-        yield chunk

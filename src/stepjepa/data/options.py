@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -173,6 +174,16 @@ class ReadingOptions(Topic):
         resume=True,
         identity=False,
     )
+
+
+def check_split_name(split: str, option: str = "dataset_split") -> None:
+    """Refuse a share in place of a split's name; raises ConfigError."""
+    with suppress(ValueError):
+        float(split)
+        raise ConfigError(
+            f"--{option} {split}: is a number, and the name of a data set's split is expected; to hold rows back, run "
+            "stepjepa prepare FILE --valid_ratio SHARE, and evaluate on the second file that it writes"
+        )
 
 
 _NAME = Names(DataOptions, StepsOptions)

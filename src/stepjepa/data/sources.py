@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import difflib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stepjepa.config.option import Names
+from stepjepa.config.values import nearest
 from stepjepa.data.chat import check_messages
-from stepjepa.data.options import PairColumns, StepsOptions
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.data.options import PairColumns, StepsOptions, check_split_name
+from stepjepa.errors import DataError, RowError
 from stepjepa.utils.files import MAX_LINE_BYTES, line_text, line_value, parse_json, read_lines, unchanged
 from stepjepa.utils.text import escaped, lone_surrogate
 
@@ -36,26 +36,36 @@ _SHOWN_COLUMNS = 20
 _SAMPLED_BYTES = 2**16
 
 
-def check_split_name(split: str, option: str = "dataset_split") -> None:
-    """Refuse a share in place of a split's name; raises ConfigError."""
-    with contextlib.suppress(ValueError):
-        float(split)
-        raise ConfigError(
-            f"--{option} {split}: is a number, and the name of a data set's split is expected; to hold rows back, run "
-            "stepjepa prepare FILE --valid_ratio SHARE, and evaluate on the second file that it writes"
-        )
+@contextlib.contextmanager
+def reading(name: object) -> Iterator[None]:
+    """Within this context an `OSError` is a `DataError` that says what cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
+
+
+def as_object(row: object) -> Mapping[str, Any]:
+    """A row with columns; RowError for anything else."""
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    return row
+
+
+def absent(row: Mapping[str, Any], name: str) -> str:
+    """What is wrong with a column that has no value."""
+    return f"column {name!r} " + ("is null" if name in row else f"is missing (columns found: {listed_columns(row)})")
 
 
 def row_to_messages(
-    row: Any, system_prompt: str | None = None, columns: PairColumns | None = None
+    row: object, system_prompt: str | None = None, columns: PairColumns | None = None
 ) -> list[dict[str, str]]:
     """The checked chat of one row; `system_prompt` is put in front of one that has no system message.
 
     Raises:
         RowError: none of the known columns, or a chat that `check_messages` refuses.
     """
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    row = as_object(row)
     if columns is not None:
         messages = _from_named(row, columns)
     elif row.get("messages") is not None:
@@ -115,25 +125,23 @@ def _from_columns(row: Mapping[str, Any]) -> list[dict[str, str]]:
     )
 
 
-def is_stream(row: Any) -> bool:
+def is_stream(row: object) -> bool:
     """Whether a row is plain text or token ids, without a chat's columns."""
     if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_COLUMNS):
         return False
     return row.get("text") is not None or row.get("input_ids") is not None
 
 
-def listed_steps(row: Any, name: str) -> list[str]:
+def listed_steps(row: object, name: str) -> list[str]:
     """The steps that a column holds.
 
     Raises:
         RowError: it is missing, or no list of texts.
     """
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    row = as_object(row)
     value = row.get(name)
     if value is None:
-        there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
-        raise RowError("no_steps", f"column {name!r} {there}; {_NAME.step_splitter}=list reads the steps there")
+        raise RowError("no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there")
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
         raise RowError("no_steps", f"column {name!r} is no list of texts")
     return list(value)
@@ -188,32 +196,31 @@ class RowSource:
             `DatasetDict`, or an iterable of rows.
         split: the split of a Hub data set or a `DatasetDict`.
         streaming: load a Hub data set as one that is read while it comes (`datasets.IterableDataset`).
+        any_file: whether files of every kind are taken, and not those of `FILE_SUFFIXES` alone.
 
     Attributes:
         name: as it was given.
+        file: that is read, None for any other source; `by_line` says whether rows are its lines.
 
     Raises:
         DataError: nothing there, or nothing that can be read as rows.
     """
 
-    def __init__(self, source: Any, split: str = "train", streaming: bool = False):
-        is_name = isinstance(source, (str, os.PathLike))
-        self.name = str(source) if is_name else type(source).__name__
+    def __init__(self, source: object, split: str = "train", streaming: bool = False, any_file: bool = False):
+        self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
         check_split_name(split)
-        self._file: Path | None = None
+        self.file: Path | None = None
         self._folder: Path | None = None
         self._split = split
         self._rows: Any = ()
-        if is_name:
+        if isinstance(source, (str, os.PathLike)):
             path = Path(os.path.expanduser(source))
-            try:
-                if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
-                    self._file = path
+            with reading(self.name[:200]):  # a name that no file can have, a folder that may not be looked into
+                if (any_file or path.suffix.lower() in FILE_SUFFIXES) and path.is_file():
+                    self.file = path
                 else:
-                    self._rows = _load_dataset(path, str(source), split, streaming)
+                    self._rows = _load_dataset(path, self.name, split, streaming)
                     self._folder = path if path.is_dir() and not _is_saved(path) else None
-            except OSError as error:  # a name that no file can have, a folder that may not be looked into
-                raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
         elif isinstance(source, Mapping):
             self._rows = _pick_split(source, self.name, split)
         elif isinstance(source, Iterable):
@@ -221,18 +228,15 @@ class RowSource:
             self._rows = list(source) if isinstance(source, Iterator) else source
         else:
             raise DataError(f"data of type {self.name} cannot be read; give a file, a data set or a list of rows")
+        self.by_line = self.file is not None and self.file.suffix.lower() != ".parquet"
 
     def place(self, index: int) -> str:
         """The place of row `index` (as `__iter__` numbers it), for messages."""
-        by_line = self._file is not None and self._file.suffix.lower() != ".parquet"
-        return f"{self.name} {'line' if by_line else 'row'} {index}"
+        return f"{self.name} {'line' if self.by_line else 'row'} {index}"
 
     @cached_property
     def files(self) -> list[str]:
-        """The files of a folder that are read; empty for anything else.
-
-        `datasets` decides by their names which file belongs to which split.
-        """
+        """The files of a folder that are read, which `datasets` chooses by their names; empty for anything else."""
         if self._folder is None:
             return []
         import datasets
@@ -243,16 +247,13 @@ class RowSource:
     @property
     def fingerprint(self) -> str:
         """A digest that tells other data, without reading them: size, first and last bytes of a file; else the name."""
-        if self._file is None:
+        if self.file is None:
             return hashlib.sha256(self.name.encode()).hexdigest()[:16]
-        try:
-            with open(self._file, "rb") as file:
-                first = file.read(_SAMPLED_BYTES)
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _SAMPLED_BYTES))
-                return hashlib.sha256(b"%d:" % size + first + file.read()).hexdigest()[:16]
-        except OSError as error:
-            raise DataError(f"{self.name}: cannot be read ({error.strerror or error})") from None
+        with reading(self.name), open(self.file, "rb") as file:
+            first = file.read(_SAMPLED_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _SAMPLED_BYTES))
+            return hashlib.sha256(b"%d:" % size + first + file.read()).hexdigest()[:16]
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""
@@ -260,8 +261,8 @@ class RowSource:
 
     def rows(self, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
         """As `__iter__`, of some of the rows; the others are skipped unread where the source allows it."""
-        if self._file is not None:
-            return file_rows(self._file, part)
+        if self.file is not None:
+            return file_rows(self.file, part)
         if part == EVERY_ROW:
             return enumerate(self._rows)
         if hasattr(self._rows, "select"):  # a `datasets.Dataset`
@@ -321,8 +322,8 @@ def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[An
 
 def _did_you_mean(path: Path) -> str:
     there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, there, n=1)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
+    near = nearest(path.name, there, 0.6)
+    return f"; did you mean {path.parent / near}?" if near else ""
 
 
 def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
@@ -332,11 +333,8 @@ def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
         DataError: the file cannot be read, is broken, or changes.
     """
     read = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _json_lines)
-    try:
-        with unchanged(path):
-            yield from read(path, part)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    with reading(path), unchanged(path):
+        yield from read(path, part)
 
 
 def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:

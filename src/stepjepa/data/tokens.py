@@ -1,4 +1,4 @@
-"""From texts to tokens, and from character spans to token spans.
+"""From texts to tokens, from character spans to token spans, and prompts as a model was trained on them.
 
 One rule: a token belongs to the span that holds its last character. So a source view never sees a character of its
 target, even where a tokenizer merges the end of one step with its separator.
@@ -8,27 +8,37 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from stepjepa.config.option import Names
+from stepjepa.data.chat import ChatRenderer, with_template
+from stepjepa.data.options import DataOptions
 from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.utils.text import lone_surrogate
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TokenisedText = tuple[np.ndarray, np.ndarray]  # ids and last characters, as `encode_texts` returns them
 
+_NAME = Names(DataOptions)
+_PREDICTOR = re.compile(r"<\|predictor_\d+\|>")
 _FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
 _SPELT: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()  # tokens of byte-level tokenizers, in bytes
 
 
-def check_tokenizer(tokenizer: Any) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     """Make sure that the tokenizer says where its tokens are in a text.
 
     Raises:
@@ -42,7 +52,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenisedText]:
     """Token ids and last-character positions of each text.
 
     No special tokens are added: the chat template has written them, so there is never a second BOS.
@@ -62,7 +72,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
     return [next(by_offsets) if pair is None else pair for pair in found]
 
 
-def encode_cut(tokenizer: Any, text: str, cuts: Sequence[int]) -> TokenisedText:
+def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int]) -> TokenisedText:
     """As `encode_texts` for one text, but no token reaches over any of the character positions `cuts`."""
     edges = [0, *cuts, len(text)]
     pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
@@ -70,7 +80,7 @@ def encode_cut(tokenizer: Any, text: str, cuts: Sequence[int]) -> TokenisedText:
     return ids, np.concatenate([last + start for (_, last), start in zip(pieces, edges[:-1], strict=True)])
 
 
-def byte_level_last_characters(tokenizer: Any, text: str, ids: Sequence[int]) -> np.ndarray | None:
+def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> np.ndarray | None:
     """Index of the last character of each token (T,) int64, for byte-level BPE; None where its tokens do not add up to the
     text, as with normalised ones. Tokens that hold parts of a character count with that character.
 
@@ -106,7 +116,7 @@ def _byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
 
 
-def _by_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
+def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenisedText]:
     """Texts by the offsets of a fast tokenizer."""
     if not texts:
         return []
@@ -125,7 +135,7 @@ def _by_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
     return pairs
 
 
-def _fast_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text by a fast tokenizer, without offsets, which cost a fifth of the time."""
     few = tokenizer(list(texts[:_FEW]), **_IDS_ONLY)["input_ids"] if texts else []
     if len(texts) <= _FEW:
@@ -165,11 +175,8 @@ def token_span(last_character: Sequence[int] | np.ndarray, start: int, end: int)
     return Span(first, max(first, bisect_left(last_character, end)))
 
 
-def template_turn_end(tokenizer: Any, renderer: Any) -> int | None:
+def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
     """The token that a chat template writes after a last answer, None where that is no special one.
-
-    Args:
-        renderer: a `ChatRenderer`.
 
     Raises:
         RowError: the template refuses a chat of two messages.
@@ -187,7 +194,7 @@ class TurnEnds:
     tokens. Added tokens of white space alone (Gemma's line breaks) end nothing.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
         added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.content.strip("\u2581 \t\r\n")}
         self._marks = frozenset(added | set(tokenizer.all_special_ids))
 
@@ -197,6 +204,58 @@ class TurnEnds:
             if index in self._marks:
                 return place
         return None
+
+
+class Prompter:
+    """Turns chats into prompts of token ids.
+
+    Attributes:
+        tokenizer: the model's, a copy of it with the chat template where one is given.
+        renderer: writes its chats.
+        end_of_turn: the token that its template writes after an answer, None where that is no special one.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str | None = None,
+        plain: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ):
+        tokenizer = with_template(tokenizer, chat_template, plain)
+        self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
+        self.end_of_turn: int | None = None
+        with contextlib.suppress(RowError):
+            self.end_of_turn = template_turn_end(tokenizer, self.renderer)
+
+    def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The prompt of a chat that the assistant is to answer; the template writes all special tokens.
+
+        Raises:
+            ConfigError: the template refuses the chat.
+        """
+        try:
+            text = self.renderer.prompt(messages)
+        except Exception as error:  # jinja2 raises its own and the template's errors
+            raise ConfigError(
+                f"the chat template refuses a question: {error}; see --{_NAME.system_prompt} none"
+            ) from None
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:
+        """Tokens that end a response: those that the model names, the tokenizer's EOS, the template's end of turn."""
+        named = [own] if isinstance(own, int) else list(own or ())
+        return sorted({*named, self.tokenizer.eos_token_id, self.end_of_turn} - {None})
+
+    def unwritable_ids(self, rows: int) -> list[int]:
+        """Tokens that no text is made of, of a model whose embedding has so many rows: rows after the tokenizer's last
+        token (padding of the vocabulary, predictor tokens while training) and predictor tokens that were kept."""
+        known = self.tokenizer.get_vocab()
+        kept = [index for token, index in known.items() if _PREDICTOR.fullmatch(token) and index < rows]
+        return sorted({*kept, *range(max(known.values(), default=-1) + 1, rows)})
 
 
 def label_spans(
@@ -229,15 +288,25 @@ def label_spans(
     return tuple(Span(start, stop) for start, stop in edges)
 
 
-def stream_ids(row: Mapping[str, Any], tokenizer: Any) -> np.ndarray:
+def stream_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """The tokens of a row of plain text or token ids, (T,) int32: the text as the tokenizer writes it by itself (its BOS
-    once), closed with its EOS.
+    once), closed with its EOS; RowError as `stream_content`."""
+    text = stream_content(row, len(tokenizer))
+    if not isinstance(text, str):
+        return text
+    ids = np.asarray(tokenizer(text, return_attention_mask=False)["input_ids"], dtype=np.int32)
+    end = tokenizer.eos_token_id
+    return ids if end is None or (len(ids) and ids[-1] == end) else np.append(ids, np.int32(end))
+
+
+def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | np.ndarray:
+    """What a row of plain text or token ids holds: the text, or the ids (T,) int32.
 
     Raises:
-        RowError: no text, or ids that are none of the tokenizer's.
+        RowError: no text, or ids that a tokenizer of so many tokens does not have.
     """
     if row.get("input_ids") is not None:
-        return _checked_ids(row["input_ids"], len(tokenizer))
+        return _checked_ids(row["input_ids"], vocabulary)
     text = row["text"]
     if not isinstance(text, str):
         raise RowError("content_not_text", f"'text' has type {type(text).__name__}; it must be text")
@@ -246,9 +315,7 @@ def stream_ids(row: Mapping[str, Any], tokenizer: Any) -> np.ndarray:
         raise RowError("broken_text", f"'text' holds {half} without its other half, which is no character; remove it")
     if not text.strip():
         raise RowError("nothing_to_learn", "'text' is empty")
-    ids = np.asarray(tokenizer(text, return_attention_mask=False)["input_ids"], dtype=np.int32)
-    end = tokenizer.eos_token_id
-    return ids if end is None or (len(ids) and ids[-1] == end) else np.append(ids, np.int32(end))
+    return text
 
 
 def _checked_ids(values: Any, vocabulary: int) -> np.ndarray:

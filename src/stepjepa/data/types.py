@@ -19,6 +19,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
 TRUNK = 0
 ISOLATED = -1
@@ -142,16 +143,6 @@ class Example(NamedTuple):
     view_spans: tuple[tuple[Span, Span], ...] = ()
 
     @property
-    def input_ids(self) -> np.ndarray:
-        """`trunk`."""
-        return self.trunk
-
-    @property
-    def label_spans(self) -> tuple[Span, ...]:
-        """`labels`."""
-        return self.labels
-
-    @property
     def view_pairs(self) -> int:
         """Pairs of views: those that are compared, or that pairs are drawn from."""
         return len(self.pairs) or len(self.view_spans)
@@ -249,16 +240,16 @@ class Turn(NamedTuple):
 class OnDevice:
     """A dataclass of tensors that moves between devices as one tensor does."""
 
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _each(self, method: str, *args: Any, **kwargs: Any) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         moved = {name: getattr(v, method)(*args, **kwargs) for name, v in values.items() if hasattr(v, method)}
         return replace(self, **moved)  # type: ignore[type-var]
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """As `torch.Tensor.to`, of all its tensors."""
         return self._each("to", *args, **kwargs)
 
-    def pin_memory(self) -> Any:
+    def pin_memory(self) -> Self:
         """As `torch.Tensor.pin_memory`, of all its tensors."""
         return self._each("pin_memory")
 

@@ -15,9 +15,9 @@ import torch
 
 from stepjepa.config.option import Names
 from stepjepa.data.encode import EncodeOptions, make_encoder
-from stepjepa.data.prompts import Prompter
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean
@@ -90,7 +90,7 @@ class AnswerLikelihood:
         Raises:
             ConfigError: a batch does not fit into memory.
         """
-        order = sorted(self.examples, key=lambda index: -len(self.examples[index].input_ids))
+        order = sorted(self.examples, key=lambda index: -len(self.examples[index].trunk))
         for begin in range(0, len(order), batch_size):
             batch = [index for index in order[begin : begin + batch_size] if index not in done]
             if batch:
@@ -110,19 +110,19 @@ def answer_losses(
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
     head = output_head(inner, vocabulary or vocabulary_size(inner))
-    width = max(len(example.input_ids) for example in examples)
+    width = max(len(example.trunk) for example in examples)
     ids_BT = torch.zeros((len(examples), width), dtype=torch.long)
     mask_BT = torch.zeros_like(ids_BT)
     for row, example in enumerate(examples):
-        ids_BT[row, : len(example.input_ids)] = torch.from_numpy(example.input_ids.astype(np.int64))
-        mask_BT[row, : len(example.input_ids)] = 1
+        ids_BT[row, : len(example.trunk)] = torch.from_numpy(example.trunk.astype(np.int64))
+        mask_BT[row, : len(example.trunk)] = 1
     ids_BT, mask_BT = ids_BT.to(device), mask_BT.to(device)
     positions_BT = torch.arange(width, device=device).expand(len(examples), width)
     losses = []
     with torch.inference_mode(), eval_mode(model):
         states = last_states(inner, ids_BT, mask_BT, positions_BT)  # (B * T, D)
         for row, example in enumerate(examples):
-            labelled = np.concatenate([np.arange(start, stop) for start, stop in example.label_spans])
+            labelled = np.concatenate([np.arange(start, stop) for start, stop in example.labels])
             labelled_N = torch.from_numpy(labelled).to(device)
             loss = head.loss_sum(inner, states[row * width + labelled_N - 1], ids_BT[row, labelled_N])
             losses.append((float(loss), len(labelled)))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import check_messages
-from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, row_to_messages
+from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.models import TrainingRecord

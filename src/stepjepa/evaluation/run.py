@@ -32,8 +32,8 @@ from transformers import PreTrainedTokenizerBase
 from stepjepa.config.option import Names
 from stepjepa.data.chat import template_of
 from stepjepa.data.options import ColumnOptions
-from stepjepa.data.prompts import Prompter
 from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.metrics import NLL, Metric, make_metrics

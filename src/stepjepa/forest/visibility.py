@@ -35,27 +35,29 @@ Nothing here loads torch before it has tensors. Shapes: R rows, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from stepjepa.data.types import TRUNK, Rows
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_SIZE = 128
+Numbers = TypeVar("Numbers", int, "np.ndarray", "torch.Tensor")
 
 
 def visible(
-    example_q: Any,
-    example_k: Any,
-    segment_q: Any,
-    segment_k: Any,
-    order_q: Any,
-    order_k: Any,
-    attach_q: Any,
-    floor_q: Any = 0,
-) -> Any:
+    example_q: Numbers,
+    example_k: Numbers,
+    segment_q: Numbers,
+    segment_k: Numbers,
+    order_q: Numbers,
+    order_k: Numbers,
+    attach_q: Numbers,
+    floor_q: Numbers | int = 0,
+) -> Numbers:
     """Whether query q sees key k.
 
     same example AND ( same segment AND floor[q] <= order[k] <= order[q]  OR  k on the trunk AND order[k] <= attach[q] )
@@ -76,7 +78,7 @@ def visible(
     return (example_q == example_k) & (own | trunk)
 
 
-def in_window(position_q: Any, position_k: Any, window: int) -> Any:
+def in_window(position_q: Numbers, position_k: Numbers, window: int) -> Numbers:
     """The further condition of a sliding-window layer: k is less than `window` positions behind q."""
     return position_q - position_k < window
 

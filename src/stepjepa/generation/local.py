@@ -25,7 +25,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.data.prompts import Prompter
+from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Reply, Request, mended, seed_of
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions

@@ -252,7 +252,7 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
         return endpoint, f"{endpoint.url}, {options.concurrency} requests at a time"
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.data.prompts import Prompter
+    from stepjepa.data.tokens import Prompter
     from stepjepa.generation import local
     from stepjepa.modeling.load import load_tokenizer
 

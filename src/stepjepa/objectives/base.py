@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from stepjepa.config.named import given_name, load_named, source_fingerprint
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names, Topic, options_of
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.types import Batch, Example, ForestOutput, LossPart, LossParts, PairsFound
 from stepjepa.errors import ConfigError
@@ -97,11 +97,11 @@ class Objective:
         super().__init_subclass__(**more)
         cls.name = cls.name or cls.__name__
 
-    def __init__(self, options: Any = None, **own: Any):
-        self.options = options
+    def __init__(self, options: Topic | None = None, **own: Any):
+        self.options: Any = options
         self.own: Any = options
         if self.Options is None or not isinstance(options, self.Options):
-            carried = None if options is None or is_built_in(type(self)) else options.objective_options
+            carried = None if options is None or is_built_in(type(self)) else cast(Any, options).objective_options
             self.own = own_values(type(self), {**(carried or {}), **own})
             if not is_built_in(type(self)) and hasattr(self.own, "check"):
                 self.own.check()
@@ -413,7 +413,7 @@ def built_in() -> dict[str, type[Objective]]:
     return {name: find_objective(name) for name in OBJECTIVES}
 
 
-def objective_of(options: Any) -> Objective:
+def objective_of(options: LossOptions) -> Objective:
     """The objective of a run; without a weight any objective trains like the one without pairs.
 
     Raises:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepjepa.config.option import Names, Topic, check_fields, option, options_of
 from stepjepa.config.values import nearest
 from stepjepa.data.options import VIEWS
 from stepjepa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stepjepa.objectives.base import Objective
 
 METHOD, LOSS, OUTPUT = "method", "loss", "output"
 # Distances of pairs, by the names of `losses.distances`.
@@ -180,7 +183,7 @@ class LossOptions(Topic):
 _NAME = Names(LossOptions)
 
 
-def own_values(cls: Any, values: Mapping[str, Any]) -> Any:
+def own_values(cls: type[Objective], values: Mapping[str, Any]) -> object:
     """The options that an objective of this class alone has, checked; None where it has none.
 
     Raises:

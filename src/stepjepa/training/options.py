@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from stepjepa.config.named import given_name
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
-from stepjepa.data.options import DataOptions, ReadingOptions
-from stepjepa.data.sources import check_split_name
+from stepjepa.data.options import DataOptions, ReadingOptions, check_split_name
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
 from stepjepa.objectives.base import (

@@ -11,7 +11,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
-from stepjepa.data.sources import FILE_SUFFIXES, JSON_SUFFIXES, RowSource, csv_rows
+from stepjepa.data.sources import FILE_SUFFIXES, JSON_SUFFIXES, RowSource, csv_rows, reading
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
@@ -170,7 +170,7 @@ class PrepareResult:
         return found
 
 
-def prepare(options: PrepareOptions, source: Any = None) -> PrepareResult:
+def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
     """Write a source of raw rows as chat rows with steps to ``options.output_file`` and its validation file.
 
     Args:
@@ -188,7 +188,7 @@ def prepare(options: PrepareOptions, source: Any = None) -> PrepareResult:
     options.check()
     raw = _RawRows(options.file if source is None else source, options)
     form = recognise(raw.first_rows(), options, raw.name)
-    train, valid, report = _output_files(options, raw.path)
+    train, valid, report = _output_files(options, raw.file)
     converter = Converter(form, options, raw.text_lines)
     result = PrepareResult(raw.name, form.name, form.why, converter.least, options.drop_short, options.system_prompt)
     targets = [train, valid] if options.valid_ratio else [train]
@@ -271,44 +271,28 @@ def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
     return shlex.join(["stepjepa", "train", *words])
 
 
-class _RawRows:
-    """A source of raw rows; of a file of lines the bytes of each, so that what is wrong with one stays a fault of its own.
+class _RawRows(RowSource):
+    """Raw rows; of a file of lines the bytes of each, so that what is wrong with one stays a fault of its own.
 
     Attributes:
-        name: for messages.
-        path: of the file, None for other sources.
         text_lines: whether rows are lines of text.
 
     Raises:
         DataError: nothing that can be read, or one JSON array.
     """
 
-    def __init__(self, source: Any, options: PrepareOptions):
-        is_name = isinstance(source, (str, os.PathLike))
-        if isinstance(source, Iterator):  # read twice: to recognise the format, and to prepare
-            source = list(source)
-        self.name = str(source) if is_name else type(source).__name__
-        path = Path(os.path.expanduser(source)) if is_name else None
-        self.path, self.text_lines = None, False
-        suffix = path.suffix.lower() if path else ""
-        try:
-            if path is not None and path.is_file():
-                self.path, self.text_lines = path, options.format == "implicit_cot"
-                if not self.text_lines and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
-                    self.text_lines = _first_byte(path) != b"{" and suffix not in JSON_SUFFIXES
-        except OSError as error:
-            raise DataError(f"{self.name[:200]}: cannot be read ({error.strerror or error})") from None
+    def __init__(self, source: object, options: PrepareOptions):
+        super().__init__(source, options.dataset_split, any_file=True)
+        suffix = "" if self.file is None else self.file.suffix.lower()
+        self.text_lines = self.file is not None and options.format == "implicit_cot"
+        if self.file is not None and not self.text_lines and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
+            self.text_lines = _first_byte(self.file) != b"{" and suffix not in JSON_SUFFIXES
+        self.by_line = self.by_line or self.text_lines
         self._csv = suffix == ".csv" and not self.text_lines
-        by_line = self.path is not None and (self.text_lines or suffix != ".parquet")
-        self._source = None if by_line else RowSource(source, options.dataset_split)
 
-    def place(self, number: int) -> str:
-        """The place of a row, for messages."""
-        return f"{self.name} {'line' if self._source is None else 'row'} {number}"
-
-    def unchanged(self) -> Any:
+    def unchanged(self) -> AbstractContextManager[object]:
         """A context in which the file must not change."""
-        return unchanged(self.path) if self.path is not None else ExitStack()
+        return nullcontext() if self.file is None else unchanged(self.file)
 
     def first_rows(self) -> list[Any]:
         """The first rows that can be read, for recognising their format.
@@ -318,7 +302,7 @@ class _RawRows:
         """
         found, looked_at, wrong = list[Any](), 0, ""
         with self.unchanged():
-            for number, raw in islice(self._rows(), _LOOKED_AT):
+            for number, raw in islice(self._raw(), _LOOKED_AT):
                 looked_at += 1
                 try:
                     row = parse(raw, self.text_lines)
@@ -339,7 +323,7 @@ class _RawRows:
         """All rows, in blocks."""
         rows: list[RawRow] = []
         size = 0
-        for row in self._rows():
+        for row in self._raw():
             rows.append(row)
             size += len(row[1]) if isinstance(row[1], bytes) else 1000
             if len(rows) == _BLOCK_ROWS or size >= _BLOCK_BYTES:
@@ -348,19 +332,15 @@ class _RawRows:
         if rows:
             yield rows
 
-    def _rows(self) -> Iterator[RawRow]:
-        if self._source is not None:
-            yield from self._source
-            return
-        assert self.path is not None
-        try:
-            if self._csv:
-                yield from csv_rows(self.path, LINE_BYTES)
-                return
-            with open(self.path, "rb") as file:
+    def _raw(self) -> Iterator[RawRow]:
+        if self.file is None or not self.by_line:
+            yield from self
+        elif self._csv:
+            with reading(self.name):
+                yield from csv_rows(self.file, LINE_BYTES)
+        else:
+            with reading(self.name), open(self.file, "rb") as file:
                 yield from enumerate(read_lines(file, LINE_BYTES), 1)
-        except OSError as error:
-            raise DataError(f"{self.name}: cannot be read ({error.strerror or error})") from None
 
 
 def _first_byte(path: Path) -> bytes:
@@ -369,7 +349,7 @@ def _first_byte(path: Path) -> bytes:
     Raises:
         DataError: it opens a JSON array.
     """
-    with open(path, "rb") as file:
+    with reading(path), open(path, "rb") as file:
         starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
         first = next(filter(None, starts), b"")[:1]
     if first == b"[":

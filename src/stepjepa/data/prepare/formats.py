@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.data.prepare.options import OWN_STEPS, RESPONSE_COLUMN, PrepareOptions
-from stepjepa.data.sources import TEXT_COLUMNS, listed_columns
+from stepjepa.data.sources import TEXT_COLUMNS, absent, as_object, listed_columns
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.errors import DataError, RowError
 
@@ -135,7 +135,7 @@ def _nothing_found(rows: Sequence[Any], objects: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def read_example(row: Any, form: RawFormat, options: PrepareOptions) -> RawExample:
+def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawExample:
     """The parts of one raw row: a line of text for ``implicit_cot``, an object with columns else.
 
     Raises:
@@ -143,8 +143,7 @@ def read_example(row: Any, form: RawFormat, options: PrepareOptions) -> RawExamp
     """
     if form.name == "implicit_cot":
         return _of_line(row, options.calculator_marks == "keep")
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    row = as_object(row)
     question, pieces = _text(row, form.question), None
     if form.name in ("gsm8k", "gsm8k_socratic"):
         answer = _text(row, form.answer)
@@ -170,7 +169,7 @@ def read_example(row: Any, form: RawFormat, options: PrepareOptions) -> RawExamp
     return RawExample(question, answer, _ground_truth(row, form.ground_truth, final), response, final, pieces)
 
 
-def _of_line(line: Any, keep_marks: bool) -> RawExample:
+def _of_line(line: object, keep_marks: bool) -> RawExample:
     if not isinstance(line, str):
         raise RowError(
             "not_text", f"the row is a {type(line).__name__}; a line 'question||steps #### answer' is expected"
@@ -204,8 +203,7 @@ def _split_final(text: str) -> tuple[str, str | None]:
 def _value(row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if value is None:
-        there = "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
-        raise RowError("missing_column", f"column {name!r} {there}")
+        raise RowError("missing_column", absent(row, name))
     return value
 
 

@@ -81,7 +81,7 @@ class Converter:
         """One outcome a row, in order; blank lines have none."""
         outcomes: list[Kept | Dropped] = []
         for number, raw in rows:
-            row: Any = None
+            row: object = None
             try:
                 row = parse(raw, self._text_lines)
                 if row is not None:
@@ -91,7 +91,7 @@ class Converter:
                 outcomes.append(Dropped(number, error.reason, what, self._beginning(row or raw)))
         return outcomes
 
-    def _prepared(self, number: int, row: Any) -> Kept:
+    def _prepared(self, number: int, row: object) -> Kept:
         options = self._options
         example = read_example(row, self._form, options)
         steps, short = self.steps_of(example)
@@ -162,14 +162,14 @@ class Converter:
             raise RowError("wrong_answer", f"the response ends in {_short(found)}, the ground truth is {_short(truth)}")
         return truth
 
-    def _beginning(self, raw: Any) -> str:
+    def _beginning(self, raw: object) -> str:
         if isinstance(raw, bytes):
             return raw[:_SHOWN].decode("utf-8", "replace").strip()
         question = raw.get(self._form.question) if isinstance(raw, Mapping) else raw
         return "" if isinstance(question, RowError) else (question if isinstance(question, str) else str(raw))[:_SHOWN]
 
 
-def parse(raw: Any, text_lines: bool) -> Any:
+def parse(raw: object, text_lines: bool) -> object:
     """The row that a line of bytes holds, None for a blank line; what is no bytes is a row already.
 
     Raises:

@@ -318,7 +318,7 @@ class RowSteps(NamedTuple):
         return len(self.spans[-1])
 
 
-def steps_of(row: Any, answers: Sequence[str], rules: StepRules) -> RowSteps:
+def steps_of(row: object, answers: Sequence[str], rules: StepRules) -> RowSteps:
     """The steps of a row.
 
     Args:
@@ -341,7 +341,7 @@ def steps_of(row: Any, answers: Sequence[str], rules: StepRules) -> RowSteps:
     return RowSteps(list(map(rules.splitter.spans, answers)), False, unread, total)
 
 
-def _holds_steps(row: Any, column: str | None) -> bool:
+def _holds_steps(row: object, column: str | None) -> bool:
     """Whether there is something in the column of a row's own steps; a list without a text in it is nothing."""
     held = row.get(column) if isinstance(row, Mapping) else None
     if isinstance(held, (list, tuple)):
@@ -349,7 +349,7 @@ def _holds_steps(row: Any, column: str | None) -> bool:
     return held is not None
 
 
-def _total_of(row: Any) -> int | None:
+def _total_of(row: object) -> int | None:
     """The number in `TOTAL_COLUMN`: as JSON has it, or as a table writes it."""
     value = row.get(TOTAL_COLUMN) if isinstance(row, Mapping) else None
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < len(str(_MOST)):
@@ -359,7 +359,7 @@ def _total_of(row: Any) -> int | None:
     return int(value)
 
 
-def names_steps(row: Any, column: str = STEPS_COLUMN) -> bool:
+def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
     """Whether a row says itself that its answer has several steps: it holds them, or their number."""
     own = row.get(column) if isinstance(row, Mapping) else None
     listed = isinstance(own, (list, tuple)) and len(own) > 1 and all(isinstance(step, str) for step in own)

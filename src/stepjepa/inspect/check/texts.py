@@ -18,7 +18,7 @@ from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.sources import PairColumns, RowSource, is_stream, row_to_messages
 from stepjepa.data.steps import rules_for, steps_of
-from stepjepa.data.tokens import stream_ids
+from stepjepa.data.tokens import stream_content
 from stepjepa.errors import DataError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
 from stepjepa.training.options import ExampleOptions, JEPAOptions
@@ -346,18 +346,6 @@ def _count_stream(found: TextStatistics, rows: RowSource, number: int, row: Mapp
     return RowSample(rows.place(number), (), None, _cut(text), 0)
 
 
-class _AnyTokenizer:
-    """Stands in for a tokenizer where `stream_ids` is asked whether a row is plain text at all."""
-
-    eos_token_id = None
-
-    def __len__(self) -> int:
-        return 2**31
-
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": []}
-
-
 def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: PairColumns | None) -> Leak:
     """Count the rows of `others` whose question is in `rows`, which `found` is about."""
     leak, skipped = Leak(others.name), ""
@@ -389,8 +377,8 @@ def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) 
 def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
     """What a row asks; of plain text the text itself. RowError if it cannot be used."""
     if plain_text and is_stream(row):
-        ids = stream_ids(row, _AnyTokenizer())
-        return " ".join(map(str, ids.tolist())) if len(ids) else row["text"]
+        held = stream_content(row)
+        return held if isinstance(held, str) else " ".join(map(str, held.tolist()))
     return question_of(row_to_messages(row, None, columns))
 
 
