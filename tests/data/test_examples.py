@@ -28,51 +28,6 @@ def encode(tokenizer, chats, objective="regular", splitter=SPLITTER, **options):
     return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of(objective, splitter, **options))
 
 
-def texts(tokenizer, example):
-    return [tokenizer.decode([index]) for index in example.trunk.tolist()]
-
-
-def views(tokenizer, example) -> list[tuple[str, str, str, str]]:
-    """Of each pair the source up to its end, its readout token, the target, its readout token."""
-    words = texts(tokenizer, example)
-    return [
-        ("".join(words[: view.end + 1]), words[view.source], "".join(words[view.start : view.stop]), words[view.target])
-        for view in views_of(example)
-    ]
-
-
-HEAD = "<|im_start|>user\nQ?"
-MIDDLE = "<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_question_to_answer(bpe_tokenizer):
-    store, report = encode(bpe_tokenizer, [chat("So 17.")], "llm_jepa")
-    assert views(bpe_tokenizer, store[0]) == [(HEAD, "?", "So 17.", ".")]
-    assert report.pairs == store.num_pairs == 1
-    for last_token, source, target in ((-1, "<|im_end|>", "<|im_end|>"), (-2, "?", "."), (-3, "Q", "7")):
-        example = encode(bpe_tokenizer, [chat("So 1 7.")], "llm_jepa", last_token=last_token)[0][0]
-        (found,) = views(bpe_tokenizer, example)
-        assert (found[1], found[2], found[3].strip()) == (source, "So 1 7.<|im_end|>", target)
-
-
-def test_step_to_step(bpe_tokenizer):
-    answer = "a.\n\nb.\n\n\nc."
-    first, _ = encode(bpe_tokenizer, [chat(answer)], "step_jepa")
-    head = HEAD + MIDDLE
-    assert [view[::2] for view in views(bpe_tokenizer, first[0])] == [(f"{head}a.\n\n", "b.\n\n\n")]
-    whole, report = encode(bpe_tokenizer, [chat(answer)], "step_jepa", step_pairs="all")
-    assert [view[::2] for view in views(bpe_tokenizer, whole[0])] == [
-        (f"{head}a.\n\n", "b.\n\n\n"),
-        (f"{head}a.\n\nb.\n\n\n", "c."),
-    ]
-    for view in views_of(whole[0]):
-        assert view.source == view.end and view.target == view.stop - 1
-    assert report.pairs == 2
-    back, _ = encode(bpe_tokenizer, [chat(answer)], "step_jepa", last_token=-2)
-    (view,), (at_end,) = views_of(back[0]), views_of(first[0])
-    assert (view.source, view.target) == (at_end.source - 1, at_end.target - 1) and view[2:4] == at_end[2:4]
-
-
 def test_steps_that_share_a_token_make_no_pair(bpe_tokenizer):
     class Halves:
         name = "halves"

@@ -1,4 +1,4 @@
-"""Thousands of damaged files through `stepjepa prepare`: exit status 0 or 2, one line of error, a whole file or none."""
+"""Hundreds of damaged files through `stepjepa prepare`: exit status 0 or 2, one line of error, a whole file or none."""
 
 import csv
 import io
@@ -10,8 +10,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.steps import make_splitter
 
-FILES = 800  # a fixed seed each
-GROUPS = 4
+FILES = 240  # a fixed seed each
 
 QUESTION = "Natalia sold clips to {} of her friends in April, and then half as many in May. How many in all?"
 STEPS = ("In May she sold {0}/2 = <<{0}/2={1}>>{1} clips.", "In all she sold {0}+{1} = <<{0}+{1}={2}>>{2} clips.")
@@ -175,13 +174,12 @@ def run_one(seed, folder, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", range(GROUPS))
-def test_damaged_files(group, tmp_path, capsys, monkeypatch):
+def test_damaged_files(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("STEPJEPA_TRACEBACK", raising=False)
     ends = {0: 0, 2: 0}
-    for seed in range(group, FILES, GROUPS):
+    for seed in range(FILES):
         try:
             ends[run_one(seed, tmp_path, capsys)] += 1
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
-    assert min(ends.values()) > FILES // GROUPS // 20, ends  # both ways of ending are met often
+    assert min(ends.values()) > FILES // 20, ends  # both ways of ending are met often

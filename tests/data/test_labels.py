@@ -164,11 +164,11 @@ def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
     assert labelled(tokenizer, store[1]) == [" A 17.", "B 17.<|im_end|>"]  # " A" is one token, " B" is two
     assert labelled(tokenizer, store[2]) == ["<|im_end|>"]
     assert report.end_of_turn == "<|im_end|> (the tokenizer's EOS, appended: the template writes none)"
-    # The trap itself: these tokenizers write the full stop and the line break as one token.
-    for real in (made.llama3_tokenizer("plain_no_eot"), made.with_template(made.tekken_tokenizer(), "plain_no_eot")):
-        assert len(real(".\n", add_special_tokens=False)["input_ids"]) == 1
-        store, _ = encode(real, [[*chat("A 17."), *chat("B 17.", "R")]])
-        assert labelled(real, store[0]) == [" A 17.", f" B 17.{real.eos_token}"]
+    # The trap itself: this tokenizer writes the full stop and the line break as one token.
+    real = made.llama3_tokenizer("plain_no_eot")
+    assert len(real(".\n", add_special_tokens=False)["input_ids"]) == 1
+    store, _ = encode(real, [[*chat("A 17."), *chat("B 17.", "R")]])
+    assert labelled(real, store[0]) == [" A 17.", f" B 17.{real.eos_token}"]
     bare = made.byte_bpe_tokenizer(template="plain_no_eot")  # has no EOS
     store, report = encode(bare, [chat("It is 17.")])
     assert labelled(bare, store[0]) == [" It is 17."] and report.end_of_turn.startswith("none: ")

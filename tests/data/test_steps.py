@@ -25,16 +25,13 @@ def cut(name, text, separator="\n\n"):
     "steps",
     [
         ["One.\n\n", "Two.\n\n", "Three."],
-        ["One.\n\n", "Two.\n\n"],
         ["\n\nOne.\n\n", "Two."],
         ["\n \n\t\nOne.\n\n\n\n", "Two.\n\n\n"],
         ["One.\r\n\r\n", "Two.\r\nstill two\r\n\r\n\r\n", "Three.\r\n"],
         ["One. \n  \t \n", "  Two."],
         ["One.\n\u00a0\n", "Two."],
-        ["One.\nstill one"],
         ["Only."],
         ["e\u0301.\n\n", "\u0301\U0001f600\n\n", "\u200b"],
-        ["<|eot_id|>\n\n", "</s>"],
     ],
 )
 def test_blank_lines(steps):
@@ -46,13 +43,10 @@ def test_blank_lines(steps):
     [
         ("\n", ["One\n", "Two\n\n", "Three"]),
         ("\r\n\r\n", ["One\n\n", "Two\r\n\r\n", "Three"]),
-        ("\\n\\n", ["One\n\n", "Two"]),
         ("\\t", ["One\t\t", "Two"]),
         ("##", ["One ##\n\n", "Two####", "Three## ##\n", "Four"]),
-        ("\n---", ["One\n---\n---\n", "Two"]),
         ("---", ["---\n\n---\nOne\n---\n\n", "Two---"]),
         ("  ", ["One  ", "Two   ", "Three four"]),
-        ("; ", ["a; ", "b;c"]),
     ],
 )
 def test_other_separators(separator, steps):
@@ -109,18 +103,14 @@ def test_lines():
     [
         ["Step 1: a\n\nmore\n\n", "Step 2: b\n", "step 3 - c"],
         ["1. a\n", "2. b\n\n", "10. c"],
-        ["**Step 1**\na\n\n", "**Step 2: b**\n", "**Step 3 (last)** c"],
         ["### Step 1\na\n\n", "### Step 2 Finish\nb"],
         ["## 1. Title\r\n1. x\r\n2. y\r\n", "## 2. Title\r\nb"],
         ["\n\nStep 1. a\n", "Step 2. b\n\n", "So it is 4."],
         ["1. a\n   1. x\n   2. y\n", "2. b\n\t1. z\n"],
         ["Step 1: a\n1. x\n2. y\n", "Step 2: b\n1. z\n"],
-        ["  1. a\n     1. x\n", "  2. b"],
         ["1. a\n", "1. b\n", "1. c"],
         ["1. There are\n3.5 apples\n12.\n2020. a year\n", "2. b\n3:30 is late\n3, too"],
-        ["1. a\nStep 2 gives 5 and\nStep 2.5 nothing\n", "2. b"],
         ["1. a\n```\n2. no\n```\n", "2. b\n$$\n3. x\n$$\n"],
-        ["1. a\n```\nStep 1: x\nStep 2: y\n```\n", "2. b"],
     ],
 )
 def test_numbered(steps):
@@ -133,7 +123,6 @@ def test_numbered(steps):
         # A label or a heading ends the last item even where other items have paragraphs.
         ("numbered", ["Step 1: Do x.\n\nBecause of y.\n\n", "Step 2: Do z.\n\n", "In conclusion, done."]),
         ("numbered", ["### Step 1\nA\n", "### Step 2\nB\n", "### Final Answer\nC"]),
-        ("numbered", ["1. a\n", "2. b\n\n", "So c.\n\n", "Part two:\n\n1. d\n", "2. e"]),
         ("numbered", ["(1) x = 3\n(2) y = 4\n\nBy (1) and (2), x + y = 7."]),
         ("numbered", ["(1) x is 3.\n", "(2) By (1), x + 4 is 7."]),
         ("connectives", ["First, we have a.\n", "Then b.\n", "Finally c.\n\n", "The answer is 5."]),
@@ -152,11 +141,9 @@ def test_decisions(name, steps):
         ("1. a\n\n2. b", "numbered"),
         ("First, a.\n\nNext, b.\n\nFinally, c.", "connectives"),
         ("## A\n\na\n\n## B\n\nb", "headings"),
-        ("**A**\n\na\n\n**B**\n\nb", "headings"),
         ("Ab.\n\nBc.", "separator"),
         ("Ab.\nBc.", "lines"),
         ("Ab. Bc. Cd.", "separator"),
-        ("Ab.\nBc.\n\n#### 5", "lines"),
         ("Ab.\n\nBc.\n#### 5", "lines"),
         ("Ab.\n\nBc.\n\n#### 5", "separator"),
         ("Solve it:\n\n2x = 4\nx = 2", "lines"),
@@ -219,10 +206,8 @@ def test_regex(pattern, steps):
         ("paragraphs", "x", "known splitters: separator, numbered, lines"),
         ("separator", "", "step_separator is empty"),
         ("regex", "", "needs a pattern"),
-        ("regex", "\\n\\n", "needs a pattern"),
         ("regex", "(a", "broken"),
         ("regex", "x*", "matches an empty text"),
-        ("regex", "^", "matches an empty text"),
     ],
 )
 def test_splitters_that_are_refused(name, separator, message):

@@ -66,9 +66,11 @@ def test_data_sets_behind_each_other_and_mixed():
     assert [row.passes for row in taken if row.source == 0] == [0] * 6 + [1] * 6 + [2] * 6
 
 
-@pytest.mark.parametrize("size, processes", [(1, 1), (4, 1), (7, 1), (50, 1), (7, 2)])
-@pytest.mark.parametrize("weights", [None, [0.7, 0.3]])
-def test_every_window_can_be_gone_on_from(weights, size, processes, monkeypatch):
+@pytest.mark.parametrize(
+    ("weights", "size", "processes"),
+    [*((weights, size, 1) for weights in (None, [0.7, 0.3]) for size in (1, 7, 50)), ([0.7, 0.3], 7, 2)],
+)
+def test_every_window_can_be_resumed_from(weights, size, processes, monkeypatch):
     monkeypatch.setattr("stepjepa.data.streaming.CHUNK_ROWS", 5)
     sources = [rows(0, 13), rows(50, 54)]
     whole = list(islice(stream(sources, weights, processes=processes).windows(size), 9))

@@ -16,7 +16,7 @@ from stepjepa.data.tokens import encode_texts, token_span
 from support import tokenizer_kinds as kinds
 from support import tokenizers as made
 
-COUNT = 500
+COUNT = 120
 NASTY = (
     "12 + 5 = 17.\n\nSo 17.\n\n\n\nDone!",
     "\n\nIt begins with a blank line.\n\n \n\nAnd ends with one.\n\n",

@@ -9,7 +9,7 @@ import torch
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import PADDING, ForestCollator
 from stepjepa.forest.layout import build_forest
-from stepjepa.forest.visibility import additive_mask, block_mask, dense_mask, mask_mod, visible
+from stepjepa.forest.visibility import block_mask, dense_mask, mask_mod, visible
 from support.models import Views, made_up_examples, paired
 
 EXAMPLE = paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2)
@@ -46,13 +46,6 @@ def test_layout():
     assert (forest.label_positions.tolist(), forest.label_ids.tolist()) == ([1, 2], [12, 13])
     assert (forest.source_readouts.tolist(), forest.target_readouts.tolist()) == ([5], [7])
     assert len(forest) == 8
-
-
-def test_layout_without_predictors_reads_the_trunk():
-    forest = build_forest(paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)]), ())
-    assert forest.input_ids.tolist() == [10, 11, 12, 13, 12, 13]
-    assert forest.position_ids.tolist() == [0, 1, 2, 3, 2, 3]
-    assert (forest.source_readouts.tolist(), forest.target_readouts.tolist()) == ([1], [5])
 
 
 def test_dense_mask_of_one_example():
@@ -118,12 +111,6 @@ def test_inline_isolates_the_target_and_nothing_after_it():
 def test_the_rule_takes_plain_integers():
     assert visible(0, 0, 0, 0, 3, 2, -1) and visible(0, 0, 1, 0, 0, 4, 4)
     assert not (visible(0, 0, 0, 0, 2, 3, -1) or visible(0, 1, 0, 0, 3, 2, -1) or visible(0, 0, 1, 0, 0, 5, 4))
-
-
-def test_additive_mask():
-    mask = additive_mask(torch.tensor([[True, False]]), torch.float16)
-    assert mask.tolist() == [[0.0, torch.finfo(torch.float16).min]]
-    assert mask.dtype == torch.float16
 
 
 @pytest.mark.parametrize("window", [None, 6])

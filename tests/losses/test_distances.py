@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from stepjepa.losses.distances import (
-    TEMPERATURE,
     combine,
     cosine_loss,
     infonce_loss,
@@ -47,12 +46,6 @@ def test_by_hand():
     assert infonce_loss(SOURCE, OTHERS, 0.5).tolist() == pytest.approx(there, rel=1e-5)
     both = infonce_loss(SOURCE, OTHERS, 0.5, symmetric=True).tolist()
     assert both == pytest.approx([(a + b) / 2 for a, b in zip(there, back, strict=True)], rel=1e-5)
-
-
-def test_the_default_temperature_is_the_published_one():
-    assert TEMPERATURE == 0.07
-    torch.testing.assert_close(infonce_loss(SOURCE, OTHERS), infonce_loss(SOURCE, OTHERS, 0.07))
-    assert not torch.allclose(infonce_loss(SOURCE, OTHERS), infonce_loss(SOURCE, OTHERS, 0.1))
 
 
 def cosine_gradient(u, v):

@@ -130,15 +130,15 @@ def test_a_normal_sample_costs_its_expectation_whatever_its_size():
     expected = torch.trapezoid(torch.exp(-t.square() / 2) * (1 - torch.exp(-t.square())), t).item()
     assert expected == pytest.approx(0.526, abs=1e-3)
     torch.manual_seed(0)
-    directions = random_directions(64, 256, seed=0)
-    for rows in (16, 1024):
+    directions = random_directions(64, 64, seed=0)
+    for rows in (16, 512):
         losses = [sigreg(torch.randn(rows, 64), directions).item() for _ in range(5)]
         assert sum(losses) / 5 == pytest.approx(expected, rel=0.1)
 
 
 def test_other_samples_cost_much_more():
     torch.manual_seed(0)
-    normal, directions = torch.randn(1024, 16), random_directions(16, 256, seed=0)
+    normal, directions = torch.randn(256, 16), random_directions(16, 64, seed=0)
     collapsed = [0 * normal, 0 * normal + 1, normal[:, :1].expand_as(normal)]
     for other in (*collapsed, 0.5 * normal, 2 * normal, normal + 0.5):
         assert sigreg(other, directions) > 10 * sigreg(normal, directions)

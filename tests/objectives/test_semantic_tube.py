@@ -62,13 +62,6 @@ def test_several_pairs_by_hand():
     assert tube.weight.tolist() == [float(np.float32(1 / 3))] * 3
 
 
-def test_bounds_of_the_published_options():
-    """random_span_e2e counts the gap as content; without a gap nothing is left out of a straddling span."""
-    tube = tube_of_spans(USER, (USER[1], ANSWER[1]), [(2, 6)], tube_options())
-    assert vectors(tube.source, 1) == [{3: 1, 1: -1, 8: 1, 7: -1}]
-    assert vectors(tube.target, 1) == [{7: 1, 3: -1}]
-
-
 def test_content_from_the_first_token_on_has_no_state_in_front():
     """c(0) is then the state of token 0 itself; no index is negative, which would read another example."""
     tube = tube_of_spans((0, 3), (4, 6), [(0, 2)], tube_options())
@@ -129,7 +122,7 @@ SAMPLED = [
 
 
 @pytest.mark.parametrize(("n", "options", "expected"), SAMPLED)
-def test_distribution_of_the_samplers(n, options, expected, draws=20_000):
+def test_distribution_of_the_samplers(n, options, expected, draws=6_000):
     """Within five standard deviations of {span: probability}, and nothing else."""
     rng, options = np.random.default_rng(0), tube_options(**options)
     found = Counter(draw_spans(n, options, rng)[0] for _ in range(draws))

@@ -13,7 +13,7 @@ from stepjepa.data.types import PairsFound
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
 from support.templates import FORMATS
-from support.tokenizers import byte_bpe_tokenizer, fresh, with_template
+from support.tokenizers import byte_bpe_tokenizer, llama3_tokenizer
 
 USER = {"role": "user", "content": "What is 12 + 5?"}
 ANSWER = {"role": "assistant", "content": "It is 17."}
@@ -55,8 +55,8 @@ def shown(tokenizer, ids) -> str:
 
 
 @pytest.fixture
-def llama3(llama3_tokenizer):
-    return with_template(fresh(llama3_tokenizer), "llama3_undated")
+def llama3():
+    return llama3_tokenizer("llama3_undated")
 
 
 def test_llama3_source_and_target(llama3):

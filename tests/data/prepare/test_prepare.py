@@ -198,7 +198,9 @@ def test_other_sources(tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(tmp_path):
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 100)
+
     def peak(count):
         source = write(tmp_path / "many.jsonl", [gsm8k(n) for n in range(count)])
         tracemalloc.start()
@@ -208,18 +210,15 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         return found
 
     peak(100)
-    assert peak(3_000) < peak(1_000) + 2**18
+    assert peak(1_500) < peak(300) + 2**18
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"output_file": "out.parquet"}, "rows are written as JSONL, so end it in .jsonl"),
-        ({"min_steps": 0}, "min_steps is 0; it must be at least 1"),
         ({"max_steps": 1}, "max_steps is 1; it must be at least 2"),
-        ({"valid_ratio": 1.0}, "valid_ratio is 1.0; it must be at least 0 and below 1"),
         ({"step_splitter": "line"}, "known splitters"),
-        ({"step_splitter": "separator", "step_separator": ""}, "step_separator is empty"),
         ({"step_splitter": "lines", "format": "implicit_cot"}, "name their steps themselves; leave it out"),
     ],
 )
@@ -251,10 +250,8 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
         (b'{"question": "caf\xe9", "answer": "a"}\n', "not_utf8", "not UTF-8 text (invalid continuation byte)"),
         (b"\0" * 5000 + b"\n", "broken_json", "broken JSON (Expecting value at character 1)"),
         (b"null\n", "not_an_object", "the row is null"),
-        (b"[1, 2]\n", "not_an_object", "the row is a list"),
         (b'{"a": ' * 100_000 + b"\n", "broken_json", "nested too deeply"),
         (HALF, "broken_text", "\\ud83d without its other half"),
-        (b'{"prompt": "q", "completion": "a"}\n', "missing_column", "is missing (columns found: prompt, completion)"),
         (b'{"' + b"k" * 3000 + b'": 1}\n', "missing_column", f"(columns found: {'k' * 80}...)"),
         (b'{"question": "q", "answer": "' + b"\\\\[ " * 400_000 + b'"}\n', "text_too_long", "more than 1,000,000"),
     ],
@@ -322,17 +319,12 @@ def test_other_files_that_cannot_be_read(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-@pytest.mark.parametrize("change", ["append", "cut"])
-def test_a_file_that_changes(tmp_path, monkeypatch, suffix, change):
-    content = LINE * 2000 if suffix == "jsonl" else b"question,answer\n" + b'q,"a\nb\n#### 1"\n' * 2000
+def test_a_file_that_changes(tmp_path, monkeypatch, suffix):
+    content = LINE * 600 if suffix == "jsonl" else b"question,answer\n" + b'q,"a\nb\n#### 1"\n' * 600
     original, source = rows.question_key, tmp_path / f"raw.{suffix}"
 
     def key(question):
-        if change == "cut":
-            os.truncate(source, len(content) - 7)
-        elif source.stat().st_size == len(content):
-            with open(source, "ab") as file:
-                file.write(LINE)
+        os.truncate(source, len(content) - 7)
         return original(question)
 
     monkeypatch.setattr(rows, "question_key", key)
