@@ -6,7 +6,7 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer, RowError, check_messages, with_template
 from stepjepa.errors import ConfigError
-from support.templates import FORMATS, R1_LIKE, SMOLLM3_LIKE
+from support.templates import FORMATS, R1_LIKE
 from support.tokenizers import byte_bpe_tokenizer, fresh, source_file
 
 # What stands in front of an answer and behind the last one, typed from the published templates.
@@ -101,17 +101,6 @@ def test_white_space_and_odd_characters(name, content):
     assert shown(out) == [("user", "Q?"), ("assistant", want)]
     assert out.text[out.spans[-1].end :] == AROUND[name][1]
     assert out.text[: out.spans[-1].start].endswith(AROUND[name][0])
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_many_turns_and_a_question_at_the_end(name):
-    contents = ("one", "A.", "two", "A.", "three", "", "A.")
-    out = renderer(name).render(chat(*contents, system="S")[:8])
-    found = shown(out)
-    assert [text for role, text in found if role == "assistant"] == ["A.", "A.", ""]
-    assert [text for role, text in found if role == "user"][1:] == ["two", "three", "A."]
-    starts = [span.start for span in out.spans]
-    assert starts == sorted(starts)
 
 
 def test_reasoning_is_shown_in_the_last_answer_only():
@@ -257,20 +246,6 @@ def test_reasoning_that_the_template_drops_is_in_no_span():
         ("system", "S"), ("user", "Q"), ("assistant", "\n\nIt is 17."), ("user", "R"), ("assistant", "17."),
     ]  # fmt: skip
     assert made.prompt(chat("Q")) == "<s><|User|>Q<|Assistant|><think>\n"
-
-
-def test_a_template_that_reads_its_switches_in_the_system_turn():
-    day = "<|im_start|>system\nToday Date: 26 July 2024\nReasoning Mode: "
-    for thinking, mode, block in (
-        (None, "/think", ""),
-        (True, "/think", ""),
-        (False, "/no_think", "<think>\n\n</think>\n"),
-    ):
-        switches = {} if thinking is None else {"enable_thinking": thinking}
-        out = renderer(SMOLLM3_LIKE, **switches).render(chat("Q", "A", "R", "B"))
-        assert out.text.startswith(f"{day}{mode}<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n")
-        assert out.text.endswith(f"<|im_start|>assistant\n{block}B<|im_end|>\n")
-        assert shown(out) == [("user", "Q"), ("assistant", "A"), ("user", "R"), ("assistant", "B")]
 
 
 def test_what_is_not_the_templates_cannot_be_passed_to_it():

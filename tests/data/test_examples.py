@@ -28,18 +28,6 @@ def encode(tokenizer, chats, objective="regular", splitter=SPLITTER, **options):
     return encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of(objective, splitter, **options))
 
 
-def test_steps_that_share_a_token_make_no_pair(bpe_tokenizer):
-    class Halves:
-        name = "halves"
-
-        def spans(self, text):
-            return [(0, 1), (1, 2), (2, len(text))]
-
-    # "So" is one token: step "S" has none of its own, and "o" must not take its place.
-    store, report = encode(bpe_tokenizer, [chat("So 17.")], "step_jepa", splitter=Halves())
-    assert store[0].pairs == () and report.examples_without_pairs == {"empty_view": 1}
-
-
 def test_truncation(bpe_tokenizer):
     messages = chat("a.\n\nb.\n\nc.")
     whole, _ = encode(bpe_tokenizer, [messages], "step_jepa", step_pairs="all")

@@ -182,22 +182,3 @@ def test_a_marker_that_opens_the_next_turn_ends_none():
     between = "{% for m in messages %}{{ m['content'] }}{{ '' if loop.last else eos_token }}{% endfor %}"
     store, _ = encode(with_eos(between), [[*chat("A."), *chat("B.", "R")]])
     assert labelled(tokenizer, store[0]) == ["A.<|im_end|>", "B.<|im_end|>"]
-
-
-def test_an_end_of_turn_that_is_not_called_special():
-    tokenizer = made.fresh(made.byte_bpe_tokenizer(template="plain_no_eot"))
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<end>\n{% endfor %}"
-    tokenizer.add_tokens([AddedToken("<end>", special=False, normalized=False)])
-    store, report = encode(tokenizer, [chat("So.")])
-    assert labelled(tokenizer, store[0]) == ["So.<end>"] and report.end_of_turn == "<end>"
-
-
-def test_a_header_that_swallows_white_space_is_not_labelled():
-    tokenizer = made.fresh(made.byte_bpe_tokenizer())
-    tokenizer.add_tokens(
-        [AddedToken(t, special=True, rstrip=True, normalized=False) for t in ("<|a|>", "<|u|>", "<|end|>")],
-        special_tokens=True,
-    )
-    tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'][0] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
-    store, _ = encode(tokenizer, [chat("\n\nSo. \n"), chat(""), chat(" ")])
-    assert [labelled(tokenizer, example) for example in store] == [["So. \n<|end|>"], ["<|end|>"], ["<|end|>"]]

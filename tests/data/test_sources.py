@@ -53,15 +53,6 @@ def test_jsonl(tmp_path, content, suffix):
     assert chats_of(write(tmp_path / f"a.{suffix}", content)) == [MESSAGES, MESSAGES]
 
 
-def test_jsonl_places_are_line_numbers(tmp_path):
-    file = write(tmp_path / "a.jsonl", f"\n{LINE}\n\n{LINE}\n")
-    source = RowSource(str(file))
-    assert [source.place(number) for number, _ in source] == [f"{file} line 2", f"{file} line 4"]
-    assert len(list(source)) == len(list(source)) == 2  # can be read again
-    source = RowSource([{}, {}])
-    assert [source.place(number) for number, _ in source] == ["list row 0", "list row 1"]
-
-
 def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
     text = "a\u2028b\u2029c\x85d\x0be"
     row = {"question": text, "answer": text}

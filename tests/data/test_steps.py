@@ -88,16 +88,6 @@ def test_blocks_that_do_not_close_or_did_not_open():
     assert cut("separator", "```x``` is code\n\nB.\n\n```y```") == ["```x``` is code\n\n", "B.\n\n", "```y```"]
 
 
-def test_lines():
-    assert cut("lines", "a = 1\n\nb = 2\r\n  \r\nc\rd\n#### 3\n") == [
-        "a = 1\n\n",
-        "b = 2\r\n  \r\n",
-        "c\r",
-        "d\n",
-        "#### 3\n",
-    ]
-
-
 @pytest.mark.parametrize(
     "steps",
     [

@@ -9,7 +9,7 @@ import torch
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import PADDING, ForestCollator
 from stepjepa.forest.layout import build_forest
-from stepjepa.forest.visibility import block_mask, dense_mask, mask_mod, visible
+from stepjepa.forest.visibility import block_mask, dense_mask, mask_mod
 from support.models import Views, made_up_examples, paired
 
 EXAMPLE = paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2)
@@ -106,11 +106,6 @@ def test_inline_isolates_the_target_and_nothing_after_it():
     """
     assert rows.input_ids.tolist() == [[10, 11, 90, 91, 12, 13, 14]]
     assert torch.equal(mask, matrix(expected))
-
-
-def test_the_rule_takes_plain_integers():
-    assert visible(0, 0, 0, 0, 3, 2, -1) and visible(0, 0, 1, 0, 0, 4, 4)
-    assert not (visible(0, 0, 0, 0, 2, 3, -1) or visible(0, 1, 0, 0, 3, 2, -1) or visible(0, 0, 1, 0, 0, 5, 4))
 
 
 @pytest.mark.parametrize("window", [None, 6])

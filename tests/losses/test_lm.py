@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.losses.lm import chunked_cross_entropy_sum, linear_cross_entropy_sum
+from stepjepa.losses.lm import linear_cross_entropy_sum
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -74,17 +74,6 @@ def test_memory_stays_bounded():
         linear_cross_entropy_sum(hidden, weight, labels, max_logits_bytes=limit).backward()
         grown.append(mebibytes("VmHWM") - before)
     assert grown[0] < 100 and grown[1] > 225
-
-
-def test_chunks_call_the_head_on_few_rows():
-    sizes = []
-
-    def head(chunk):
-        sizes.append(len(chunk))
-        return chunk @ torch.eye(4)
-
-    chunked_cross_entropy_sum(head, torch.randn(10, 4), torch.zeros(10, dtype=torch.long), rows=4)
-    assert sizes == [4, 4, 2]
 
 
 def test_no_labels():

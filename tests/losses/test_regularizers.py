@@ -113,35 +113,9 @@ def test_value_and_gradient_against_the_formula(fast, slow, rows):
 def test_both_sides_count():
     torch.manual_seed(0)
     source, target = 0.5 * torch.randn(6, 4), 0.3 * torch.randn(6, 4)
-    variance = slow_variance(source) + slow_variance(target)
-    covariance = slow_covariance(source) + slow_covariance(target)
-    assert variance > 0.5
-    for mu, nu in ((1.0, 0.0), (0.0, 1.0), (25.0, 4.0), (0.0, 0.0)):
-        loss = vicreg_regularizer(source, target, mu, nu)
-        assert loss.item() == pytest.approx((mu * variance + nu * covariance).item(), rel=1e-4)
     single = sigreg(source, DIRECTIONS), sigreg(target, DIRECTIONS)
     torch.testing.assert_close(sigreg_regularizer(source, target, DIRECTIONS), (single[0] + single[1]) / 2)
     assert not torch.allclose(*single)
-
-
-def test_a_normal_sample_costs_its_expectation_whatever_its_size():
-    """``sum_q w_q (1 - exp(-t_q^2))``: the variances of the means, times N."""
-    t = torch.linspace(0, 3, 17, dtype=torch.float64)
-    expected = torch.trapezoid(torch.exp(-t.square() / 2) * (1 - torch.exp(-t.square())), t).item()
-    assert expected == pytest.approx(0.526, abs=1e-3)
-    torch.manual_seed(0)
-    directions = random_directions(64, 64, seed=0)
-    for rows in (16, 512):
-        losses = [sigreg(torch.randn(rows, 64), directions).item() for _ in range(5)]
-        assert sum(losses) / 5 == pytest.approx(expected, rel=0.1)
-
-
-def test_other_samples_cost_much_more():
-    torch.manual_seed(0)
-    normal, directions = torch.randn(256, 16), random_directions(16, 64, seed=0)
-    collapsed = [0 * normal, 0 * normal + 1, normal[:, :1].expand_as(normal)]
-    for other in (*collapsed, 0.5 * normal, 2 * normal, normal + 0.5):
-        assert sigreg(other, directions) > 10 * sigreg(normal, directions)
 
 
 def test_directions_are_unit_columns_of_their_own_seed():

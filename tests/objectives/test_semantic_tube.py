@@ -72,38 +72,6 @@ def test_content_from_the_first_token_on_has_no_state_in_front():
         assert min(drawn.source.position.min(), drawn.target.position.min()) >= 0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_combinations_are_displacements_of_a_straight_line(mode):
-    """Along h[i] = i every displacement is its number of tokens, so the sides' lengths are known for any draw."""
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        first, length, gap, answer_length = (int(rng.integers(*bounds)) for bounds in ((1, 9), (1, 9), (0, 5), (1, 9)))
-        user = (first, first + length)
-        answer = (user[1] + gap, user[1] + gap + answer_length)
-        tube = draw_tube(user, answer, tube_options(mode=mode), rng)
-        if tube is None:
-            assert length + answer_length < 3 or mode == "curvature"
-            continue
-        n, pairs = length + answer_length, len(tube.weight)
-        source, target = (
-            np.bincount(side.pair, side.coefficient * side.position, minlength=pairs)
-            for side in (tube.source, tube.target)
-        )
-        if mode == "span":
-            assert 1 <= target[0] <= n - 1 and source[0] == n - target[0]
-        elif mode == "three_index":
-            assert source[0] >= 1 and target[0] >= 1 and source[0] + target[0] <= n
-        elif mode == "e2e":
-            assert (source[0], target[0]) == (length, answer_length)
-        elif mode == "mean":
-            middle = (first + user[1] - 1) / 2, (answer[0] + answer[1] - 1) / 2
-            assert (source[0], target[0]) == pytest.approx(middle, rel=1e-5)
-        else:
-            assert pairs == length - 1 + answer_length - 1
-            assert source.tolist() == target.tolist() == [1] * pairs
-            assert tube.weight.sum() == pytest.approx(1)
-
-
 ALL_OF_FIVE = {(s, t) for s in range(5) for t in range(s + 1, 6)} - {(0, 5)}
 TRIPLES = [(s, r, t) for s in range(5) for r in range(s + 1, 5) for t in range(r + 1, 5)]
 SAMPLED = [
@@ -144,18 +112,6 @@ def test_draws_stay_in_range(mode, sampler, max_length):
             assert all(type(offset) is int for offset in span)
             assert span[0] >= 0 and span[-1] <= n and span[-1] - span[0] <= (max_length or n) and span != (0, n)
             assert sampler != "zero" or span[0] == 0
-
-
-def test_draws_are_a_function_of_the_generator_in_order_with_a_pair_each():
-    options = tube_options(times=4, length_adjustment="jaccard_like")
-    spans = draw_spans(5, options, np.random.default_rng(3))
-    singly = np.random.default_rng(3)
-    assert spans == [draw_spans(5, tube_options(), singly)[0] for _ in range(4)]
-    assert spans != draw_spans(5, options, np.random.default_rng(4))
-    drawn = draw_tube(USER, ANSWER, options, np.random.default_rng(3))
-    for ours, theirs in zip(drawn, tube_of_spans(USER, ANSWER, spans, options), strict=True):
-        np.testing.assert_array_equal(np.hstack(ours), np.hstack(theirs))
-    assert drawn.weight.tolist() == pytest.approx([1 - abs(5 - 2 * (t - s)) / 5 for s, t in spans])
 
 
 def test_modes_without_spans_draw_nothing():

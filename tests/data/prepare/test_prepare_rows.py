@@ -196,11 +196,6 @@ def test_pieces_that_are_too_short(pieces, joined, dropped):
     assert fit_lengths(pieces, 1, drop=True) == pieces
 
 
-def test_pieces_that_are_too_short_are_counted():
-    assert found(f"Short.\n\n{LONG}\n\nToo.\n\n{LONG}")[1] == 2
-    assert found("a\n\nb", drop_short=True) == ([], 2) and found("1+1=2\n2+1=3", "gsm8k", "3")[1] == 0
-
-
 @pytest.mark.parametrize(
     ("text", "dropped", "kept"),
     [
