@@ -144,12 +144,9 @@ def test_strict_stops_at_the_first_bad_row(bpe_tokenizer, tmp_path):
             encode(bpe_tokenizer, [row], strict_data=True)
 
 
-def test_nothing_to_train_on(bpe_tokenizer, tmp_path):
+def test_nothing_to_train_on(bpe_tokenizer):
     with pytest.raises(DataError, match="list: the file or data set is empty; it needs at least one row"):
         encode(bpe_tokenizer, [])
-    (tmp_path / "a.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match="a.jsonl: the file or data set is empty"):
-        encode_dataset(tmp_path / "a.jsonl", bpe_tokenizer, ChatRenderer(bpe_tokenizer), settings_of("regular"))
     with pytest.raises(DataError, match="no row can be trained on: 2 read, all skipped; first: list row 0: columns"):
         encode(bpe_tokenizer, [{"body": "a"}, {"body": "b"}])
     bare = byte_bpe_tokenizer(template="plain_no_eot")

@@ -133,7 +133,6 @@ def test_decisions(name, steps):
         ("## A\n\na\n\n## B\n\nb", "headings"),
         ("Ab.\n\nBc.", "separator"),
         ("Ab.\nBc.", "lines"),
-        ("Ab. Bc. Cd.", "separator"),
         ("Ab.\n\nBc.\n#### 5", "lines"),
         ("Ab.\n\nBc.\n\n#### 5", "separator"),
         ("Solve it:\n\n2x = 4\nx = 2", "lines"),

@@ -92,7 +92,6 @@ def test_split_shares_no_question(monkeypatch):
     [
         ({"min_steps": 1}, "min_steps"),
         ({"min_steps": 4, "max_steps": 3}, "must not be below"),
-        ({"operations": ()}, "empty"),
         ({"operations": ("add", "pow")}, "'pow'"),
         ({"operations": "add"}, "must be a list"),
         ({"min_steps": 6, "max_number": 10, "operations": ("mul",)}, "no chain of 5 operations"),

@@ -1,4 +1,4 @@
-"""VICReg and SIGReg against their formulas, and what SIGReg says of samples whose distribution is known, in one process."""
+"""VICReg and SIGReg against their formulas, in one process."""
 
 from __future__ import annotations
 
