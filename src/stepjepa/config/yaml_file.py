@@ -40,7 +40,7 @@ _SCALARS = [
 ]
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Knows the scalars above only; YAML 1.1's yes/no, dates, octal and base-60 numbers stay text."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
@@ -51,7 +51,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _tag, _pattern, _first in _SCALARS:
-    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    Loader.add_implicit_resolver(_tag, _pattern, _first)
     _Dumper.add_implicit_resolver(_tag, _pattern, _first)
 _Dumper.add_implicit_resolver(_NULL, re.compile(r"(?i:none|null)\Z"), list("nN"))
 
@@ -86,7 +86,7 @@ def read_yaml(path: str | os.PathLike[str]) -> list[Entry]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a UTF-8 text file ({error})") from None
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         root = loader.get_single_node()
         if root is None or (root.tag == _NULL and isinstance(root, yaml.ScalarNode)):
             return []
@@ -145,7 +145,7 @@ def representable(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in YAML")
 
 
-def _entries(loader: _Loader, root: yaml.MappingNode, path: str | os.PathLike[str]) -> Iterator[Entry]:
+def _entries(loader: Loader, root: yaml.MappingNode, path: str | os.PathLike[str]) -> Iterator[Entry]:
     for key, value in _pairs(root, path):
         loader.construct_object(value, deep=True)  # refuses unknown tags and lists that contain themselves
         yield Entry(key.value, _given(loader, value, path), _line(key))
@@ -166,7 +166,7 @@ def _pairs(node: yaml.MappingNode, path: str | os.PathLike[str]) -> Iterator[tup
         yield key, value
 
 
-def _given(loader: _Loader, node: yaml.Node, path: str | os.PathLike[str]) -> Any:
+def _given(loader: Loader, node: yaml.Node, path: str | os.PathLike[str]) -> Any:
     if isinstance(node, yaml.MappingNode):
         return {key.value: _plain(loader, value, path) for key, value in _pairs(node, path)}
     if isinstance(node, yaml.SequenceNode):
@@ -177,7 +177,7 @@ def _given(loader: _Loader, node: yaml.Node, path: str | os.PathLike[str]) -> An
     return None if node.tag == _NULL else node.value
 
 
-def _plain(loader: _Loader, node: yaml.Node, path: str | os.PathLike[str]) -> Any:
+def _plain(loader: Loader, node: yaml.Node, path: str | os.PathLike[str]) -> Any:
     """The Python value of something inside a mapping."""
     if isinstance(node, yaml.MappingNode):
         return {key.value: _plain(loader, value, path) for key, value in _pairs(node, path)}

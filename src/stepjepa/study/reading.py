@@ -291,7 +291,9 @@ def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     options = section["builtin"].mapping("builtin")
     check_keys(options, [*options_of(ProblemRows), *options_of(ArithmeticConfig)], "data")
     rows = ProblemRows(**field_values(ProblemRows, options))
-    problems = {key: child.value for key, child in options.items() if key in options_of(ArithmeticConfig)}
+    problems: dict[str, Any] = {
+        key: child.value for key, child in options.items() if key in options_of(ArithmeticConfig)
+    }
     try:
         ArithmeticConfig(**problems)
     except (ValueError, TypeError) as error:

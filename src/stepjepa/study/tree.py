@@ -14,14 +14,12 @@ import yaml
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import BadValue, Quoted, nearest, show
+from stepjepa.config.yaml_file import Loader
 from stepjepa.errors import ConfigError
 from stepjepa.study.spec import StudyOptions
-from stepjepa.utils.files import parse_json
 
 _NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
-_NULL = ("", "~", "null", "Null", "NULL")
-_BOOL = {"True": True, "TRUE": True, "False": False, "FALSE": False}
 
 
 class Node(NamedTuple):
@@ -30,10 +28,12 @@ class Node(NamedTuple):
     Attributes:
         given: text (`Quoted` where it was in quotes), None, a list of nodes, or a dict of names to nodes.
         where: ``study.yaml:7``.
+        scalar: the Python value of a scalar where no field says what type it has.
     """
 
     given: Any
     where: str
+    scalar: object = None
 
     def mapping(self, what: str) -> dict[str, Node]:
         """The children by name; none of an empty value.
@@ -59,30 +59,18 @@ class Node(NamedTuple):
         return self.given if isinstance(self.given, list) else [self]
 
     @property
-    def written(self) -> Any:
+    def written(self) -> object:
         """What options convert: scalars as they are written, mappings with built values."""
         if isinstance(self.given, list):
             return [child.written for child in self.given]
         return self.value if isinstance(self.given, dict) else self.given
 
     @property
-    def value(self) -> Any:
-        """The Python value where no field says what type it has: numbers, true, false and null as YAML 1.2 has them."""
-        given = self.given
-        if isinstance(given, dict):
-            return {name: child.value for name, child in given.items()}
-        if isinstance(given, list):
-            return [child.value for child in given]
-        if given is None or isinstance(given, Quoted):
-            return None if given is None else str(given)
-        for read in (_BOOL.__getitem__, parse_json, float):
-            try:
-                value = read(given)
-            except (KeyError, ValueError):
-                continue
-            if isinstance(value, (bool, int, float)) and (read is not float or given[0] in "+-.0123456789"):
-                return value
-        return given
+    def value(self) -> object:
+        """The Python value, scalars as an option file has them inside mappings."""
+        if isinstance(self.given, dict):
+            return {name: child.value for name, child in self.given.items()}
+        return [child.value for child in self.given] if isinstance(self.given, list) else self.scalar
 
 
 def open_study(name: str) -> tuple[str, Node]:
@@ -137,8 +125,9 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         if isinstance(node, yaml.SequenceNode):
             return Node([read(child, child.start_mark.line) for child in node.value], where(line))
         if isinstance(node, yaml.ScalarNode):
-            plain = None if node.value in _NULL else node.value
-            return Node(plain if node.style is None else Quoted(node.value), where(line))
+            scalar = loader.construct_object(node)
+            plain = None if scalar is None else node.value
+            return Node(plain if node.style is None else Quoted(node.value), where(line), scalar)
         children: dict[str, Node] = {}
         for key, value in node.value:
             at = key.start_mark.line  # says more than the line of the value's first item
@@ -150,12 +139,13 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         return Node(children, where(line))
 
     try:
-        root = yaml.compose(text, yaml.BaseLoader)
+        loader = Loader(text)
+        root = loader.get_single_node()
         return Node(None, where(0)) if root is None else read(root, root.start_mark.line)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         raise ConfigError(f"{where(mark.line) if mark else name}: not valid YAML: {error.problem or error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # !!int many
         raise ConfigError(f"{name}: not valid YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name}: a list or mapping that contains itself") from None
@@ -244,11 +234,9 @@ def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> di
             continue
         try:
             values[name] = known[name].read(node.written)
-        except BadValue as error:
-            raise ConfigError(f"{node.where}: {name}: {error}") from None
-        if known[name].bounds:
-            try:
+            if known[name].bounds:
                 known[name].check(values[name])
-            except ConfigError as error:
-                raise ConfigError(f"{node.where}: {error}") from None
+        except (BadValue, ConfigError) as error:  # of the two the second names the field itself
+            field = "" if isinstance(error, ConfigError) else f"{name}: "
+            raise ConfigError(f"{node.where}: {field}{error}") from None
     return values
