@@ -47,7 +47,6 @@ class PairedDifference:
     """Values less their baselines, seed by seed.
 
     Attributes:
-        n: pairs.
         mean, sd, low, high: of the differences, with a t interval at its `confidence`; all but the mean need two pairs.
         t_p: paired t test. 1 where all differences are zero; None below two pairs, and where all differences are the
             same other number: then there is no spread to measure the mean against.
@@ -165,10 +164,8 @@ class Comparison:
     """An arm less another one, seed by seed.
 
     Attributes:
-        against: the other arm's name.
         seeds: those that both have a value for.
         lost: those that one of both ran without coming to a value.
-        result: the paired difference.
         holm_p: `result.t_p` corrected over the arms of the study that are compared so; None for controls.
     """
 

@@ -155,23 +155,17 @@ def demo(options: DemoOptions) -> DemoResult:
 
 def _run_arms(options: DemoOptions) -> None:
     """Start a process for each arm and print its lines, with the arm's name in front."""
-    # A plain process takes one GPU at most; so small a model is as fast without.
-    threads = str(max(1, (os.cpu_count() or 2) // 2))
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""}
-    processes = {
-        arm: subprocess.Popen(
-            [sys.executable, "-m", "stepjepa.study.stages", "demo", arm, json.dumps(asdict(options))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for arm in ARMS
-    }
+    from stepjepa.study.stages import kill_group, start_process  # not for --help
 
-    def pass_on(arm: str, process: subprocess.Popen[str]) -> None:
+    # A plain process takes one GPU at most; so small a model is as fast without.
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)), "CUDA_VISIBLE_DEVICES": ""}
+    given = json.dumps(asdict(options))
+    processes = {arm: start_process(["stepjepa.study.demo", arm, given], environment, subprocess.PIPE) for arm in ARMS}
+
+    def pass_on(arm: str, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():
-            print_text(f"{arm:<{max(map(len, ARMS))}}  {line.rstrip()}")
+            print_text(f"{arm:<{max(map(len, ARMS))}}  {line.decode('utf-8', 'replace').rstrip()}")
+        process.wait()
 
     readers = [threading.Thread(target=pass_on, args=pair) for pair in processes.items()]
     try:
@@ -181,8 +175,7 @@ def _run_arms(options: DemoOptions) -> None:
             reader.join()
     finally:
         for process in processes.values():
-            process.terminate()
-            process.wait()
+            kill_group(process)
     failed = [arm for arm, process in processes.items() if process.returncode != 0]
     if failed:
         raise StepJepaError(f"the arm {failed[0]} failed; its last lines are above")
@@ -286,3 +279,9 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]]) -> dict[
         "effective_rank": math.nan,
         **collapse_signs([target]),
     }
+
+
+if __name__ == "__main__":  # one arm
+    from stepjepa.study.stages import exit_status
+
+    sys.exit(exit_status("demo", lambda: run_arm(sys.argv[1], DemoOptions(**json.loads(sys.argv[2])))))

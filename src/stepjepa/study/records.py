@@ -29,7 +29,7 @@ from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions
 from stepjepa.training.options import RunOptions
-from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, write_json, write_whole
+from stepjepa.utils.files import LOCK, check_writable, checksum, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
 
 _NAME = Names(StudyOptions)
@@ -315,14 +315,10 @@ def _digest(name: str, split: str) -> str:
     path = Path(name).expanduser()
     if not path.is_file():
         return f"{RowSource(name, split or 'train').fingerprint}:{split}"
-    digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
+        return checksum(path)[:16]
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
-    return digest.hexdigest()[:16]
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -76,10 +76,7 @@ class Table:
     """Arms in one metric.
 
     Attributes:
-        baseline: the arm that all are compared with.
         alpha: level of the verdicts, after Holm's correction.
-        arms: the rows.
-        confidence: of the intervals.
     """
 
     metric: str

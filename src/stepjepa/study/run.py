@@ -53,7 +53,6 @@ class StudyResult:
     Attributes:
         lines: the verdicts, what is missing, and what was written; or what was asked for instead of a run.
         tables: (block, metric) -> table, each block's first metric first; none where nothing was run.
-        failed: whether runs are missing.
     """
 
     lines: tuple[str, ...]
@@ -110,7 +109,7 @@ class Processes:
         for number in range(jobs):
             self._devices.put(devices[number % len(devices)])
         threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-        self._environment = {stages.ENDS_WITH: str(os.getpid()), "OMP_NUM_THREADS": threads}
+        self._environment = {"OMP_NUM_THREADS": threads}
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
         """See `stages.carry_out`."""

@@ -239,7 +239,7 @@ def cell_name(cell: Values) -> str:
     return ",".join(f"{name}={file_word(value)}" for name, value in cell.items())
 
 
-def file_word(value: Any) -> str:
+def file_word(value: object) -> str:
     """A value as a part of a file's name."""
     if isinstance(value, (list, tuple)):
         return "-".join(map(file_word, value))

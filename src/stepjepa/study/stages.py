@@ -1,7 +1,7 @@
 """The two stages of a run, training and scoring, each in a process of its own with a log file.
 
-``python -m stepjepa.study.stages train ...`` is such a process for ``stepjepa train ...``; ``score FOLDER SPLIT ...`` scores
-a run, and ``demo ARM OPTIONS`` is an arm of the demo. They end with the study, also where that is killed.
+``python -m stepjepa.study.stages train ...`` is such a process for ``stepjepa train ...``, and ``score FOLDER SPLIT ...``
+scores a run. They end with the study, also where that is killed.
 
 All arms' states are scored alike: the views that the metric's options name, each at its last token, behind the final norm.
 Predictor tokens are no part of that; most models are exported without them.
@@ -10,7 +10,6 @@ Predictor tokens are no part of that; most models are exported without them.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import runpy
@@ -21,13 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError, StepJepaError
 from stepjepa.study.records import StudyRunFolder, read_record, write_record
-from stepjepa.study.spec import Evaluation
+from stepjepa.study.spec import Evaluation, Values
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RunFolder, recorded_steps
 from stepjepa.utils.failures import explaining
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _NAME = Names(TrainerOptions, JEPAOptions, Evaluation)
 ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study ends
 _processes: set[subprocess.Popen[bytes]] = set()  # that run now
-Options = Mapping[str, Any]
 
 
 class StageFailed(StepJepaError):
@@ -111,6 +109,18 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
 # Processes
 
 
+def start_process(words: Sequence[str], environment: Values, output: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    """Start ``python -m`` with these words; it ends with this process unless `environment` says else (`exit_status`)."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, ENDS_WITH: str(os.getpid()), **environment},
+        start_new_session=True,  # Ctrl-C is for the study, which then ends its processes
+    )
+
+
 def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) -> None:
     """Run a process of this module to its end; what it prints is added to its log.
 
@@ -121,21 +131,13 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
         file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} stepjepa {' '.join(argv)}\n".encode())
         file.flush()
         start = file.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "stepjepa.study.stages", *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C is for the study, which then ends its processes
-        )
+        process = start_process(["stepjepa.study.stages", *argv], environment, file)
         _processes.add(process)
         try:
             status = process.wait()
         finally:
             _processes.discard(process)
-            if process.poll() is None:  # a job that is interrupted
-                kill_group(process)
+            kill_group(process)  # if it is interrupted
         if status != 0:
             file.seek(max(start, file.seek(0, os.SEEK_END) - 20_000))
             printed = file.read().decode("utf-8", "replace").splitlines()
@@ -145,10 +147,11 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a process that has not ended yet, and those that it started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def kill_all() -> None:
@@ -173,25 +176,23 @@ def _end_with(pid: int) -> None:
     os._exit(1)
 
 
-def main(argv: list[str]) -> int:
-    """One of the processes; exit status."""
+def exit_status(name: str, work: Callable[[], object]) -> int:
+    """Do the work of a process that `start_process` has started, and say why it failed."""
     end_with(os.environ.get(ENDS_WITH))
     try:
-        if argv[0] == "score":
-            score_splits(StudyRunFolder(Path(argv[1])), argv[2:])
-        elif argv[0] == "demo":
-            from stepjepa.study.demo import DemoOptions, run_arm
-
-            run_arm(argv[1], DemoOptions(**json.loads(argv[2])))
-        else:
-            sys.argv = ["stepjepa", *argv]
-            runpy.run_module("stepjepa", run_name="__main__")  # which exits
+        work()
     except StepJepaError as error:
-        print_error(f"stepjepa {argv[0]}: error: {error}")
+        print_error(f"stepjepa {name}: error: {error}")
         return error.status
-    except KeyboardInterrupt:  # the demo says so
-        return 130
     return 0
+
+
+def _run_stage(argv: list[str]) -> None:
+    if argv[0] == "score":
+        score_splits(StudyRunFolder(Path(argv[1])), argv[2:])
+    else:
+        sys.argv = ["stepjepa", *argv]
+        runpy.run_module("stepjepa", run_name="__main__")  # which exits
 
 
 # Scoring
@@ -229,11 +230,11 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
         DataError: the folder has no plan of a run.
         ConfigError: see `score_model`.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     plan = read_record(folder.plan)
     if plan is None:
         raise DataError(f"{folder.plan}: there is no plan of a run")
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()
     for split in splits:
         begin = time.perf_counter()
@@ -247,19 +248,17 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
 def score_model(
     model_folder: Path,
     rows: RowSource,
-    metrics: Mapping[str, Options],
+    metrics: Mapping[str, Values],
     max_examples: int | None = None,
     batch_size: int = 32,
     max_new_tokens: int = 256,
-    chat: Options | None = None,
+    chat: Values | None = None,
 ) -> dict[str, float | None]:
     """The value of every metric on some rows, greedy decoding: those of answers as ``stepjepa evaluate`` has them.
 
     Args:
         model_folder: what training wrote, a model or an adapter.
         metrics: name -> options of the metric.
-        max_examples: first rows that are scored; None for all.
-        batch_size: of generation and of the forward passes.
         chat: options of training that say how rows become chats and chats tokens.
 
     Returns:
@@ -340,4 +339,4 @@ def _geometry(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_status(sys.argv[1], lambda: _run_stage(sys.argv[1:])))

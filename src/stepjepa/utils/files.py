@@ -318,7 +318,7 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
 
     def entry(name: str) -> dict[str, int | str]:
         sync(folder / name)
-        return {"bytes": (folder / name).stat().st_size, "sha256": _checksum(folder / name)}
+        return {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
 
     listed = sorted(set(names) - {MANIFEST})
     with ThreadPoolExecutor(4) as pool:  # weights and optimizer at a time: neither waits for Python
@@ -367,14 +367,15 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
             return f"{name} has {size:,} bytes instead of {entry['bytes']:,}"
     for name, entry in compared.items() if checksums else ():
         try:
-            if _checksum(folder / name) != entry["sha256"]:
+            if checksum(folder / name) != entry["sha256"]:
                 return f"{name} is damaged: its checksum differs"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"
     return None
 
 
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while part := file.read(1 << 22):
