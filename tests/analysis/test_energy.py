@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.analysis.energy import best_of, best_of_lines, first_of_each, shuffled_energies
-from stepjepa.analysis.states import encode_solutions, read_states
+from stepjepa.analysis.energy import best_of, first_of_each, shuffled_energies
+from stepjepa.analysis.models import encode_solutions
+from stepjepa.analysis.options import best_of_lines
+from stepjepa.analysis.states import read_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator

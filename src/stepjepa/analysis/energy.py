@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,23 @@ import numpy as np
 import torch
 import transformers
 
-from stepjepa.analysis.models import AnalyzedModel, collator_of, energy_notes, load_scorer
-from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions, slug, text_table
-from stepjepa.analysis.states import FINAL, EncodedSolution, encode_solutions, read_states
+from stepjepa.analysis.models import (
+    AnalyzedModel,
+    EncodedSolution,
+    collator_of,
+    encode_all,
+    energy_notes,
+    load_scorer,
+)
+from stepjepa.analysis.options import READING, RULES, AnalysisResult, EnergyOptions, energy_lines, slug
+from stepjepa.analysis.states import FINAL, read_states
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
 from stepjepa.data.chat import template_of
-from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
+from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics
 from stepjepa.evaluation.models import fingerprint
 from stepjepa.evaluation.predictions import drop_unscorable
@@ -51,10 +56,7 @@ from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
 from stepjepa.generation.store import replace as replace_file
-from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import make_renderer, settings_for
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.terminal import Bar, ending, show_log
 from stepjepa.version import __version__
@@ -67,17 +69,12 @@ _SAMPLED = (
     *(_NAME.dtype, _NAME.attn_implementation, _NAME.max_examples),
 )
 _ENERGIES = ("energy", "shuffled", "relative")
-# Signal -> the number of a line that it is, its sign (1 where a high value is the better one), its name in tables.
+# Signal, which is a rule too -> the number of a line that it is, and its sign: 1 where a high value is the better one.
 SIGNALS = {
-    "relative": ("relative", -1, "lowest relative energy"),
-    "energy": ("energy", -1, "lowest energy"),
-    "shuffled": ("shuffled", -1, "lowest shuffled energy (control)"),
-    "likelihood_mean": ("log_likelihood_mean", 1, "highest likelihood a token"),
-    "likelihood_sum": ("log_likelihood", 1, "highest likelihood in all"),
+    **{name: (name, -1) for name in ("relative", "energy", "shuffled")},
+    "likelihood_mean": ("log_likelihood_mean", 1),
+    "likelihood_sum": ("log_likelihood", 1),
 }
-_NAMED = {name: text for name, (*_, text) in SIGNALS.items()}
-RULES = {"random": "random (expected)", "first": "the first sample", "majority": "majority of answers", **_NAMED}
-RULES["oracle"] = "oracle (pass@N)"
 
 
 def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResult:
@@ -126,7 +123,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         lines, result = _score(options, model, found, metric, bar)
         replace_file(path, map(json_line, lines))
         replace_file(files[1], [json_bytes(result, indent=2), b"\n"])
-    return AnalysisResult(result, tuple(files), (*_summary(result), *(f"{'written':<14} {file}" for file in files)))
+    return AnalysisResult(result, tuple(files), (*energy_lines(result), *(f"{'written':<14} {file}" for file in files)))
 
 
 def _sample(
@@ -166,36 +163,6 @@ def _sample(
     return sample_solutions(task, output, int(options.best_of or 0))
 
 
-def _encode(
-    options: EnergyOptions, model: AnalyzedModel, found: SolutionSet
-) -> tuple[list[EncodedSolution | None], DataReport]:
-    """The solutions as training would read them; None for one that the model cannot read."""
-    # The chats are made already, whatever the columns were.
-    method = replace(model.method, source_column=None, target_column=None, choice_column=None)
-    if method.step_splitter == LISTED and found.generated:
-        raise ConfigError(f"generated solutions come without a column of steps; add --{_NAME.step_splitter} separator")
-    # What a row of predictions says about steps is about another answer.
-    names = {"messages"} if found.generated else {"messages", method.steps_column, TOTAL_COLUMN}
-    rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
-    source = RowSource(rows)
-    source.name = found.source
-    renderer = make_renderer(model.tokenizer, method)
-    if renderer is None:
-        raise ConfigError(
-            f"the model's tokenizer has no chat template; give --{_NAME.chat_template} FILE, or --{_NAME.plain}"
-        )
-    settled, splitter = model.record.splitter, None  # what the run's step_splitter=auto was
-    if options.step_splitter is None and model.record.settings.get("step_splitter") == "auto" and settled:
-        splitter = make_splitter(settled, method.step_separator)
-    settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
-    placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
-    encoded, report = encode_solutions(placed, model.tokenizer, renderer, settings)
-    if not any(encoded):
-        first = next(iter(report.first_skipped.values()))
-        raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
-    return encoded, report
-
-
 def _score(
     options: EnergyOptions, model: AnalyzedModel, found: SolutionSet, metric: Metric | None, bar: Bar
 ) -> tuple[list[Line], dict[str, Any]]:
@@ -208,7 +175,7 @@ def _score(
         groups, fewer = first_of_each([one.question_key for one in found.solutions], count)
         found.solutions = [found.solutions[number] for group in groups for number in group]
         verdicts = right_answers(metric, found.solutions)
-    encoded, report = _encode(options, model, found)
+    encoded, report = encode_all(options, model, found)
     for text in report.steps.lines():
         bar.say(f"         {text}")
     lines = _lines(options, model, found, encoded, bar)
@@ -346,7 +313,7 @@ def best_of(lines: Sequence[Line], count: int) -> dict[str, Any]:
         "oracle": right_QN.any(axis=1),
     }
     auroc = {}
-    for signal, (name, sign, _) in SIGNALS.items():
+    for signal, (name, sign) in SIGNALS.items():
         worth = [float("-inf") if line[name] is None else sign * line[name] for line in lines]
         worth_QN = np.array(worth).reshape(right_QN.shape)
         picked[signal] = right_QN[questions, worth_QN.argmax(axis=1)]
@@ -376,55 +343,6 @@ def _majority(answers: Sequence[str | None]) -> int:
         elif answer is not None:
             groups.append([index])
     return max(groups, key=len)[0] if groups else 0
-
-
-def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result as two tables."""
-    mixed = f"{result['mixed']} have right and wrong solutions"
-    yield f"best of {result['samples']} on {result['questions']} questions; {mixed}; 95 % intervals, %"
-    rules = result["rules"]
-    rows = [
-        [text, _ends(rules[name]), *(_ends(rules[name].get(f"against_{base}"), "+") for base in ("random", "majority"))]
-        for name, text in RULES.items()
-    ]
-    yield from text_table(["", "accuracy", "less random", "less majority"], rows)
-    yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
-    rows = [
-        [RULES[name], _ends(one, scale=1, digits=3), f"{one['questions']} questions", f"{one['pairs']} pairs"]
-        for name, one in result["auroc"].items()
-    ]
-    yield from text_table(["", "area", "", ""], rows)
-
-
-def _ends(found: Mapping[str, Any] | None, sign: str = "", scale: int = 100, digits: int = 1) -> str:
-    """``61.0 (57.9 to 64.0)``, "-" without a value, nothing where there is no such number."""
-    if found is None or found["value"] is None:
-        return "" if found is None else "-"
-    value, *ends = [
-        None if found[end] is None else f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields
-    ]
-    return f"{value} ({ends[0]} to {ends[1]})" if all(ends) else str(value)
-
-
-def _summary(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result as text."""
-    without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
-    yield f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"
-    units = {"shuffled": " (steps of other questions)", "log_likelihood_mean": " (nats a token)"}
-    for name, one in result["means"].items():
-        if one["value"] is not None:
-            ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
-            yield f"{name.removesuffix('_mean').replace('_', '-'):<14} {one['value']:.5g}{ends}{units.get(name, '')}"
-    if result["nearer_than_shuffled"] is not None:
-        nearer = 100 * result["nearer_than_shuffled"]
-        yield f"{'':<14} {nearer:.1f} % of the predictions are nearer to their own next step than to those"
-    if result["truncated"]:
-        yield f"{'cut':<14} {result['truncated']} solutions at {_NAME.max_length}; the rest of them is not scored"
-    if "best_of" in result:
-        yield from ("", *best_of_lines(result["best_of"]))
-        if fewer := result["best_of"]["questions_with_fewer"]:
-            yield f"{fewer} questions have fewer solutions and are left out"
-        yield ""
 
 
 def _values(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:

@@ -47,10 +47,8 @@ class PairNumbers:
     """How well matched pairs are told from the others.
 
     Attributes:
-        n: pairs, N.
         aligned_mean, aligned_sd: cosine of source i and target i.
         shuffled_mean, shuffled_sd: cosine of source i and target j, over all N (N - 1) pairs with i != j.
-        gap: aligned_mean - shuffled_mean.
         d_prime: gap in units of the pooled spread, ``gap / sqrt((aligned_sd^2 + shuffled_sd^2) / 2)``; 0 where there is
             neither gap nor spread, None where there is a gap without any spread.
         retrieval_at_1, retrieval_at_5: share of sources whose target is among the 1 or 5 nearest of all N by cosine.
@@ -104,7 +102,6 @@ class LinearMap:
     the root of the number of rows they are Frobenius norms.
 
     Attributes:
-        train_rows, test_rows: rows fitted, rows held out.
         rank: of the source's fitted rows. With `rank` = `train_rows` the map goes through every fitted row, whatever the
             states are, and `train_error` says nothing.
         train_error, test_error: of the fitted and of the held-out rows.
@@ -127,9 +124,7 @@ class GeometryNumbers:
     """The states of both views in one layer.
 
     Attributes:
-        n, width: pairs N, dimensions D.
         pairs: cosines and retrieval.
-        source, target: each view by itself.
         difference_top_100: mean of the 100 largest singular values of source - target (Table 14 of arXiv:2509.14252).
         difference_effective_rank: of source - target, not centred.
         linear_map: source -> target on held-out rows; None below `MIN_ROWS` rows, or not asked for.

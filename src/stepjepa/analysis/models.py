@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import shutil
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
 from stepjepa.analysis.states import (
@@ -29,9 +31,15 @@ from stepjepa.analysis.states import (
 )
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import named_by_file
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.encode import EncodeOptions, PlacedRow, make_encoder, read_chat
 from stepjepa.data.options import ColumnOptions, TemplateOptions
+from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import ConfigError
+from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
+from stepjepa.data.tokens import encode_texts, token_span
+from stepjepa.data.types import Example
+from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import (
     Place,
     TrainingRecord,
@@ -42,6 +50,7 @@ from stepjepa.evaluation.models import (
     softmax_size,
 )
 from stepjepa.evaluation.options import EvaluateOptions
+from stepjepa.evaluation.questions import SolutionSet
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, predictor_rows
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.load import max_positions
@@ -193,6 +202,84 @@ def load_scorer(options: EnergyOptions) -> AnalyzedModel:
             f"token with --{_NAME.predictors} 0"
         )
     return model
+
+
+@dataclass(frozen=True)
+class EncodedSolution:
+    """A solution as training would read it.
+
+    Attributes:
+        example: labels and pairs are those of the solution alone, not of answers before it.
+        steps: their texts, separators included.
+        sources: for each pair of the example, which of the steps is its source.
+    """
+
+    example: Example
+    steps: tuple[str, ...]
+    sources: tuple[int, ...]
+
+
+def encode_solutions(
+    rows: Sequence[PlacedRow], tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer, options: EncodeOptions
+) -> tuple[list[EncodedSolution | None], DataReport]:
+    """Chats whose last message is a solution, tokenised and paired; None for one that cannot be, which the report counts.
+
+    Args:
+        rows: each with its place; ``messages`` and what `options` need to find steps.
+        options: with the objective ``step_jepa`` and one horizon.
+
+    Raises:
+        ConfigError: a tokenizer that cannot be used.
+    """
+    encoded = make_encoder(RowSource([row for _, row in rows]), tokenizer, renderer, options)(rows)
+    examples, found = iter(encoded.store), list[EncodedSolution | None]()
+    for (_, row), count in zip(rows, encoded.counts, strict=True):
+        if not count:
+            found.append(None)
+            continue
+        example, read = next(examples), read_chat(row, renderer, options)
+        assert read.steps is not None  # the objective is step_jepa
+        text, answer, spans = read.rendered.text, read.rendered.spans[-1], read.steps.spans[-1]
+        ((_, last),) = encode_texts(tokenizer, [text])
+        starts = [token_span(last, answer.start + start, answer.start + stop)[0] for start, stop in spans]
+        labelled = example.labels[-1]
+        pairs = [pair for pair in example.pairs if example.sees(pair.source) >= labelled.start]
+        # By the target, because a step without a token of its own begins where the next one does.
+        targets = [(pair.horizon, view.start) for pair in pairs if (view := example.view_on_trunk(pair.target))]
+        sources = tuple(bisect_right(starts, start) - 1 - horizon for horizon, start in targets)
+        steps = tuple(text[answer.start + start : answer.start + stop] for start, stop in spans)
+        found.append(EncodedSolution(example.with_pairs(pairs)._replace(labels=(labelled,)), steps, sources))
+    return found, encoded.report
+
+
+def encode_all(
+    options: EnergyOptions, model: AnalyzedModel, found: SolutionSet
+) -> tuple[list[EncodedSolution | None], DataReport]:
+    """The solutions as training would read them; None for one that the model cannot read."""
+    # The chats are made already, whatever the columns were.
+    method = replace(model.method, source_column=None, target_column=None, choice_column=None)
+    if method.step_splitter == LISTED and found.generated:
+        raise ConfigError(f"generated solutions come without a column of steps; add --{_NAME.step_splitter} separator")
+    # What a row of predictions says about steps is about another answer.
+    names = {"messages"} if found.generated else {"messages", method.steps_column, TOTAL_COLUMN}
+    rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
+    source = RowSource(rows)
+    source.name = found.source
+    renderer = make_renderer(model.tokenizer, method)
+    if renderer is None:
+        raise ConfigError(
+            f"the model's tokenizer has no chat template; give --{_NAME.chat_template} FILE, or --{_NAME.plain}"
+        )
+    settled, splitter = model.record.splitter, None  # what the run's step_splitter=auto was
+    if options.step_splitter is None and model.record.settings.get("step_splitter") == "auto" and settled:
+        splitter = make_splitter(settled, method.step_separator)
+    settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
+    placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
+    encoded, report = encode_solutions(placed, model.tokenizer, renderer, settings)
+    if not any(encoded):
+        first = next(iter(report.first_skipped.values()))
+        raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
+    return encoded, report
 
 
 def energy_notes(own: Mapping[str, Any]) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""What ``stepjepa analyze`` takes and gives: the options of both its forms, and their result."""
+"""What ``stepjepa analyze`` takes and gives: the options of both its forms, their result, and the text of the energies'."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -12,6 +12,7 @@ from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.values import union_members
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
+from stepjepa.evaluation.intervals import Interval
 from stepjepa.evaluation.metrics import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
 from stepjepa.objectives.base import built_in, own_options
@@ -322,3 +323,67 @@ class EnergyOptions(_Loading):
 _NAME = Names(AnalyzeOptions, EnergyOptions)
 # Options of training that say how steps and views are read.
 READING = [name for name, one in options_of(EnergyOptions).items() if one.group == _READ]
+
+# The result of the energies
+
+# Rules of best of N, and their names.
+RULES = {
+    "random": "random (expected)",
+    "first": "the first sample",
+    "majority": "majority of answers",
+    "relative": "lowest relative energy",
+    "energy": "lowest energy",
+    "shuffled": "lowest shuffled energy (control)",
+    "likelihood_mean": "highest likelihood a token",
+    "likelihood_sum": "highest likelihood in all",
+    "oracle": "oracle (pass@N)",
+}
+
+
+def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The result of `energy.best_of` as two tables."""
+    mixed = f"{result['mixed']} have right and wrong solutions"
+    yield f"best of {result['samples']} on {result['questions']} questions; {mixed}; 95 % intervals, %"
+    rules = result["rules"]
+    rows = [
+        [text, _ends(rules[name]), *(_ends(rules[name].get(f"against_{base}"), "+") for base in ("random", "majority"))]
+        for name, text in RULES.items()
+    ]
+    yield from text_table(["", "accuracy", "less random", "less majority"], rows)
+    yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
+    rows = [
+        [RULES[name], _ends(one, scale=1, digits=3), f"{one['questions']} questions", f"{one['pairs']} pairs"]
+        for name, one in result["auroc"].items()
+    ]
+    yield from text_table(["", "area", "", ""], rows)
+
+
+def _ends(found: Mapping[str, Any] | None, sign: str = "", scale: int = 100, digits: int = 1) -> str:
+    """``61.0 (57.9 to 64.0)``, "-" without a value, nothing where there is no such number."""
+    if found is None or found["value"] is None:
+        return "" if found is None else "-"
+    value, *ends = [
+        None if found[end] is None else f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields
+    ]
+    return f"{value} ({ends[0]} to {ends[1]})" if all(ends) else str(value)
+
+
+def energy_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """What all energies come to, as text."""
+    without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
+    yield f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"
+    units = {"shuffled": " (steps of other questions)", "log_likelihood_mean": " (nats a token)"}
+    for name, one in result["means"].items():
+        if one["value"] is not None:
+            ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
+            yield f"{name.removesuffix('_mean').replace('_', '-'):<14} {one['value']:.5g}{ends}{units.get(name, '')}"
+    if result["nearer_than_shuffled"] is not None:
+        nearer = 100 * result["nearer_than_shuffled"]
+        yield f"{'':<14} {nearer:.1f} % of the predictions are nearer to their own next step than to those"
+    if result["truncated"]:
+        yield f"{'cut':<14} {result['truncated']} solutions at {_NAME.max_length}; the rest of them is not scored"
+    if "best_of" in result:
+        yield from ("", *best_of_lines(result["best_of"]))
+        if fewer := result["best_of"]["questions_with_fewer"]:
+            yield f"{fewer} questions have fewer solutions and are left out"
+        yield ""

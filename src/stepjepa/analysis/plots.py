@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from stepjepa.analysis.geometry import check_views
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH = 8.0  # inches
 # Okabe and Ito's colours (jfly.uni-koeln.de/color), without the yellow, which white paper swallows.
@@ -64,7 +68,7 @@ def look(index: int) -> Look:
 
 def new_figure(
     rows: int = 1, columns: int = 1, *, height: float, title: str = "", **options: Any
-) -> tuple[Any, list[Any]]:
+) -> tuple[Figure, list[Any]]:
     """A figure of `WIDTH` x `height` inches and its axes, row by row, with a light grid and without a box.
 
     Raises:
@@ -83,14 +87,14 @@ def new_figure(
     return figure, axes
 
 
-def legend_below(figure: Any, axis: Any) -> None:
+def legend_below(figure: Figure, axis: Axes) -> None:
     """One legend for all panels, under them, in as many columns as fit."""
     handles, labels = axis.get_legend_handles_labels()
     columns = max(1, min(len(labels), int(110 / (max(map(len, labels), default=1) + 8))))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
 
 
-def save_figure(figure: Any, path: str | os.PathLike[str], dpi: int = 200) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
     """Write a figure as PNG or SVG, by the file's name, with an atomic write.
 
     The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
@@ -113,7 +117,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str], dpi: int = 200) -> No
     write_whole(path, [memory.getvalue()])
 
 
-def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Any:
+def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Figure:
     """Singular values (S,) of several models, largest first, on a logarithmic axis."""
     _need(spectra, "spectra")
     figure, (axis,) = new_figure(height=4.5, title=title)
@@ -135,7 +139,7 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
 
 def cosine_figure(
     cosines: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str = "Cosine of source and target"
-) -> Any:
+) -> Figure:
     """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis."""
     _need(cosines, "cosines")
     figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
@@ -160,7 +164,7 @@ def cosine_figure(
 
 def layer_figure(
     values: Mapping[str, Mapping[int, float]], label: str, *, title: str = "", chance: float | None = None
-) -> Any:
+) -> Figure:
     """A number by layer, a line per model: retrieval, a cosine gap, an effective rank.
 
     Args:
@@ -186,7 +190,7 @@ def layer_figure(
     return figure
 
 
-def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float) -> Any:
+def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float) -> Figure:
     """Share of targets that are the nearest to their source, by layer, a line per model: see `layer_figure`."""
     percent = {name: {layer: 100 * share for layer, share in line.items()} for name, line in values.items()}
     title = "Targets found from their sources"
@@ -195,7 +199,7 @@ def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float) -
     return figure
 
 
-def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance: Mapping[int, float]) -> Any:
+def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance: Mapping[int, float]) -> Figure:
     """Gap of the cosines and retrieval by target step, a line for each model, among the pairs of each step alone.
 
     Args:
@@ -286,7 +290,7 @@ def coordinates(source: np.ndarray, target: np.ndarray, method: str = "pca", see
     return Coordinates(points[:n], points[n:], method, explained)
 
 
-def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -> Any:
+def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -> Figure:
     """Both views in one plane, with a line between the two of a pair.
 
     Args:
@@ -313,7 +317,8 @@ def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -
     if points.method == "pca":
         axis.set_aspect("equal", adjustable="datalim")
     legend_below(figure, axis)
-    for handle in figure.legends[0].legend_handles:
+    legend: Any = figure.legends[0]
+    for handle in legend.legend_handles:
         handle.set_alpha(1)
         handle.set_sizes([40])
     return figure
@@ -323,7 +328,7 @@ def curve_figure(
     histories: Mapping[str, Sequence[Mapping[str, Any]]],
     curves: Sequence[tuple[str, str]] = LOSS_CURVES,
     title: str = "Training",
-) -> Any:
+) -> Figure:
     """Curves of several runs over the optimizer steps, a panel per quantity; those that no run has logged are left out.
 
     Args:
@@ -369,7 +374,7 @@ def forest_figure(
     *,
     title: str = "Differences between arms, paired by seed",
     higher_is_better: bool = True,
-) -> Any:
+) -> Figure:
     """Paired differences with their 95 % intervals, a line per arm and comparison, around a line of no difference.
 
     A hollow mark has no interval: it comes from one seed.

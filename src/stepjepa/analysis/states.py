@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -28,14 +27,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, PlacedRow, make_encoder, nothing_kept, read_chat
+from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder, nothing_kept
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.tokens import encode_texts, token_span
 from stepjepa.data.types import Batch, Example, Rows
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import TwoPassCollator
@@ -91,8 +91,6 @@ class States:
     """States of both views in some layers of one model.
 
     Attributes:
-        model: name or folder of the model.
-        file: of the rows.
         layers: (L,) 0 the embeddings, i after layer i, -1 after the final norm.
         rows, steps: (N,) int64, see `Pairs`.
         source, target: (L, N, D) float32; of a file that was loaded, memory that the system reads when it is used.
@@ -119,7 +117,11 @@ class States:
 
 
 def read_pairs(
-    rows: RowSource, tokenizer: Any, renderer: ChatRenderer | None, options: EncodeOptions, max_rows: int | None = None
+    rows: RowSource,
+    tokenizer: PreTrainedTokenizerBase,
+    renderer: ChatRenderer | None,
+    options: EncodeOptions,
+    max_rows: int | None = None,
 ) -> Pairs:
     """The pairs of a data set's first rows, in their order.
 
@@ -170,55 +172,7 @@ def read_pairs(
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), given, report)
 
 
-@dataclass(frozen=True)
-class EncodedSolution:
-    """A solution as training would read it.
-
-    Attributes:
-        example: labels and pairs are those of the solution alone, not of answers before it.
-        steps: their texts, separators included.
-        sources: for each pair of the example, which of the steps is its source.
-    """
-
-    example: Example
-    steps: tuple[str, ...]
-    sources: tuple[int, ...]
-
-
-def encode_solutions(
-    rows: Sequence[PlacedRow], tokenizer: Any, renderer: ChatRenderer, options: EncodeOptions
-) -> tuple[list[EncodedSolution | None], DataReport]:
-    """Chats whose last message is a solution, tokenised and paired; None for one that cannot be, which the report counts.
-
-    Args:
-        rows: each with its place; ``messages`` and what `options` need to find steps.
-        options: with the objective ``step_jepa`` and one horizon.
-
-    Raises:
-        ConfigError: a tokenizer that cannot be used.
-    """
-    encoded = make_encoder(RowSource([row for _, row in rows]), tokenizer, renderer, options)(rows)
-    examples, found = iter(encoded.store), list[EncodedSolution | None]()
-    for (_, row), count in zip(rows, encoded.counts, strict=True):
-        if not count:
-            found.append(None)
-            continue
-        example, read = next(examples), read_chat(row, renderer, options)
-        assert read.steps is not None  # the objective is step_jepa
-        text, answer, spans = read.rendered.text, read.rendered.spans[-1], read.steps.spans[-1]
-        ((_, last),) = encode_texts(tokenizer, [text])
-        starts = [token_span(last, answer.start + start, answer.start + stop)[0] for start, stop in spans]
-        labelled = example.labels[-1]
-        pairs = [pair for pair in example.pairs if example.sees(pair.source) >= labelled.start]
-        # By the target, because a step without a token of its own begins where the next one does.
-        targets = [(pair.horizon, view.start) for pair in pairs if (view := example.view_on_trunk(pair.target))]
-        sources = tuple(bisect_right(starts, start) - 1 - horizon for horizon, start in targets)
-        steps = tuple(text[answer.start + start : answer.start + stop] for start, stop in spans)
-        found.append(EncodedSolution(example.with_pairs(pairs)._replace(labels=(labelled,)), steps, sources))
-    return found, encoded.report
-
-
-def layers_of(model: Any, layers: Sequence[int] | None = None) -> tuple[int, ...]:
+def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[int, ...]:
     """The layers that are asked for, each once; without `layers` all: 0, the embeddings, to the last one, and -1 after the
     final norm.
 
@@ -245,7 +199,7 @@ def layers_of(model: Any, layers: Sequence[int] | None = None) -> tuple[int, ...
 
 
 def collect_states(
-    model: Any,
+    model: nn.Module,
     name: str,
     pairs: Pairs,
     *,
@@ -261,9 +215,7 @@ def collect_states(
     Args:
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
         name: of the model, for the file and for messages.
-        layers: see `layers_of`.
         predictor_ids: ids of the K predictors in their order; with none a source is read at its last token.
-        batch_size: pairs a batch.
 
     Raises:
         ConfigError: see `layers_of`.
@@ -289,7 +241,7 @@ class Readings(NamedTuple):
 
 @torch.no_grad()
 def read_states(
-    model: Any,
+    model: nn.Module,
     name: str,
     collator: Callable[[list[Example]], Batch],
     examples: Sequence[Example],
