@@ -55,7 +55,7 @@ def test_pairs_by_hand():
     assert aligned_cosines(source, target) == pytest.approx(aligned)
 
 
-@pytest.mark.parametrize("block", [1, 137, 2**23])
+@pytest.mark.parametrize("block", [1, 137])
 def test_pairs_agree_with_the_full_matrix(block, monkeypatch):
     monkeypatch.setattr(geometry, "_BLOCK", block)
     source = states(seed=1, cone=0.5)

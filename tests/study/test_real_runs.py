@@ -39,7 +39,7 @@ arms:
   regular: {objective: regular}
   twin: {objective: regular}
   step_jepa: {objective: step_jepa, predictors: 1, lbd: 1, step_splitter: separator}
-seeds: [1, 2, 3]
+seeds: [1, 2]
 controls: [shuffled]
 equal_compute: true
 evaluate: {max_new_tokens: 4, batch_size: 4}
@@ -60,7 +60,7 @@ def results(tmp_path_factory):
 def values(folder, arm, metric="answer_nll", **wanted):
     wanted = {"control": "none", "compute": "equal examples", **wanted, "arm": arm}
     records = [r for r in lines_of(folder / "results.jsonl") if all(r[key] == value for key, value in wanted.items())]
-    assert [record["seed"] for record in records] == [1, 2, 3]
+    assert [record["seed"] for record in records] == [1, 2]
     return [record["metrics"]["test"][metric] for record in records]
 
 
@@ -69,8 +69,7 @@ def test_two_identical_arms_show_no_effect(results):
     assert values(folder, "twin") == values(folder, "regular")
     (row,) = [line for line in table_rows(folder) if line["arm"] == "twin" and line["metric"] == "answer_nll"]
     assert [float(row[f"examples_{name}"]) for name in ("mean", "sd", "t_p", "wilcoxon_p")] == [0, 0, 1, 1]
-    assert row["verdict"] == "no difference shown"
-    assert "  twin: no difference shown" in said
+    assert "  twin: not established: n=2 seeds in common with regular" in said  # a third would say more
 
 
 def table_rows(folder):
@@ -83,7 +82,7 @@ def test_the_table_is_that_of_the_records(results):
     shuffled = values(folder, "step_jepa", control="shuffled")
     shorter = values(folder, "step_jepa", compute="equal compute")
     (row,) = [line for line in table_rows(folder) if line["arm"] == "step_jepa" and line["metric"] == "answer_nll"]
-    half = stats.t.ppf(0.975, 2) * stdev(jepa) / math.sqrt(3)
+    half = stats.t.ppf(0.975, 1) * stdev(jepa) / math.sqrt(2)
     expected = {
         "mean": fmean(jepa),
         "sd": stdev(jepa),
@@ -104,7 +103,7 @@ def test_the_table_is_that_of_the_records(results):
     assert (
         "| difference at equal examples [95 %] |" in markdown and "| difference at equal compute [95 %] |" in markdown
     )
-    assert "| step_jepa+same_flop | 3 |" in markdown and "missing" not in markdown
+    assert "| step_jepa+same_flop | 2 |" in markdown and "missing" not in markdown
 
 
 def test_what_is_written(results):
@@ -115,9 +114,9 @@ def test_what_is_written(results):
     assert [table["metric"] for table in whole["tables"]] == ["answer_nll", "gsm8k"] and whole["missing"] == []
     assert said[-1].startswith(f"written to {folder}: results.jsonl, table.md") and not outcome.failed
     record = lines_of(folder / "results.jsonl")[-1]
-    assert (record["control"], record["compute"], record["seed"]) == ("none", "equal compute", 3)
+    assert (record["control"], record["compute"], record["seed"]) == ("none", "equal compute", 2)
     assert record["settings"]["same_flop"] is True and "seed" not in record["settings"]
-    assert record["flops"] > 0 and record["train_seconds"] > 0 and record["model"].endswith("seed-3/model")
+    assert record["flops"] > 0 and record["train_seconds"] > 0 and record["model"].endswith("seed-2/model")
 
 
 def test_arms_are_paired_by_seed(results):
@@ -150,23 +149,6 @@ def test_a_model_scored_again_has_the_numbers_of_its_record(results):
     assert few["answer_nll"] != found["answer_nll"]
 
 
-@pytest.mark.long
-def test_a_mini_that_chooses(in_this_process, tmp_path, capsys):
-    overrides = "base.max_steps=2 seeds=[1,2] evaluate.max_new_tokens=2 controls=[] equal_compute=false".split()
-    options = StudyOptions(file="step_jepa_sweep", mini=True, output_dir=str(tmp_path / "out"), overrides=overrides)
-    study = read_options(options)
-    outcome = run_study(study, print)
-    said = "\n".join(write_results(outcome)[1])
-    assert not outcome.failed and "step_jepa: not established: n=2 seeds in common with regular" in said
-    assert "the validation split chose learning_rate=0.002,predictors=2,lbd=" in capsys.readouterr().out
-    table = (tmp_path / "out" / "table.md").read_text()
-    assert (
-        "Validation means: learning_rate=0.002,predictors=2,lbd=0.1:" in table
-        and "before its test split was scored" in table
-    )
-    assert not list((tmp_path / "out").rglob("*.safetensors"))  # the recipe keeps no models
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in sorted(recipe_files())]
@@ -189,8 +171,13 @@ def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
     file.write_text(text + "evaluate: {max_new_tokens: 4, batch_size: 4}\n")
     study = read_options(StudyOptions(str(file), output_dir=str(tmp_path / "out")))
     for _ in range(2):  # what diverged is done, and not tried once more
-        assert not run_study(study, said.append).failed, said
+        outcome = run_study(study, said.append)
+        assert not outcome.failed, said
     assert sum("diverged at step" in line and "not finite" in line for line in said) == 1
     assert any("the validation split chose learning_rate=0.005" in line for line in said)
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("scored-select.json")]
     assert sorted(record["metrics"]["answer_nll"] is None for record in records) == [False, True]
+    write_results(outcome)
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "Validation means: learning_rate=1e_08: -, learning_rate=0.005: " in table
+    assert "before its test split was scored" in table

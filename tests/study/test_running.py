@@ -8,7 +8,7 @@ import pytest
 
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study import records as identity
-from stepjepa.study.results import missing_lines, records_of, write_results
+from stepjepa.study.results import missing_lines, records_of, study_tables, write_results
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions, describe
 from stepjepa.utils.files import locked
@@ -21,13 +21,20 @@ def trained(player):
 
 
 def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
-    outcome = carry_out("controls=[shuffled]", "equal_compute=true")
-    rows = ["regular", "step_jepa", "step_jepa+shuffled", "step_jepa+same_flop"]
+    pytest.importorskip("statsmodels")
+    given = "controls=[shuffled, random]", "equal_compute=true"
+    outcome = carry_out(*given)
+    rows = ["regular", "step_jepa", "step_jepa+shuffled", "step_jepa+random", "step_jepa+same_flop"]
     assert trained(player) == [f"{row} seed {seed}" for seed in (1, 2, 3) for row in rows]
-    assert all(what in ("train", BOTH) for _, what in player.calls) and len(player.calls) == 24
-    assert not outcome.failed and outcome.said[-1].startswith("[12/12] step_jepa+same_flop seed 3: trained in 2 s")
-    again = carry_out("controls=[shuffled]", "equal_compute=true")  # a finished study does nothing again
-    assert records_of(again) == records_of(outcome) and len(player.calls) == 24
+    assert all(what in ("train", BOTH) for _, what in player.calls) and len(player.calls) == 30
+    assert not outcome.failed and outcome.said[-1].startswith("[15/15] step_jepa+same_flop seed 3: trained in 2 s")
+    records = records_of(carry_out(*given))  # a finished study does nothing again
+    assert records == records_of(outcome) and len(player.calls) == 30
+    table = study_tables(outcome.study, records)["", "answer_nll"].arms
+    assert [row.name for row in table] == rows
+    assert [row.role for row in table] == ["baseline", "arm", "control", "control", "at equal compute"]
+    against = {kind: made.against for kind, made in table[1].comparisons.items()}
+    assert against == {"examples": "regular", "compute": "regular", "control": rows[2], "random": rows[3]}
 
 
 @pytest.mark.parametrize("die", [1, 4, 11])
@@ -95,6 +102,7 @@ def test_weights_are_deleted_once_scored(carry_out, player, tmp_path):
 
 
 TUNED = "tune={learning_rate: [1e-3, 2e-3, 3e-3]}"
+FEW = ["tune={learning_rate: [1e-3, 2e-3]}", "seeds=[1]"]
 
 
 def by_rate(best):
@@ -128,16 +136,17 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
 
 def test_a_rule_of_ones_own_and_cells_that_diverged(carry_out, player):
     player.value = by_rate({"regular": 0.001, "step_jepa": 0.001})
-    outcome = carry_out(TUNED, "select={metric: answer_nll, rule: highest}", folder="highest")
+    two = "seeds=[1, 2]"
+    outcome = carry_out(TUNED, two, "select={metric: answer_nll, rule: highest}", folder="highest")
     assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
     player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
-    outcome = carry_out(TUNED, folder="everywhere")
-    assert len(outcome.failed) == 9 and "no cell of this arm has a finite value" in outcome.failed[0].error
+    outcome = carry_out(TUNED, two, folder="everywhere")
+    assert len(outcome.failed) == 6 and "no cell of this arm has a finite value" in outcome.failed[0].error
     lowest = by_rate({"regular": 0.002, "step_jepa": 0.002})
     player.value = lambda o, s: (
         None if (o["learning_rate"], o["seed"]) == (0.002, 2) else lowest(o, s) - o["learning_rate"]
     )
-    outcome = carry_out(TUNED)
+    outcome = carry_out(TUNED, two)
     assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
     assert outcome.state.choice("", "regular")["means"]["learning_rate=0.002"] is None
 
@@ -156,12 +165,16 @@ def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ((), ["base.max_steps=5"], ["max_steps was 4, is 5", "--overwrite_output_dir"]),
-        ((), ["arms.step_jepa.lbd=0.1"], ["step_jepa lbd was 0.5, is 0.1"]),
-        ((), ["metrics=[answer_nll]"], ["scoring metrics gsm8k was {}, is not set"]),
-        ((), ["data={builtin: {train_rows: 7, select_rows: 2, test_rows: 2}}"], ["data train was"]),
-        ([TUNED], [TUNED, "seeds=[1, 2]"], ["regular seeds was [1, 2, 3], is [1, 2]"]),
-        ([TUNED], [TUNED, "select=gsm8k"], ["select was ['answer_nll', False], is ['gsm8k', True]"]),
+        (["seeds=[1]"], ["seeds=[1]", "base.max_steps=5"], ["max_steps was 4, is 5", "--overwrite_output_dir"]),
+        (["seeds=[1]"], ["seeds=[1]", "arms.step_jepa.lbd=0.1"], ["step_jepa lbd was 0.5, is 0.1"]),
+        (["seeds=[1]"], ["seeds=[1]", "metrics=[answer_nll]"], ["scoring metrics gsm8k was {}, is not set"]),
+        (
+            ["seeds=[1]"],
+            ["seeds=[1]", "data={builtin: {train_rows: 7, select_rows: 2, test_rows: 2}}"],
+            ["data train was"],
+        ),
+        (FEW, [*FEW, "seeds=[1, 2]"], ["regular seeds was [1], is [1, 2]"]),
+        (FEW, [*FEW, "select=gsm8k"], ["select was ['answer_nll', False], is ['gsm8k', True]"]),
     ],
 )
 def test_results_of_other_settings_are_not_mixed(carry_out, player, before, after, words):

@@ -1,4 +1,4 @@
-"""The table of a study in its forms, and the tables of a study's records."""
+"""The table of a study in its forms."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from stepjepa.study.compare import ArmRuns, paired_difference
-from stepjepa.study.reading import read_study
-from stepjepa.study.results import RunRecord, Table, p_text, study_tables
-from stepjepa.study.tree import parse_tree
+from stepjepa.study.compare import ArmRuns
+from stepjepa.study.results import Table, p_text
 
 pytest.importorskip("scipy")
 pytest.importorskip("statsmodels")
@@ -81,65 +79,3 @@ def test_rows_record_and_differences_are_the_table(table):
     assert set(drawn) == {"jepa", "jepa | shuffled", "tube"}
     assert set(drawn["jepa"]) == {"difference at equal examples", "difference from shuffled control"}
     assert drawn["tube"]["difference at equal examples"] == (1.0, None, None)
-
-
-STUDY = """\
-data: builtin
-arms: {regular: {objective: regular}, jepa: {objective: step_jepa}}
-metrics: [answer_nll]
-seeds: [0, 1, 2, 3, 4]
-controls: [shuffled, random]
-equal_compute: true
-"""
-BASE = [6.0, 5.5, 7.0, 6.2, 5.8]
-UP = [-0.50, -0.60, -0.40, -0.55, -0.45]
-HALF = [-0.25, -0.31, -0.19, -0.27, -0.22]
-
-
-def tables_of(study, **changes):
-    """The first table where each row's values are the baseline's and these; None is a run that failed."""
-    records = []
-    for row in ("regular", "jepa", "shuffled", "random", "same_flop"):
-        for seed, base in enumerate(BASE):
-            change = changes.get(row, [0.0] * 5)[seed]
-            records.append(
-                RunRecord(
-                    block="", arm="regular" if row == "regular" else "jepa", seed=seed, cell={}, chosen=True, settings={},
-                    control=row if row in ("shuffled", "random") else "none",
-                    compute="equal compute" if row == "same_flop" else "equal examples",
-                    metrics={} if change is None else {"test": {"answer_nll": base + change}, "select": {"answer_nll": 1.0}},
-                    flops=None, train_seconds=2.0, steps=4, model=None,
-                    status="failed" if change is None else "finished", error=None,
-                )
-            )  # fmt: skip
-    return study_tables(study, records)["", "answer_nll"]
-
-
-@pytest.fixture(scope="module")
-def study():
-    return read_study(parse_tree(STUDY, "study.yaml"), "study")
-
-
-def test_the_rows_of_a_study_and_what_they_are_compared_with(study):
-    table = tables_of(study, jepa=UP, same_flop=HALF)
-    rows = {row.name: row for row in table.arms}
-    assert list(rows) == ["regular", "jepa", "jepa+shuffled", "jepa+random", "jepa+same_flop"]
-    assert [row.role for row in rows.values()] == ["baseline", "arm", "control", "control", "at equal compute"]
-    assert str(rows["jepa"].verdict) == "better" and not table.higher_is_better
-    made = rows["jepa"].comparisons
-    short = [base + half for base, half in zip(BASE, HALF, strict=True)]
-    assert made["compute"].result == paired_difference(short, BASE)
-    assert [made[kind].against for kind in ("control", "random")] == ["jepa+shuffled", "jepa+random"]
-    assert (rows["jepa"].seconds, rows["jepa"].flops) == (2.0, None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"same_flop": HALF, "shuffled": UP}, "its shuffled control is not shown to be behind it"),
-        ({"same_flop": [-0.25, None, -0.19, -0.27, -0.22]}, "at equal compute: no value for seed 1"),
-    ],
-)
-def test_a_run_that_failed_is_not_passed_over(study, changes, said):
-    (arm,) = [arm for arm in tables_of(study, jepa=UP, **changes).arms if arm.role == "arm"]
-    assert str(arm.verdict) == f"not established: better at equal examples; {said}"
