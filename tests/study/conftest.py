@@ -70,12 +70,6 @@ class Player:
             write_record(folder.record(split), {"metrics": {"answer_nll": value, "gsm8k": 0.5}})
 
 
-@pytest.fixture(autouse=True)
-def no_collection(monkeypatch):
-    """statsmodels collects garbage at every correction, which takes long where torch is loaded."""
-    monkeypatch.setattr("gc.collect", lambda *args: 0)
-
-
 @pytest.fixture
 def player(monkeypatch):
     player = Player()
