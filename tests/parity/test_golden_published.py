@@ -22,44 +22,37 @@ def golden(shared_dir):
     return folder
 
 
-def trainer_for(golden, tmp_path, rows="examples_synth.jsonl", model=None, **options):
-    config = JEPAConfig(
-        output_dir=str(tmp_path / "out"),
-        per_device_eval_batch_size=8,
-        per_device_train_batch_size=8,
-        max_length=options.pop("max_length", 192),
-        disable_tqdm=True,
-        **options,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(golden / "tokenizer")
-    model = model or AutoModelForCausalLM.from_pretrained(golden / "llama_tiny", dtype=torch.float32)
-    return JEPATrainer(model, config, eval_dataset=golden / rows, processing_class=tokenizer)
+@pytest.fixture(scope="module")
+def tokenizer(golden):
+    return AutoTokenizer.from_pretrained(golden / "tokenizer")
+
+
+@pytest.fixture
+def trainer_for(golden, tokenizer, tmp_path):
+    def make(objective, model=None, max_length=192, **options):
+        size = {"per_device_eval_batch_size": 8, "per_device_train_batch_size": 8, "max_length": max_length}
+        config = JEPAConfig(str(tmp_path), objective=objective, disable_tqdm=True, **size, **options)
+        model = model or AutoModelForCausalLM.from_pretrained(golden / "llama_tiny", dtype=torch.float32)
+        return JEPATrainer(model, config, eval_dataset=golden / "examples_synth.jsonl", processing_class=tokenizer)
+
+    return make
 
 
 @pytest.mark.parametrize("forward", ["packed", "two_pass"])
-def test_standalone_views(golden, tmp_path, forward):
+def test_standalone_views(golden, trainer_for, forward):
     values = json.loads((golden / "official.json").read_text())
     assert len(values["losses"]) >= 8
     for case in values["losses"]:
-        trainer = trainer_for(
-            golden,
-            tmp_path,
-            objective="llm_jepa",
-            views="standalone",
-            forward=forward,
-            predictors=case["predictors"],
-            last_token=case["last_token"],
-            jepa_loss=case["loss"],
-        )
-        metrics = trainer.evaluate()
+        own = {"predictors": case["predictors"], "last_token": case["last_token"], "jepa_loss": case["loss"]}
+        metrics = trainer_for("llm_jepa", views="standalone", forward=forward, **own).evaluate()
         assert metrics["eval_num_pairs"] == 8
         assert metrics["eval_jepa_loss"] == pytest.approx(case["jepa_loss"], abs=1e-5), case
 
 
-def test_standalone_token_ids(golden, tmp_path):
+def test_standalone_token_ids(golden, trainer_for):
     values = json.loads((golden / "official.json").read_text())["token_ids"]
     for count, rows in values.items():
-        trainer = trainer_for(golden, tmp_path, objective="llm_jepa", views="standalone", predictors=int(count))
+        trainer = trainer_for("llm_jepa", views="standalone", predictors=int(count))
         # This tokenizer knows predictor tokens; the rows begin as its vocabulary's and have ids of their own.
         predictors = trainer.processing_class.convert_tokens_to_ids(predictor_names(int(count)))[::-1]
         for example, row in zip(trainer.eval_dataset.store, rows, strict=True):
@@ -68,31 +61,22 @@ def test_standalone_token_ids(golden, tmp_path):
             assert views == row["user"] + row["assistant"]
 
 
-def test_label_rules(golden, tmp_path):
+def test_label_rules(golden, trainer_for):
     values = {row["labels"]: row for row in json.loads((golden / "official.json").read_text())["lm_by_label_rule"]}
     for labels, rule in (("assistant", "content_plus_eot"), ("reference", "collator_pad_is_eot")):
-        trainer = trainer_for(golden, tmp_path, objective="regular", labels=labels)
+        trainer = trainer_for("regular", labels=labels)
         assert trainer.evaluate()["eval_lm_loss"] == pytest.approx(values[rule]["plain_hf_loss"], rel=2e-6)
         assert trainer.data_reports["eval"].labelled_tokens == values[rule]["n_target_tokens"]
 
 
-def test_gradients(golden, tmp_path):
+def test_gradients(golden, trainer_for):
     values = json.loads((golden / "official.json").read_text())["gradients"]
     weights = {"jepa_only": (0.0, 1.0), "gamma1_lbd0.5": (1.0, 0.5)}
     for case in values:
         if case["what"] not in weights:
             continue
         gamma, lbd = weights[case["what"]]
-        trainer = trainer_for(
-            golden,
-            tmp_path,
-            objective="llm_jepa",
-            views="standalone",
-            predictors=1,
-            gamma=gamma,
-            lbd=lbd,
-            last_token=-2,
-        )
+        trainer = trainer_for("llm_jepa", views="standalone", predictors=1, gamma=gamma, lbd=lbd, last_token=-2)
         batch = trainer.data_collator(list(trainer.eval_dataset.store))
         counts = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
         # The reference labels are the answer without its end of turn: 74 of our 82 labelled tokens.
@@ -109,13 +93,13 @@ def test_gradients(golden, tmp_path):
         assert row.norm().item() == pytest.approx(case["grad_norm_predictor_1_row"], rel=1e-4)
 
 
-def test_semantic_tube_without_draws(golden, tmp_path):
+def test_semantic_tube_without_draws(golden, trainer_for):
     values = json.loads((golden / "semantic_tube.json").read_text())["cases"]
     modes = {"linear e2e": "e2e", "curvature": "curvature"}
     seen = 0
     for case in values:
         if case["case"] in modes:
-            trainer = trainer_for(golden, tmp_path, objective="semantic_tube", tube_mode=modes[case["case"]])
+            trainer = trainer_for("semantic_tube", tube_mode=modes[case["case"]])
             assert trainer.evaluate()["eval_jepa_loss"] == pytest.approx(case["jepa_loss"], rel=2e-5)
             seen += 1
     assert seen == 2
@@ -127,18 +111,9 @@ def nanogpt(golden):
 
     values = json.loads((golden / "nanogpt.json").read_text())
     sizes = values["meta"]["config"]
-    config = GPT2Config(
-        vocab_size=sizes["vocab_size"],
-        n_positions=sizes["block_size"],
-        n_embd=sizes["n_embd"],
-        n_layer=sizes["n_layer"],
-        n_head=sizes["n_head"],
-        activation_function="gelu",
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-    )
-    model = GPT2LMHeadModel(config)
+    own = {name: sizes[name] for name in ("vocab_size", "n_embd", "n_layer", "n_head")}
+    own |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
+    model = GPT2LMHeadModel(GPT2Config(n_positions=sizes["block_size"], activation_function="gelu", **own))
     weights = load_file(golden / "nanogpt_tiny.safetensors")
     vector = weights.pop("pred_token").flatten()
     matrices = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -151,21 +126,11 @@ def nanogpt(golden):
 
 
 @pytest.mark.parametrize("forward", ["packed", "two_pass"])
-def test_split(golden, tmp_path, forward):
-    cases = nanogpt(golden)[2]["cases"]
-    for case in cases:
-        model, vector, values = nanogpt(golden)
-        trainer = trainer_for(
-            golden,
-            tmp_path,
-            model=model,
-            objective="split",
-            predictors=case["k"],
-            same_predictor=True,
-            split_ratio=case["split"],
-            max_length=40,
-            forward=forward,
-        )
+def test_split(golden, trainer_for, forward):
+    model, vector, values = nanogpt(golden)
+    for case in values["cases"]:
+        own = {"predictors": case["k"], "split_ratio": case["split"], "same_predictor": True, "forward": forward}
+        trainer = trainer_for("split", model, max_length=40, **own)
         if case["k"]:
             trainer.model.jepa.predictors.weight.data[:] = vector
         store = trainer.eval_dataset.store

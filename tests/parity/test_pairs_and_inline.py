@@ -9,13 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from stepjepa.data.types import Example
-from stepjepa.forest.layout import build_forest
 from stepjepa.modeling.extras import with_predictors
 from support.objectives import (
-    IN_CONTEXT,
-    SPLIT,
-    STANDALONE,
-    STEPS,
     TARGETS,
     Run,
     assert_same_direction_and_size,
@@ -182,14 +177,3 @@ def test_inline_takes_the_first_pair_of_a_chat_of_several_turns(tokenizer, objec
     expected, expected_gradient, _ = losses(run, run.collator()(firsts))
     assert parts.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-6)
     assert_same_direction_and_size(gradient, expected_gradient)
-
-
-def test_a_forest_of_views_apart_leaves_the_trunk_alone(tokenizer):
-    """The trunk of a chat is the same, token for token, whatever stands behind it."""
-    plain = prepare(tokenizer, {"objective": "llm_jepa", "lbd": 0.0})
-    for case in (*IN_CONTEXT, *STANDALONE, *STEPS, *SPLIT):
-        run = prepare(tokenizer, {**case, "predictors": 2})
-        for example, expected in zip(run.examples, plain.examples, strict=True):
-            forest = build_forest(example, tuple(run.setup.predictor_ids))
-            trunk = forest.input_ids[: forest.trunk_length]
-            assert trunk.tolist() == expected.trunk.tolist() and (forest.segment == 0).sum() == len(trunk)
