@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
@@ -33,7 +35,7 @@ from stepjepa.modeling.extras import (
 from stepjepa.modeling.load import is_preset, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import SEGMENTS
 from stepjepa.modeling.options import ExportOptions
-from stepjepa.modeling.parts import causal_lm, text_config, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
 from stepjepa.utils.files import (
     MANIFEST,
     check_writable,
@@ -54,8 +56,8 @@ _MODEL = {_ADAPTER, "adapter_model.safetensors", "model.safetensors", "model.saf
 
 
 def export_model(
-    model: Any,
-    tokenizer: Any,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
     output_dir: str | os.PathLike[str],
     *,
     merge_lora: bool,
@@ -67,7 +69,6 @@ def export_model(
     The model in memory is not changed. Predictor rows and head are no part of it and are written to `PREDICTORS_FILE`.
 
     Args:
-        model: the trained causal LM, bare or inside PEFT.
         merge_lora: add the adapter to the weights; otherwise an adapter folder is written.
         keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer knows get
             their trained rows in any case, but in an adapter.
@@ -112,14 +113,14 @@ def export_problem(folder: Path) -> str | None:
 
 
 def _write(
-    model: Any,
-    tokenizer: Any,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     merge_lora: bool,
     keep_predictors: bool,
     state_dict: dict[str, torch.Tensor] | None,
 ) -> None:
-    inner: Any = causal_lm(model)
+    inner = causal_lm(model)
     if inner is not model and not merge_lora:
         if keep_predictors:
             raise ConfigError(
@@ -155,21 +156,18 @@ def _kept_predictors(tokenizer: Any, rows: PredictorRows, keep: bool) -> tuple[A
     return tokenizer, tokenizer.convert_tokens_to_ids(names), True
 
 
-def check_keeps_predictors(model: Any, tokenizer: Any) -> None:
+def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Find out before training whether the export can write the predictor tokens into the vocabulary.
 
     Raises:
         ConfigError: another part of the model has the vocabulary's size and cannot grow with it.
     """
-    inner: Any = causal_lm(model)
+    inner = causal_lm(model)
     rows = predictor_rows(inner)
     if rows is None:
         return
-    weights = {
-        name.replace(".base_layer.", "."): torch.empty_like(value, device="meta")
-        for name, value in inner.state_dict().items()
-        if "lora_" not in name
-    }
+    own = _plain_weights(model, merge_lora=False)
+    weights = {name: torch.empty_like(value, device="meta") for name, value in own.items()}
     _, kept, new = _kept_predictors(tokenizer, rows, True)
     try:
         _write_rows(inner, weights, kept, rows.weight.detach().to("meta"), new)
@@ -182,15 +180,14 @@ def check_keeps_predictors(model: Any, tokenizer: Any) -> None:
 
 
 def _write_rows(
-    inner: Any, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool
+    inner: PreTrainedModel, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool
 ) -> None:
     """Put predictor rows (K, D) into the vocabulary of `weights` (of any shape), which grows where an id of `kept` needs it.
 
     `new` tokens get zeros in an output embedding of its own: they never entered a softmax.
     """
-    names = {module: name for name, module in inner.named_modules()}
     module, output = inner.get_input_embeddings(), inner.get_output_embeddings()
-    embedding, head = f"{names[module]}.weight", f"{names.get(output)}.weight"
+    embedding, head = (f"{name_of(inner, part)}.weight" for part in (module, output))
     size = max(len(weights[embedding]), max(kept) + 1)
     own = output is not None and output.weight is not module.weight
     for name in (embedding, *((head, head.replace(".weight", ".bias")) if own else ())):
@@ -208,22 +205,21 @@ def _write_rows(
         weights[head] = weights[embedding]
 
 
-def _plain_weights(model: Any, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """The causal LM's own weights (any shape), LoRA added where there is any, under the names of the bare model."""
+def _plain_weights(
+    model: nn.Module, state_dict: dict[str, torch.Tensor] | None = None, merge_lora: bool = True
+) -> dict[str, torch.Tensor]:
+    """The causal LM's own weights (any shape) under the names of the bare model, with or without what LoRA adds to them."""
     inner = causal_lm(model)
+    found = inner.state_dict() if state_dict is None or inner is not model else state_dict
+    weights = {name: value for name, value in found.items() if not is_extra(name)}
     if inner is model:
-        found = inner.state_dict() if state_dict is None else state_dict
-        return {name: value for name, value in found.items() if not is_extra(name)}
+        return weights
     from peft.tuners.lora import LoraLayer
 
-    weights = {
-        name.replace(".base_layer.", "."): value
-        for name, value in inner.state_dict().items()
-        if "lora_" not in name and not is_extra(name)
-    }
+    weights = {name.replace(".base_layer.", "."): value for name, value in weights.items() if "lora_" not in name}
     for name, module in inner.named_modules():
         layer: Any = module
-        adapters = layer.active_adapters if isinstance(module, LoraLayer) else ()
+        adapters = layer.active_adapters if merge_lora and isinstance(module, LoraLayer) else ()
         for adapter in adapters:
             if adapter in layer.lora_A:
                 key = f"{name}.weight"
@@ -231,13 +227,12 @@ def _plain_weights(model: Any, state_dict: dict[str, torch.Tensor] | None = None
     return weights
 
 
-def _bare(inner: Any, weights: dict[str, torch.Tensor]) -> Any:
+def _bare(inner: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
     """A model of the same class that holds `weights` (by name, any shape), without a copy of them."""
     config = copy.deepcopy(inner.config)
-    text, embedding = text_config(config), inner.get_input_embeddings()
-    name = next(name for name, module in inner.named_modules() if module is embedding)
+    text, embedding = text_config(config), name_of(inner, inner.get_input_embeddings())
     # By how much it grew: some models embed more tokens than they predict.
-    text.vocab_size += len(weights[f"{name}.weight"]) - vocabulary_size(inner)
+    text.vocab_size += len(weights[f"{embedding}.weight"]) - vocabulary_size(inner)
     if text._attn_implementation == SEGMENTS:
         text._attn_implementation = "sdpa"
     with torch.device("meta"):
@@ -313,11 +308,12 @@ def export_checkpoint(
         if problem is not None:
             raise ConfigError(f"{folder}: {problem}; take another checkpoint")
     _check_target(target, place, overwrite)
-    settings = _run_settings(run)
+    recorded = read_object(run / "run.json").get("settings")
+    settings = recorded if isinstance(recorded, dict) else {}
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
     if adapter:
         base = _load_base(folder, tokenizer, settings, base_model, trust_remote_code)
-        model = load_adapter(base, folder, str(folder), "its base")
+        model: nn.Module = load_adapter(base, folder, str(folder), "its base")
     elif base_model is not None:
         raise ConfigError(f"{folder}: is no adapter; leave out --{_NAME.base_model}")
     else:
@@ -344,24 +340,18 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
     check_writable(target)
 
 
-def _run_settings(run: Path) -> dict[str, Any]:
-    """The settings of a run; empty where nothing says so."""
-    settings = read_object(run / "run.json").get("settings")
-    return settings if isinstance(settings, dict) else {}
-
-
 def _load_base(
-    folder: Path, tokenizer: Any, settings: dict[str, Any], name: str | None, trust_remote_code: bool
-) -> Any:
+    folder: Path, tokenizer: PreTrainedTokenizerBase, run: dict[str, Any], name: str | None, trust_remote_code: bool
+) -> PreTrainedModel:
     """The base of an adapter, with its weights; random ones as its run has drawn them where the run began with such.
 
     Raises:
         ConfigError: it is not known or cannot be loaded.
     """
     random = False
-    if name is None and settings.get("model_name"):
-        name = str(settings["model_name"])
-        random = is_preset(name) or bool(settings.get("pretrain"))
+    if name is None and run.get("model_name"):
+        name = str(run["model_name"])
+        random = is_preset(name) or bool(run.get("pretrain"))
     elif name is None:
         try:
             name = read_json(folder / _ADAPTER).get("base_model_name_or_path")
@@ -370,6 +360,6 @@ def _load_base(
     if not name:
         raise ConfigError(f"{folder}: the adapter names no base; give --{_NAME.base_model}")
     return load_model(
-        name, tokenizer, pretrain=random, seed=int(settings.get("seed") or 0), dtype=settings.get("dtype") or "auto",
+        name, tokenizer, pretrain=random, seed=int(run.get("seed") or 0), dtype=run.get("dtype") or "auto",
         trust_remote_code=trust_remote_code,
     )  # fmt: skip

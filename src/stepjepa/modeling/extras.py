@@ -27,10 +27,11 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import check_finite
-from stepjepa.modeling.parts import vocabulary_size
+from stepjepa.modeling.parts import embedding_rows, vocabulary_size
 from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
@@ -39,6 +40,7 @@ OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows i
 ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."  # the names in it, or how they begin
 _EXTRAS = "jepa"  # the submodule
 _ENCODER = "_stepjepa_target_encoder"
+Weights = Mapping[str, torch.Tensor]  # of any shape, by name
 
 
 def predictor_names(count: int) -> list[str]:
@@ -46,7 +48,7 @@ def predictor_names(count: int) -> list[str]:
     return [f"<|predictor_{number}|>" for number in range(1, count + 1)]
 
 
-def known_predictors(tokenizer: Any, vocabulary: int, count: int) -> list[int]:
+def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, count: int) -> list[int]:
     """Ids of ``<|predictor_1|>`` .. that a tokenizer already knows and that have a row in the model's embedding.
 
     Returns:
@@ -71,7 +73,7 @@ class PredictorRows(nn.Module):
         self.first = first
 
     @classmethod
-    def drawn(cls, model: Any, count: int, seed: int, known: list[int] | None = None) -> PredictorRows:
+    def drawn(cls, model: PreTrainedModel, count: int, seed: int, known: list[int] | None = None) -> PredictorRows:
         """Rows for a causal LM, on the device and in the dtype of its embedding.
 
         They follow the distribution of the vocabulary's rows, dimension by dimension, and `seed` alone; or they are copies
@@ -186,7 +188,7 @@ class TrainedExtras(nn.Module):
         self.in_state_dict = False
         self.register_load_state_dict_post_hook(_not_missed)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """As `nn.Module.state_dict`, and nothing where they are left out."""
         return super().state_dict(*args, **kwargs) if self.in_state_dict else kwargs.get("destination", {})
 
@@ -202,7 +204,7 @@ def is_extra(name: str, part: str = "") -> bool:
 
 
 def add_extras(
-    inner: Any,
+    inner: PreTrainedModel,
     predictors: PredictorRows | None,
     head: str = "none",
     seed: int = 0,
@@ -216,33 +218,33 @@ def add_extras(
         network = PredictorHead(head, inner.get_output_embeddings().weight.shape[1], seed)
     if predictors is not None or network is not None or objective is not None:
         extras = TrainedExtras(predictors, network, objective)
-        inner.add_module(_EXTRAS, extras.to(inner.get_input_embeddings().weight.device))
+        inner.add_module(_EXTRAS, extras.to(embedding_rows(inner).device))
 
 
-def release(inner: Any) -> None:
+def release(inner: PreTrainedModel) -> None:
     """Take off a causal LM what an earlier training has added."""
     inner._modules.pop(_EXTRAS, None)
     inner.__dict__.pop(_ENCODER, None)
 
 
-def trained_extras(inner: Any) -> TrainedExtras | None:
+def trained_extras(inner: PreTrainedModel) -> TrainedExtras | None:
     """What training adds to a causal LM, None where it adds nothing."""
-    return inner._modules.get(_EXTRAS)
+    return inner._modules.get(_EXTRAS)  # type: ignore[return-value]
 
 
-def predictor_rows(inner: Any) -> PredictorRows | None:
+def predictor_rows(inner: PreTrainedModel) -> PredictorRows | None:
     """The predictor rows of a causal LM, None where it has none."""
     extras = trained_extras(inner)
     return None if extras is None else extras.predictors
 
 
-def predictor_head(inner: Any) -> PredictorHead | None:
+def predictor_head(inner: PreTrainedModel) -> PredictorHead | None:
     """The predictor head of a causal LM, None where it has none."""
     extras = trained_extras(inner)
     return None if extras is None else extras.head
 
 
-def with_predictors(inner: Any, ids_RT: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
+def with_predictors(inner: PreTrainedModel, ids_RT: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
     """`PredictorRows.placed` for a causal LM; the ids (R, T) as they are where it has no rows."""
     rows = predictor_rows(inner)
     return nullcontext(ids_RT) if rows is None else rows.placed(inner.get_input_embeddings(), ids_RT)
@@ -263,7 +265,7 @@ class TargetEncoder:
         inner: the causal LM; its predictor head and its objective's modules, which targets do not pass, have no shadow.
     """
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner: PreTrainedModel):
         self._weights = {
             name: parameter
             for name, parameter in inner.named_parameters()
@@ -294,14 +296,14 @@ class TargetEncoder:
             torch.clear_autocast_cache()
 
 
-def add_target_encoder(inner: Any) -> TargetEncoder:
+def add_target_encoder(inner: PreTrainedModel) -> TargetEncoder:
     """Give a causal LM an EMA target encoder; call it when it is known which weights are trained and where they lie."""
     encoder = TargetEncoder(inner)
     object.__setattr__(inner, _ENCODER, encoder)
     return encoder
 
 
-def target_encoder(inner: Any) -> TargetEncoder | None:
+def target_encoder(inner: PreTrainedModel) -> TargetEncoder | None:
     """The EMA target encoder of a causal LM, None where it has none."""
     return inner.__dict__.get(_ENCODER)
 
@@ -309,7 +311,7 @@ def target_encoder(inner: Any) -> TargetEncoder | None:
 # Files
 
 
-def save_extras(inner: Any, folder: str | os.PathLike[str], state_dict: Mapping[str, Any] | None = None) -> None:
+def save_extras(inner: PreTrainedModel, folder: str | os.PathLike[str], state_dict: Weights | None = None) -> None:
     """Write what training adds to a causal LM, atomically; nothing of what it has not.
 
     Args:
@@ -321,20 +323,20 @@ def save_extras(inner: Any, folder: str | os.PathLike[str], state_dict: Mapping[
         _save(encoder.shadow, Path(folder) / EMA_FILE)
 
 
-def save_predictors(inner: Any, folder: str | os.PathLike[str], state_dict: Mapping[str, Any] | None = None) -> None:
+def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str], state_dict: Weights | None = None) -> None:
     """As `save_extras`, without the target encoder."""
     weights = extras_weights(inner, state_dict)
     if weights:
         _save(weights, Path(folder) / PREDICTORS_FILE)
 
 
-def _save(weights: Mapping[str, torch.Tensor], path: Path) -> None:
+def _save(weights: Weights, path: Path) -> None:
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     with replacing(path) as temporary:
         save_file(on_cpu, temporary, metadata={"format": "pt"})
 
 
-def extras_weights(inner: Any, state_dict: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
+def extras_weights(inner: PreTrainedModel, state_dict: Weights | None = None) -> dict[str, torch.Tensor]:
     """The weights of rows, head and objective, of any shape, by their names in `PREDICTORS_FILE`; from `state_dict` if it is
     given."""
     extras = trained_extras(inner)
@@ -343,7 +345,7 @@ def extras_weights(inner: Any, state_dict: Mapping[str, Any] | None = None) -> d
     return {name: weight.detach() for name, weight in found.items()}
 
 
-def load_extras(inner: Any, folder: str | os.PathLike[str]) -> None:
+def load_extras(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     """Read what `save_extras` wrote."""
     extras, encoder = trained_extras(inner), target_encoder(inner)
     if extras is not None and not extras.in_state_dict:
@@ -353,7 +355,7 @@ def load_extras(inner: Any, folder: str | os.PathLike[str]) -> None:
             encoder.shadow[name].copy_(value)
 
 
-def attach_saved(inner: Any, folder: str | os.PathLike[str], with_head: bool = True) -> str | None:
+def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_head: bool = True) -> str | None:
     """Give a causal LM the predictor rows and the head that lie next to it, as training had them. What an objective has
     trained besides is of use to its training alone.
 
@@ -376,7 +378,7 @@ def attach_saved(inner: Any, folder: str | os.PathLike[str], with_head: bool = T
         rows = weights.get(ROWS)
         tensors = len(weights) - (rows is not None)  # of the head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")
-        width = inner.get_input_embeddings().weight.shape[1]
+        width = embedding_rows(inner).shape[1]
         if rows is not None and rows.shape[1] != width:
             raise RuntimeError(f"its rows are {rows.shape[1]} wide, the model's {width}")
         predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))

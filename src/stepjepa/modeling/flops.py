@@ -21,15 +21,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from transformers import PreTrainedModel
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
 from stepjepa.forest.visibility import packed_fields
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import last_states
-from stepjepa.modeling.masks import segment_plan
-from stepjepa.modeling.parts import causal_lm, output_head, text_config, unchanged
+from stepjepa.modeling.masks import attention_of, segment_plan
+from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
 
 # "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
 KINDS = ("trunk", "branch", "target", "head", "padding")
@@ -79,21 +81,15 @@ class ModelCost:
     source: float
 
     @classmethod
-    def of(cls, model: Any, vocabulary: int, *, autocast: bool = False) -> ModelCost:
-        """The cost of a model as it stands.
-
-        Args:
-            model: a Hugging Face causal LM, bare or inside PEFT. Left as it was.
-            vocabulary: V of the LM softmax.
-            autocast: whether training runs under autocast.
-        """
-        inner: Any = causal_lm(model)
+    def of(cls, model: nn.Module, vocabulary: int, *, autocast: bool = False) -> ModelCost:
+        """The cost of a model as it stands, which is left as it was; V of its LM softmax is `vocabulary`."""
+        inner = causal_lm(model)
         head, predictor = output_head(inner, vocabulary), predictor_head(inner)
-        device = inner.get_input_embeddings().weight.device
-        ids = torch.arange(6, device=device)
+        embedding = embedding_rows(inner)
+        device, ids = embedding.device, torch.arange(6, device=embedding.device)
 
         def states(tokens: int, read: int) -> torch.Tensor:
-            own = ids[None, :tokens] % len(inner.get_input_embeddings().weight)
+            own = ids[None, :tokens] % len(embedding)
             return last_states(inner, own, None, ids[None, :tokens], ids[:read])
 
         def backbone() -> PassCost:
@@ -138,23 +134,20 @@ class ModelCost:
 
 
 @contextmanager
-def _spared(inner: Any) -> Iterator[None]:
+def _spared(inner: PreTrainedModel) -> Iterator[None]:
     """Within this context a model in training mode takes no gradients, and its attention has a kernel that is counted."""
     parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
     kept = [(one, one.grad, dict(one._post_accumulate_grad_hooks or {})) for one in parameters]
-    config = text_config(inner.config)
-    own = config._attn_implementation
-    config._attn_implementation = "eager" if own == "eager" else "sdpa"
+    attention = "eager" if text_config(inner.config)._attn_implementation == "eager" else "sdpa"
     drops = []
     for one in parameters:
         one.grad = None
         (one._post_accumulate_grad_hooks or {}).clear()
         drops.append(one.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None)))
     try:
-        with unchanged(inner, training=True):
+        with attention_of(inner, attention), unchanged(inner, training=True):
             yield
     finally:
-        config._attn_implementation = own
         for drop, (one, gradient, hooks) in zip(drops, kept, strict=True):
             drop.remove()
             one.grad = gradient
@@ -166,10 +159,7 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
 
     A token counts as ``trunk`` (segment 0), as ``branch`` where its segment sees the trunk or holds a source's readout, else
     as ``target`` or ``padding``. An `inline` sequence is all trunk. In the two-pass form a source's row is ``branch``, the
-    beginning of the trunk that it repeats included.
-
-    Args:
-        batch: of either collator. Only a forward pass runs on its `target_rows`.
+    beginning of the trunk that it repeats included. Only a forward pass runs on `target_rows`.
     """
     flops = dict.fromkeys(KINDS, 0.0)
     for rows in _passes(batch):

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils._pytree import register_dataclass
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from stepjepa.data.types import LM, Batch, ForestOutput, LossPart, Rows, StateReads
 from stepjepa.errors import ConfigError
@@ -36,6 +38,7 @@ from stepjepa.modeling.parts import (
 )
 
 if TYPE_CHECKING:
+    from stepjepa.modeling.masks import AttentionMask
     from stepjepa.objectives.base import Objective
 
 # FSDP and DDP look for the tensors in what a forward returns.
@@ -47,7 +50,7 @@ register_dataclass(
 class LossView:
     """See `objectives.base.ModelView`."""
 
-    def __init__(self, model: Any, vocabulary: int):
+    def __init__(self, model: PreTrainedModel, vocabulary: int):
         self._model, self._vocabulary = model, vocabulary
         extras = trained_extras(model)
         self.modules: nn.Module | None = None if extras is None else extras.objective
@@ -73,10 +76,9 @@ def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objectiv
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
     With a step the parts of the objective's loss are computed along with the LM loss; without, the states are as they are.
-    `predict_ids` asks for the most likely tokens.
+    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced.
 
     Args:
-        model: a Hugging Face causal LM, bare or inside PEFT. Changed in place: its `forward` learns the new arguments.
         vocabulary: V, entries of the LM softmax.
         objective: computes the loss on the states.
     """
@@ -112,7 +114,7 @@ def detach_forest_forward(model: nn.Module) -> None:
 
 
 def _forest_forward(
-    model: Any, vocabulary: int, objective: Objective | None, batch: Batch, step: int | None, predict_ids: bool
+    model: PreTrainedModel, vocabulary: int, objective: Objective | None, batch: Batch, step: int | None, predict: bool
 ) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
     separate = separate_targets(model, batch)
@@ -138,7 +140,7 @@ def _forest_forward(
         {LM: LossPart(lm, batch.label_ids.numel(), 1.0 if objective is None else objective.options.gamma)},
         source if predictor is None else predictor(source),
         target,
-        head.most_likely(model, predicting) if predict_ids else None,
+        head.most_likely(model, predicting) if predict else None,
     )
     if objective is not None and step is not None:
         output.target_states = objective.target_states(output)
@@ -146,7 +148,7 @@ def _forest_forward(
     return output
 
 
-def separate_targets(model: Any, batch: Batch) -> torch.Tensor | None:
+def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | None:
     """Target vectors (P, D) that come from rows of their own, without a graph; None where there is no such pass.
 
     They come from the EMA target encoder where the model has one, else from the model itself.
@@ -169,24 +171,19 @@ def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
 # Calls of the backbone
 
 
-def row_states(model: Any, rows: Rows) -> torch.Tensor:
-    """Last hidden states (R * T, D) of packed or padded rows."""
-    mask: Any = rows.attention_mask
+def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
+    """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is after the final norm."""
+    mask: AttentionMask | None = rows.attention_mask
     if mask is None:
         mask = attention_masks(rows, text_config(model.config), model.dtype, heeds_window(model))
-    return last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
-
-
-def layer_states(model: Any, rows: Rows, layers: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
-    """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is after the final norm."""
     with ExitStack() as stack:
         kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
-        last = row_states(model, rows)
+        last = last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
     return {None: last, **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
 
 
 @contextmanager
-def hidden_states(model: Any, layer: int) -> Iterator[list[torch.Tensor]]:
+def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Tensor]]:
     """Within this context the states (R, T, D) after a layer (0: the embeddings) are kept in the list it yields.
 
     Raises:
@@ -212,7 +209,7 @@ def hidden_states(model: Any, layer: int) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-def known_layers(model: Any, layer: int) -> nn.ModuleList:
+def known_layers(model: PreTrainedModel, layer: int) -> nn.ModuleList:
     """The decoder's layers, of which `layer` counts so many (0: the embeddings).
 
     Raises:
@@ -226,27 +223,33 @@ def known_layers(model: Any, layer: int) -> nn.ModuleList:
 
 
 def last_states(
-    model: Any, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor, read_N: torch.Tensor | None = None
+    model: PreTrainedModel,
+    ids_RT: torch.Tensor,
+    mask: AttentionMask | None,
+    positions_RT: torch.Tensor,
+    read_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Last hidden states after the final norm, (R * T, D), of the backbone of a causal LM; ids of its predictor tokens
-    may be among `input_ids`.
+    may be among `ids_RT`.
 
     With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
     """
     with nullcontext() if read_N is None else trimmed(backbone(model), read_N):
-        return run_backbone(model, input_ids, mask, position_ids)[0].flatten(0, 1)
+        return run_backbone(model, ids_RT, mask, positions_RT)[0].flatten(0, 1)
 
 
-def run_backbone(model: Any, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor, **kwargs: Any) -> Any:
+def run_backbone(
+    model: PreTrainedModel, ids_RT: torch.Tensor, mask: AttentionMask | None, positions_RT: torch.Tensor, **kwargs: Any
+) -> BaseModelOutput:
     """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included."""
     part = backbone(model)
     if _takes_positions(part):
-        kwargs["position_ids"] = position_ids
-    with with_predictors(model, input_ids) as known_ids:
+        kwargs["position_ids"] = positions_RT
+    with with_predictors(model, ids_RT) as known_ids:
         return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **kwargs)
 
 
-def _takes_positions(part: Any) -> bool:
+def _takes_positions(part: nn.Module) -> bool:
     """Whether a backbone takes `position_ids`, itself or its language model (Bloom's ALiBi model does not)."""
     parameters = inspect.signature(type(part).forward).parameters
     inside = getattr(part, "language_model", None)
@@ -254,7 +257,7 @@ def _takes_positions(part: Any) -> bool:
     return "position_ids" in parameters or (handed_on and inside is not None and _takes_positions(inside))
 
 
-def last_mlp(backbone: Any) -> Any:
+def last_mlp(backbone: nn.Module) -> nn.Module | None:
     """The MLP (or mixture of experts) of the last decoder layer; None where it has no such name, or where the layer is run
     again in the backward pass (gradient checkpointing), which would not meet the same shapes."""
     layers = decoder_layers(backbone)
@@ -266,14 +269,13 @@ def last_mlp(backbone: Any) -> Any:
 
 
 @contextmanager
-def trimmed(backbone: Any, read_N: torch.Tensor) -> Iterator[None]:
+def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
     """Within this context the last MLP computes the rows `read_N` of the flattened (R * T) positions; others get zeros.
 
     After the last attention no position sees another, and only the states that predict a label or stand for a view are read.
     This saves a share of a layer wherever prompts are not labelled, and changes no number that is read.
 
     Args:
-        backbone: the decoder of a causal LM.
         read_N: (N,) int64, each position once.
     """
     mlp = last_mlp(backbone)

@@ -6,14 +6,13 @@ Presets are built-in models that need no network: a small Llama from scratch and
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -23,14 +22,20 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     set_seed,
 )
 
 from stepjepa.config.option import Names
+from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoRAOptions, ModelOptions
-from stepjepa.modeling.parts import idle_parts, text_config, vocabulary_size
+from stepjepa.modeling.parts import embedding_rows, idle_parts, name_of, text_config, vocabulary_size
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
 
 MODEL, _TARGETS = f"--{Names(ModelOptions).model_name}", f"--{Names(LoRAOptions).lora_target_modules}"
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
@@ -55,7 +60,7 @@ class Preset:
     num_attention_heads: int
     initializer_range: float = 0.02
 
-    def config(self, tokenizer: Any) -> LlamaConfig:
+    def config(self, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
         """The configuration, with the tokenizer's special ids."""
         own: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "vocabulary"}
         own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -109,7 +114,7 @@ def is_preset(name: str) -> bool:
     return name in PRESETS and not Path(name).is_dir()
 
 
-def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool = False) -> Any:
+def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hub id or local folder; for a preset, one trained on `texts`.
 
     Raises:
@@ -117,16 +122,14 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
     """
     if is_preset(name):
         return train_tokenizer(texts, PRESETS[name].vocabulary)
-    near = difflib.get_close_matches(name, list(PRESETS), n=1, cutoff=0.7)
+    near = nearest(name, PRESETS, 0.7)
     if near and not os.path.isdir(name):
         # A Hub that does not answer would take a minute to say that there is no such model.
-        raise ConfigError(f"{MODEL} {name}: no such folder or preset; did you mean {near[0]}?")
+        raise ConfigError(f"{MODEL} {name}: no such folder or preset; did you mean {near}?")
     check_local(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        if (
-            type(tokenizer).__name__ == "MistralCommonBackend"
-        ):  # it reads no chat template; its files also load as usual
+        if type(tokenizer).__name__ == "MistralCommonBackend":  # reads no chat template; its files also load as usual
             tokenizer = AutoTokenizer.from_pretrained(name, mistral_format=False, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _not_loaded("tokenizer", name, error) from None
@@ -148,8 +151,7 @@ def check_local(name: str) -> None:
     if len(path.parts) < 2 or path.exists() or not path.parent.is_dir():
         return
     there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
-    near = difflib.get_close_matches(path.name, there, n=1, cutoff=0.5) or there[:1]
-    hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+    hint = f"; did you mean {path.parent / (nearest(path.name, there, 0.5) or there[0])}?" if there else ""
     raise ConfigError(
         f"{MODEL} {name}: no such folder{hint} (for a model of the Hub, start where there is no folder {path.parent})"
     )
@@ -157,14 +159,14 @@ def check_local(name: str) -> None:
 
 def load_model(
     name: str,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     pretrain: bool = False,
     seed: int = 42,
     dtype: str = "float32",
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
-) -> Any:
+) -> PreTrainedModel:
     """A causal LM: from a Hub id or folder with its weights, or with random weights (`pretrain`, presets).
 
     Random weights depend on `seed` alone. Master weights are float32 unless asked otherwise (with pure bfloat16 weights
@@ -174,40 +176,35 @@ def load_model(
         ConfigError: it cannot be loaded, or its weights are not finite.
     """
     kwargs: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    kwargs["dtype"] = "auto" if dtype == "auto" else getattr(torch, dtype)
+    random = is_preset(name) or pretrain
+    if random or dtype != "auto":
+        kwargs["dtype"] = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     if attn_implementation:
         kwargs["attn_implementation"] = attn_implementation
-    if is_preset(name) or pretrain:
-        kwargs["dtype"] = torch.float32 if dtype == "auto" else kwargs["dtype"]
-        try:
-            config: Any = (
-                PRESETS[name].config(tokenizer)
-                if is_preset(name)
-                else AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-            )
-            set_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, **kwargs)
-        except Exception as error:
-            raise _not_loaded("model", name, error) from None
-        if tokenizer.eos_token_id is not None:
-            model.generation_config.eos_token_id = tokenizer.eos_token_id
-        return model
-    if os.path.isfile(os.path.join(name, "adapter_config.json")):
+    if not random and os.path.isfile(os.path.join(name, "adapter_config.json")):
         raise ConfigError(
             f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
             "it (stepjepa export) and give that folder"
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, **kwargs)
+        if random:
+            own = PRESETS[name].config(tokenizer) if is_preset(name) else None
+            config = own or AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            set_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, **kwargs)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(name, **{"dtype": "auto", **kwargs})
     except Exception as error:
         raise _not_loaded("model", name, error) from None
+    if random:
+        if tokenizer.eos_token_id is not None:
+            model.generation_config.eos_token_id = tokenizer.eos_token_id
+        return model
     check_finite(model, f"{MODEL} {name}")
     # Of added tokens only those that any text may get: others may have no embedding, as the image token of a model for text.
-    added, marks = tokenizer.get_added_vocab(), ("eos_token_id", "bos_token_id", "pad_token_id")
+    added, marks = tokenizer.get_added_vocab(), (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
     ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
-    needed = 1 + max(
-        [-1, *ids, *(index for index in (getattr(tokenizer, mark) for mark in marks) if index is not None)]
-    )
+    needed = 1 + max((index for index in (*ids, *marks) if index is not None), default=-1)
     if needed > vocabulary_size(model):
         raise ConfigError(
             f"{MODEL} {name}: the tokenizer needs {needed:,} embeddings and the model has {vocabulary_size(model):,}; "
@@ -218,11 +215,15 @@ def load_model(
 
 def _not_loaded(what: str, name: str, error: Exception) -> ConfigError:
     hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return ConfigError(f"{MODEL} {name}: the {what} cannot be loaded ({first}){hint}")
+    return ConfigError(f"{MODEL} {name}: the {what} cannot be loaded ({first_line(error)}){hint}")
 
 
-def max_positions(model: Any) -> int | None:
+def first_line(error: Exception) -> str:
+    """What a library's error says, its name where that is nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def max_positions(model: PreTrainedModel) -> int | None:
     """Positions that a model with learned absolute positions has; None for rotary and other relative ones."""
     config = text_config(model.config)
     if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
@@ -263,7 +264,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
         )
 
 
-def load_adapter(base: Any, folder: str | os.PathLike[str], name: str, base_name: str) -> Any:
+def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: str, base_name: str) -> PeftModel:
     """A base model inside PEFT, with the adapter of a folder.
 
     Args:
@@ -290,7 +291,7 @@ def load_adapter(base: Any, folder: str | os.PathLike[str], name: str, base_name
     return adapted
 
 
-def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
+def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> PeftModel:
     """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
     they are.
 
@@ -305,8 +306,7 @@ def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
     from peft import get_peft_model
 
     check_lora(peft_config)
-    embedding, targets = model.get_input_embeddings(), peft_config.target_modules
-    name = next(name.rpartition(".")[2] for name, module in model.named_modules() if module is embedding)
+    targets, name = peft_config.target_modules, name_of(model, model.get_input_embeddings()).rpartition(".")[2]
     if not isinstance(targets, str) and name in (targets or ()):
         raise ConfigError(f"{_TARGETS}: {name} is the embedding; LoRA is for linear layers")
     peft_config = copy.deepcopy(peft_config)
@@ -318,7 +318,7 @@ def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
     for parameter in model.parameters():
         plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway
         memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
-    device = embedding.weight.device
+    device = embedding_rows(model).device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
@@ -327,7 +327,7 @@ def add_lora(model: Any, peft_config: Any, seed: int = 0) -> Any:
         raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
 
 
-def check_lora(peft_config: Any) -> None:
+def check_lora(peft_config: LoraConfig) -> None:
     """Refuse LoRA of a kind that cannot be exported.
 
     Raises:
@@ -338,7 +338,7 @@ def check_lora(peft_config: Any) -> None:
             raise ConfigError(f"LoRA with {name} cannot be exported; leave it out")
 
 
-def own_configs(model: Any) -> None:
+def own_configs(model: PreTrainedModel) -> None:
     """Give a model configurations of its own, equal to those it has: other models may have been made from the same objects,
     and the Trainer writes to them."""
     memo: dict[int, Any] = {}
@@ -347,7 +347,9 @@ def own_configs(model: Any) -> None:
             module.config = copy.deepcopy(module.config, memo)
 
 
-def lora_config(rank: int, alpha: int | None = None, dropout: float = 0.1, targets: list[str] | None = None) -> Any:
+def lora_config(
+    rank: int, alpha: int | None = None, dropout: float = 0.1, targets: list[str] | None = None
+) -> LoraConfig:
     """LoRA on every linear layer but the head; alpha is twice the rank unless given (the published setting)."""
     from peft import LoraConfig
 

@@ -12,12 +12,14 @@ Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segmen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -28,11 +30,16 @@ from stepjepa.forest.visibility import additive_mask, block_mask, dense_mask, pa
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import text_config
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
+
 _NAME = Names(ModelOptions)
 SEGMENTS = "stepjepa_segments"
 
 
-def masks_unsupported(model: Any) -> str | None:
+def masks_unsupported(model: PreTrainedModel) -> str | None:
     """Why a model cannot take the forest's mask; None where nothing is known against it."""
     config = text_config(model.config)
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
@@ -47,7 +54,7 @@ def masks_unsupported(model: Any) -> str | None:
     return None
 
 
-def attention_masks(rows: Rows, config: Any, dtype: torch.dtype, windows: bool = True) -> Any:
+def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, windows: bool = True) -> AttentionMask:
     """What to pass as `attention_mask` for packed rows.
 
     * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
@@ -65,7 +72,7 @@ def attention_masks(rows: Rows, config: Any, dtype: torch.dtype, windows: bool =
     implementation = config._attn_implementation
     window = getattr(config, "sliding_window", None) if windows else None
 
-    def build(length: int | None) -> Any:
+    def build(length: int | None) -> torch.Tensor | BlockMask:
         if rows.forests is not None:
             return plan_mask(segment_plan(rows, length))
         if implementation == "flex_attention":
@@ -123,16 +130,30 @@ def attention_forward(
     return output.transpose(1, 2).contiguous(), None
 
 
-def use_segments(model: Any) -> None:
+def use_segments(model: PreTrainedModel) -> None:
     """Let a model whose attention is `sdpa` attend by segments where a batch is laid out for it."""
     AttentionInterface.register(SEGMENTS, attention_forward)
     AttentionMaskInterface.register(SEGMENTS, sdpa_mask)
     text_config(model.config)._attn_implementation = SEGMENTS
 
 
-def use_sdpa(model: Any) -> None:
+def use_sdpa(model: PreTrainedModel) -> None:
     """Undo `use_segments`."""
     text_config(model.config)._attn_implementation = "sdpa"
+
+
+@contextmanager
+def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Within this context the layers attend in another way (no other for an empty one)."""
+    config = text_config(model.config)
+    own = config._attn_implementation
+    if implementation == SEGMENTS:
+        use_segments(model)
+    config._attn_implementation = implementation or own
+    try:
+        yield
+    finally:
+        config._attn_implementation = own
 
 
 # Attention by segments
@@ -168,12 +189,7 @@ class SegmentPlan:
 
 
 def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
-    """Where the forests of a batch stand and what their segments see.
-
-    Args:
-        rows: packed ones, with `forests`.
-        window: sliding-window length of the layer, None for full attention.
-    """
+    """Where the forests of packed rows stand and what their segments see in a layer with such a sliding window, if any."""
     assert rows.forests is not None
     flat = [value.flatten() for value in (rows.input_ids, rows.position_ids, *packed_fields(rows))]
     forests, sizes, end = [], [], 0

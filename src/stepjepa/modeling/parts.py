@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 from transformers.pytorch_utils import Conv1D
 
@@ -25,71 +27,83 @@ _WINDOW = "sliding_window"
 _HEEDS, _HEAD = "_stepjepa_heeds_window", "_stepjepa_output_head"  # what was tried once, on the model
 
 
-def text_config(config: Any) -> Any:
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The part of a model's configuration that is about text (multimodal configurations hold it inside)."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def causal_lm(model: torch.nn.Module) -> torch.nn.Module:
-    """The Hugging Face causal LM inside a PEFT model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+def causal_lm(model: nn.Module) -> PreTrainedModel:
+    """The Hugging Face causal LM inside a PEFT model, or the model itself.
+
+    Functions that take an `nn.Module` accept either; those that take a `PreTrainedModel` want what this returns.
+    """
+    inner: Any = model
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def vocabulary_size(model: Any) -> int:
+def embedding_rows(model: PreTrainedModel) -> torch.Tensor:
+    """(V, D), the weight of the model's input embedding."""
+    embedding: Any = model.get_input_embeddings()
+    return embedding.weight
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
     """V, rows of the model's input embedding."""
-    return int(model.get_input_embeddings().weight.shape[0])
+    return int(embedding_rows(model).shape[0])
 
 
-def own_forward(model: Any) -> Callable[..., Any]:
+def name_of(model: nn.Module, part: nn.Module | None) -> str:
+    """The dotted name of a module inside a model, empty where it is not there."""
+    return next((name for name, module in model.named_modules() if module is part), "")
+
+
+def own_forward(model: PreTrainedModel) -> Callable[..., Any]:
     """The forward that came with a causal LM, also where it has learned to take batches."""
     return vars(model).get("_own_forward") or model.forward
 
 
-def backbone(model: Any) -> Any:
+def backbone(model: PreTrainedModel) -> nn.Module:
     """The module of a causal LM that returns the states for its output head.
 
     It goes by the model's `base_model_prefix`; where that names nothing (Llama 4, Mllama), it is the child that holds the
     input embedding.
     """
     named = getattr(model, model.base_model_prefix, None)
-    if isinstance(named, torch.nn.Module):
+    if isinstance(named, nn.Module):
         return named
     embedding = model.get_input_embeddings()
     holders = (child for child in model.children() if any(part is embedding for part in child.modules()))
     return next(holders, model)
 
 
-def decoder_layers(backbone: Any) -> torch.nn.ModuleList | None:
+def decoder_layers(backbone: nn.Module) -> nn.ModuleList | None:
     """The decoder's layers in order; None where they go by no known name."""
     for owner in (backbone, getattr(backbone, "language_model", None)):
         for name in ("layers", "h", "blocks"):
             layers = getattr(owner, name, None)
-            if isinstance(layers, torch.nn.ModuleList) and len(layers):
+            if isinstance(layers, nn.ModuleList) and len(layers):
                 return layers
     return None
 
 
-def has_experts(model: Any) -> bool:
+def has_experts(model: PreTrainedModel) -> bool:
     """Whether the model routes tokens to experts, so that a batch may leave some parameters without a gradient."""
     config = text_config(model.config)
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     return any(getattr(config, key, None) for key in names)
 
 
-def _routed(model: Any) -> Any:
+def _routed(model: PreTrainedModel) -> nn.Module:
     """What holds the experts, which a few tokens need not reach: the text decoder; a module without parts for none."""
     part = backbone(model)
     decoder = getattr(part, "language_model", None)
-    return (decoder if isinstance(decoder, torch.nn.Module) else part) if has_experts(model) else torch.nn.Identity()
+    return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
 
 
-def unreached(model: Any, outputs: Iterable[torch.Tensor]) -> dict[str, torch.nn.Parameter]:
+def unreached(model: nn.Module, outputs: Iterable[torch.Tensor]) -> dict[str, nn.Parameter]:
     """Trainable parameters that no gradient of `outputs` can reach, by name: towers for images and sound, mostly.
 
-    The graph is followed without a backward pass. Experts are left out.
-
-    Args:
-        outputs: of any shape, such as the loss () and the states (P, D) of a `ForestOutput`.
+    The graph of the outputs, which may have any shape, is followed without a backward pass. Experts are left out.
     """
     pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen, reached = set(pending), {id(parameter) for parameter in _routed(causal_lm(model)).parameters()}
@@ -106,15 +120,15 @@ def unreached(model: Any, outputs: Iterable[torch.Tensor]) -> dict[str, torch.nn
     }
 
 
-def idle_parts(model: Any) -> list[str]:
+def idle_parts(model: PreTrainedModel) -> list[str]:
     """Names of the largest parts of a causal LM whose linear layers do nothing for plain text: towers, their projectors.
 
     Experts are left out; so is everything where the model does not run.
     """
-    embedding, routed = model.get_input_embeddings().weight, set(_routed(model).modules())
+    embedding, routed = embedding_rows(model), set(_routed(model).modules())
     if embedding.device.type == "meta":
         return []
-    linears = {name: part for name, part in model.named_modules() if isinstance(part, (torch.nn.Linear, Conv1D))}
+    linears = {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
     called = {name for name, part in linears.items() if part in routed}
     hooks = [
         part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)) for name, part in linears.items()
@@ -137,7 +151,7 @@ def idle_parts(model: Any) -> list[str]:
 
 
 @contextmanager
-def unchanged(model: torch.nn.Module, training: bool = False) -> Iterator[None]:
+def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Within this context the model is in evaluation (or training) mode; afterwards modes, buffers and the random state are
     as before."""
     modes = {module: module.training for module in model.modules()}
@@ -167,9 +181,9 @@ def unchanged(model: torch.nn.Module, training: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
+def window_of(model: nn.Module, length: int) -> Iterator[None]:
     """Within this context every sliding window of the model, in configurations and layers, has this length."""
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     owners = [*configs.values(), *(text_config(config) for config in configs.values()), *model.modules()]
     lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
     changed = [(owner, own) for owner, own in lengths.values() if type(own) is int and own > 0]
@@ -182,7 +196,7 @@ def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
             setattr(owner, _WINDOW, own)
 
 
-def heeds_window(model: Any) -> bool:
+def heeds_window(model: PreTrainedModel) -> bool:
     """Whether the `sliding_window` of the configuration changes what the model computes; tried once.
 
     A class that has no windows leaves such an entry in its configuration unread, and so must the masks.
@@ -192,8 +206,8 @@ def heeds_window(model: Any) -> bool:
     return vars(model)[_HEEDS]
 
 
-def _heeds(model: Any) -> bool:
-    embedding = model.get_input_embeddings().weight
+def _heeds(model: PreTrainedModel) -> bool:
+    embedding = embedding_rows(model)
     if not getattr(text_config(model.config), _WINDOW, None) or embedding.device.type == "meta":
         return True
     ids, states = torch.arange(5, 14, device=embedding.device)[None] % len(embedding), []
@@ -229,14 +243,14 @@ class OutputHead:
     plain: bool = True
     own: str = ""
 
-    def logits(self, model: torch.nn.Module, states_ND: torch.Tensor) -> torch.Tensor:
+    def logits(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
         """(N, V) logits of a causal LM for its last hidden states."""
         if self.own:
             return own_logits(model, states_ND, self.own)[..., : self.vocabulary]
         return scaled_logits(_output_module(model)(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
 
     def loss_sum(
-        self, model: torch.nn.Module, states_ND: torch.Tensor, labels_N: torch.Tensor, rows: int | None = None
+        self, model: PreTrainedModel, states_ND: torch.Tensor, labels_N: torch.Tensor, rows: int | None = None
     ) -> torch.Tensor:
         """Summed cross-entropy () float32 of `states_ND` against `labels_N`.
 
@@ -252,7 +266,7 @@ class OutputHead:
             return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
         return chunked_cross_entropy_sum(lambda states_CD: self.logits(model, states_CD), states_ND, labels_N, rows)
 
-    def most_likely(self, model: torch.nn.Module, states_ND: torch.Tensor) -> torch.Tensor:
+    def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
         """(N,) int64, the token with the largest logit for each state, chunk by chunk."""
         chunks = states_ND.split(chunk_rows(self.vocabulary))
         return torch.cat([self.logits(model, states_CD).argmax(dim=-1) for states_CD in chunks])
@@ -269,14 +283,14 @@ class _Given(ModelOutput):
             raise AttributeError(name)
 
 
-def _output_module(model: Any) -> Any:
+def _output_module(model: PreTrainedModel) -> Any:
     """The output embedding, out of PEFT's wrapper for trained token rows."""
     module = model.get_output_embeddings()
     adapter = getattr(module, "token_adapter", None)
     return module if adapter is None else adapter.base_layer
 
 
-def own_logits(model: Any, states_ND: torch.Tensor, part: str) -> torch.Tensor:
+def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> torch.Tensor:
     """(N, V) logits by the model's own forward, with the states (N, D) of its module `part` given; V as its head has it.
 
     Raises:
@@ -303,7 +317,7 @@ def own_logits(model: Any, states_ND: torch.Tensor, part: str) -> torch.Tensor:
     return logits if len(states_ND) else logits[:0] + states_ND.sum()
 
 
-def output_head(model: Any, vocabulary: int) -> OutputHead:
+def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     """The head of a causal LM, tried once: the fast form where it gives the model's own logits, else the model's own.
 
     Its vocabulary is the given one, or the model's where that is smaller: some embed more tokens than they predict.
@@ -315,13 +329,13 @@ def output_head(model: Any, vocabulary: int) -> OutputHead:
     return known[1]
 
 
-def _tried(model: Any, vocabulary: int) -> OutputHead:
+def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     config, module = text_config(model.config), _output_module(model)
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))
-    plain = OutputHead(rows, plain=type(module) is torch.nn.Linear)
+    plain = OutputHead(rows, plain=type(module) is nn.Linear)
     # Also without the options: a configuration may have those that its class does not read.
     forms = [(scale, softcap), (1.0, softcap), (scale, None), (1.0, None)]
     heads = list(dict.fromkeys(replace(plain, scale=one, softcap=cap) for one, cap in forms))
@@ -329,7 +343,7 @@ def _tried(model: Any, vocabulary: int) -> OutputHead:
         return heads[0]
     # What gives the head its states: the backbone, or a decoder right inside it (OPT).
     part = backbone(model)
-    name = next((name for name, module in model.named_modules() if module is part), "")
+    name = name_of(model, part)
     inside = [f"{name}.{child}" for child, _ in part.named_children() if "decoder" in child or "model" in child]
     widths = dict.fromkeys([getattr(config, "hidden_size", weight.shape[-1]), weight.shape[-1]])
     with torch.no_grad(), unchanged(model):
@@ -356,7 +370,7 @@ def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp(min=1e-12))
 
 
-def tolerance(model: Any) -> float:
+def tolerance(model: PreTrainedModel) -> float:
     """What rounding may make of states and logits, relative to their size: 1e-4 in float32, more in shorter dtypes."""
     dtype = model.dtype
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":

@@ -15,14 +15,15 @@ Shapes: L positions of a row, N labelled positions, D width, V vocabulary, P pai
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Rows, Segment, Span
@@ -39,13 +40,14 @@ from stepjepa.modeling.extras import (
     predictor_rows,
 )
 from stepjepa.modeling.forward import attach_forest_forward, run_backbone
-from stepjepa.modeling.load import MODEL, load_model, max_positions
-from stepjepa.modeling.masks import SEGMENTS, attention_masks, masks_unsupported, use_segments
+from stepjepa.modeling.load import MODEL, first_line, load_model, max_positions
+from stepjepa.modeling.masks import SEGMENTS, attention_masks, attention_of, masks_unsupported, use_segments
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
     difference,
+    embedding_rows,
     heeds_window,
     output_head,
     own_forward,
@@ -84,7 +86,9 @@ class Choice:
         return 3 if not self.forward else 2 if self.forward == "two_pass" else 1 - self.segments
 
 
-def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predictor_ids: Sequence[int] = ()) -> str:
+def choose_forward(
+    model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: Sequence[int] = ()
+) -> str:
     """The forward that is exact for the model, the same on all processes; its attention is set for it.
 
     Args:
@@ -97,7 +101,7 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
     Raises:
         ConfigError: the form that is asked for, or any, would not give the model's own numbers.
     """
-    inner: Any = causal_lm(model)
+    inner = causal_lm(model)
     name = type(inner).__name__
     if asked != "two_pass" and text_config(inner.config)._attn_implementation == "flex_attention" and device == "cpu":
         raise ConfigError(f"--{_NAME.attn_implementation} flex_attention has no backward on CPU; use sdpa")
@@ -121,7 +125,7 @@ def choose_forward(model: Any, asked: str, vocabulary: int, device: str, predict
     return choice.forward
 
 
-def freeze_unreached(model: Any, predictor_ids: Sequence[int] = ()) -> list[str]:
+def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> list[str]:
     """Freeze the parameters that text cannot reach, so that no process waits for their gradients.
 
     They are those of a multimodal model's towers for images and sound, and layers that only such inputs use.
@@ -129,8 +133,8 @@ def freeze_unreached(model: Any, predictor_ids: Sequence[int] = ()) -> list[str]
     Returns:
         Their names; none where the model does not run.
     """
-    inner: Any = causal_lm(model)
-    device, ids = inner.get_input_embeddings().weight.device, tuple(predictor_ids)
+    inner = causal_lm(model)
+    device, ids = embedding_rows(inner).device, tuple(predictor_ids)
     if device.type == "meta":
         return []
     try:
@@ -146,17 +150,17 @@ def freeze_unreached(model: Any, predictor_ids: Sequence[int] = ()) -> list[str]
     return list(frozen)
 
 
-def _choice(model: Any, asked: str, vocabulary: int, device: str, predictor_ids: tuple[int, ...]) -> Choice:
-    inner: Any = causal_lm(model)
+def _choice(model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: tuple[int, ...]) -> Choice:
+    inner = causal_lm(model)
     reason = "" if asked == "two_pass" else masks_unsupported(inner) or ""
     best = "inline" if asked == "inline" else "packed"
-    if inner.get_input_embeddings().weight.device.type == "meta":
+    if embedding_rows(inner).device.type == "meta":
         return Choice("two_pass" if reason or asked == "two_pass" else best, reason=reason)
     own = text_config(inner.config)._attn_implementation
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
         trial = _Trial(model, vocabulary, predictor_ids)
         # FlexAttention, which is what is tried, would be compiled for the passes that others are compared with.
-        with _attention(inner, "eager" if own == "flex_attention" else own):
+        with attention_of(inner, "eager" if own == "flex_attention" else own):
             fault = trial.own_fault() or trial.fault("two_pass")
         if fault:
             return Choice("", reason=fault)
@@ -171,10 +175,10 @@ def _choice(model: Any, asked: str, vocabulary: int, device: str, predictor_ids:
 class _Trial:
     """Made-up examples and what a model's own forward says of them."""
 
-    def __init__(self, model: Any, vocabulary: int, predictor_ids: tuple[int, ...]):
-        inner: Any = causal_lm(model)
+    def __init__(self, model: nn.Module, vocabulary: int, predictor_ids: tuple[int, ...]):
+        inner = causal_lm(model)
         self._model, self._inner, self._ids = model, inner, predictor_ids
-        self._device = inner.get_input_embeddings().weight.device
+        self._device = embedding_rows(inner).device
         self._examples = _examples(inner, vocabulary, len(predictor_ids))
         self._head, self._limit = output_head(inner, vocabulary), tolerance(inner)
         self._own = torch.empty(0)  # (N, V) the model's own logits
@@ -189,7 +193,7 @@ class _Trial:
             try:
                 logits = own_forward(self._inner)(input_ids=both, use_cache=False).logits[..., : self._head.vocabulary]
             except Exception as error:
-                return f"its own forward does not run on plain text ({_first_line(error)})"
+                return f"its own forward does not run on plain text ({first_line(error)[:200]})"
             if logits.shape[:2] != both.shape:
                 return "its own forward does not give logits for every token"
             if not logits.isfinite().all():
@@ -209,14 +213,14 @@ class _Trial:
         kept: list[torch.Tensor] = []  # last hidden states of every call of the backbone
         hook = backbone(self._inner).register_forward_hook(lambda module, args, output: kept.append(output[0]))
         try:
-            with _attention(self._inner, SEGMENTS if form == "segments" else ""):
+            with attention_of(self._inner, SEGMENTS if form == "segments" else ""):
                 batch = self._batch(form).to(self._device)
                 output = self._model(batch=batch)
                 predicting = kept[0].flatten(0, 1).index_select(0, batch.label_positions)
                 logits = self._head.logits(self._inner, predicting)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
-            return f"{what} ({_first_line(error)})"
+            return f"{what} ({first_line(error)[:200]})"
         finally:
             hook.remove()
         if form != "inline":  # whose LM loss is another by design
@@ -238,21 +242,7 @@ class _Trial:
         return (collator.in_one_row if form == "segments" else collator)(self._examples)
 
 
-@contextmanager
-def _attention(inner: Any, implementation: str) -> Iterator[None]:
-    """Within this context the layers attend in another way (no other for an empty one)."""
-    config = text_config(inner.config)
-    own = config._attn_implementation
-    if implementation == SEGMENTS:
-        use_segments(inner)
-    config._attn_implementation = implementation or own
-    try:
-        yield
-    finally:
-        config._attn_implementation = own
-
-
-def _examples(inner: Any, vocabulary: int, predictors: int) -> list[Example]:
+def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int) -> list[Example]:
     """Two examples of different lengths with a pair each, of tokens without a meaning of their own."""
 
     def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
@@ -270,10 +260,6 @@ def _examples(inner: Any, vocabulary: int, predictors: int) -> list[Example]:
     return [example(ids, 4, 5, Span(6, 11)), example(ids[9:0:-1].copy(), 2, 3, Span(4, 8))]
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
 # Looking at one row
 
 
@@ -288,7 +274,7 @@ class Probe:
         known: their rows came with the model; else they are new random ones.
     """
 
-    model: Any
+    model: PreTrainedModel
     vocabulary: int
     predictor_ids: tuple[int, ...]
     known: bool
@@ -318,12 +304,10 @@ class RowNumbers(NamedTuple):
     attention: tuple[torch.Tensor, ...]
 
 
-def load_probe(name: str, tokenizer: Any, predictors: int, seed: int) -> Probe:
+def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: int, seed: int) -> Probe:
     """Load a model to look at rows with.
 
     Args:
-        name: Hub id, folder or preset.
-        tokenizer: of the model.
         predictors: predictor tokens that rows may have; they get the trained rows that lie next to the model or in its
             vocabulary, else new ones.
         seed: of new rows, and of a preset's weights.

@@ -332,7 +332,7 @@ class CheckpointedTrainer(Trainer):
             with writing(folder, _RESUME):
                 export_model(
                     self.accelerator.unwrap_model(self.model),
-                    self.processing_class,
+                    cast(Any, self.processing_class),
                     folder,
                     merge_lora=bool(self.args.merge_lora),
                     keep_predictors=self.args.keep_predictors,
