@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
@@ -17,27 +17,25 @@ from stepjepa.training.options import JEPAOptions
 
 
 @pytest.fixture(scope="module")
-def golden(shared_dir):
-    folder = shared_dir / "golden"
-    if not folder.is_dir():
-        pytest.skip("no reference values here")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    model = AutoModelForCausalLM.from_pretrained(folder / "llama_tiny", dtype=torch.float32).eval()
+def model(golden):
+    model = AutoModelForCausalLM.from_pretrained(golden / "llama_tiny", dtype=torch.float32).eval()
     attach_forest_forward(model, model.config.vocab_size)
-    values = json.loads((folder / "step.json").read_text())
-    return folder, tokenizer, model, values
+    return model
 
 
-def examples_for(folder, tokenizer, **options):
+@pytest.fixture(scope="module")
+def values(golden):
+    return json.loads((golden / "step.json").read_text())
+
+
+def examples_for(golden, tokenizer, **options):
     settings = JEPAOptions(objective="step_jepa", **options)
     settings.check()
-    store, _ = encode(RowSource(folder / "examples_steps.jsonl"), tokenizer, settings)
-    return list(store), settings
+    return list(encode(RowSource(golden / "examples_steps.jsonl"), tokenizer, settings)[0]), settings
 
 
-def test_lm_loss(golden):
-    folder, tokenizer, model, values = golden
-    examples, _ = examples_for(folder, tokenizer, predictors=0)
+def test_lm_loss(golden, golden_tokenizer, model, values):
+    examples, _ = examples_for(golden, golden_tokenizer, predictors=0)
     with torch.no_grad():
         output = model(batch=ForestCollator((), 0)(examples))
     expected = values["lm"]
@@ -46,14 +44,13 @@ def test_lm_loss(golden):
     assert float(output.lm_loss_sum) / labels == pytest.approx(expected["loss_token_mean"], rel=2e-5)
 
 
-def test_step_jepa_cases(golden):
-    folder, tokenizer, model, values = golden
+def test_step_jepa_cases(golden, golden_tokenizer, model, values):
     assert len(values["cases"]) >= 8
     for case in values["cases"]:
-        ids = [tokenizer.convert_tokens_to_ids(f"<|predictor_{k}|>") for k in range(1, case["K"] + 1)]
+        ids = [golden_tokenizer.convert_tokens_to_ids(f"<|predictor_{k}|>") for k in range(1, case["K"] + 1)]
         if case["order"] == "descending":
             ids.reverse()
-        examples, settings = examples_for(folder, tokenizer, jepa_loss=case["loss"], predictors=case["K"])
+        examples, settings = examples_for(golden, golden_tokenizer, jepa_loss=case["loss"], predictors=case["K"])
         for collator in (ForestCollator(tuple(ids), 0), TwoPassCollator(tuple(ids), 0)):
             model.zero_grad()
             output = model(batch=collator(examples))

@@ -7,33 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from stepjepa.modeling.extras import predictor_names
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 
 
-@pytest.fixture(scope="module")
-def golden(shared_dir):
-    folder = shared_dir / "golden"
-    if not (folder / "official.json").is_file():
-        pytest.skip("no reference values here")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(golden):
-    return AutoTokenizer.from_pretrained(golden / "tokenizer")
-
-
 @pytest.fixture
-def trainer_for(golden, tokenizer, tmp_path):
+def trainer_for(golden, golden_tokenizer, tmp_path):
     def make(objective, model=None, max_length=192, **options):
         size = {"per_device_eval_batch_size": 8, "per_device_train_batch_size": 8, "max_length": max_length}
         config = JEPAConfig(str(tmp_path), objective=objective, disable_tqdm=True, **size, **options)
         model = model or AutoModelForCausalLM.from_pretrained(golden / "llama_tiny", dtype=torch.float32)
-        return JEPATrainer(model, config, eval_dataset=golden / "examples_synth.jsonl", processing_class=tokenizer)
+        rows = golden / "examples_synth.jsonl"
+        return JEPATrainer(model, config, eval_dataset=rows, processing_class=golden_tokenizer)
 
     return make
 
@@ -96,13 +84,11 @@ def test_gradients(golden, trainer_for):
 def test_semantic_tube_without_draws(golden, trainer_for):
     values = json.loads((golden / "semantic_tube.json").read_text())["cases"]
     modes = {"linear e2e": "e2e", "curvature": "curvature"}
-    seen = 0
-    for case in values:
-        if case["case"] in modes:
-            trainer = trainer_for("semantic_tube", tube_mode=modes[case["case"]])
-            assert trainer.evaluate()["eval_jepa_loss"] == pytest.approx(case["jepa_loss"], rel=2e-5)
-            seen += 1
-    assert seen == 2
+    cases = [case for case in values if case["case"] in modes]
+    assert len(cases) == 2
+    for case in cases:
+        metrics = trainer_for("semantic_tube", tube_mode=modes[case["case"]]).evaluate()
+        assert metrics["eval_jepa_loss"] == pytest.approx(case["jepa_loss"], rel=2e-5)
 
 
 def nanogpt(golden):

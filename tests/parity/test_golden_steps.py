@@ -2,18 +2,10 @@
 
 import json
 
-import pytest
-from transformers import AutoTokenizer
-
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
 from stepjepa.training.encoding import encode_options
 from stepjepa.training.options import JEPAOptions
-
-
-@pytest.fixture(scope="module")
-def golden(shared_dir):
-    return shared_dir / "golden"
 
 
 def encode(golden, tokenizer, objective="step_jepa", **options):
@@ -53,14 +45,13 @@ def test_llama3(golden, llama3_tokenizer):
         assert header == "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-def test_reference_tokenizer(golden):
+def test_reference_tokenizer(golden, golden_tokenizer):
     record = json.loads((golden / "step.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(golden / "tokenizer")
-    store, report = encode(golden, tokenizer)
+    store, report = encode(golden, golden_tokenizer)
     check(store, record["examples"])
     lengths = [stop - start for example in store for start, stop in example.labels]
     assert lengths == record["lm"]["n_per_example"] and report.labelled_tokens == record["lm"]["n_tokens"] == 762
-    whole, report = encode(golden, tokenizer, step_pairs="all")
+    whole, report = encode(golden, golden_tokenizer, step_pairs="all")
     assert [len(e.pairs) + 1 for e in whole] == [row["n_steps"] for row in record["examples"]]
     assert report.pairs == sum(row["n_steps"] - 1 for row in record["examples"])
     for example in whole:
@@ -70,12 +61,12 @@ def test_reference_tokenizer(golden):
         assert targets[-1].stop == example.labels[0].stop - 1
 
 
-def test_question_and_answer_spans(golden):
-    tokenizer = AutoTokenizer.from_pretrained(golden / "tokenizer")
+def test_question_and_answer_spans(golden, golden_tokenizer):
     tube = json.loads((golden / "semantic_tube.json").read_text())
     official = json.loads((golden / "official.json").read_text())
     settings = encode_options(JEPAOptions(objective="llm_jepa"))
-    store, report = encode_dataset(golden / "examples_synth.jsonl", tokenizer, ChatRenderer(tokenizer), settings)
+    rows, renderer = golden / "examples_synth.jsonl", ChatRenderer(golden_tokenizer)
+    store, report = encode_dataset(rows, golden_tokenizer, renderer, settings)
     assert [e.trunk.tolist() for e in store] == [row["full"] for row in official["token_ids"]["0"]]
     assert [e.sees(e.pairs[0].source) for e in store] == [stop for _, stop in tube["user_start_end"]]
     targets = [example.view_on_trunk(example.pairs[0].target) for example in store]
