@@ -103,14 +103,8 @@ CONTROLS = [
     {"objective": "semantic_tube", "control": control, "target_grad": True, "model": "llama"}
     for control in ("shuffled", "random")
 ]
-FAMILIES = {
-    "in_context": covering(IN_CONTEXT, 9),
-    "standalone": covering(STANDALONE, 4),
-    "step_jepa": covering(STEPS, 3),
-    "split": covering(SPLIT, 6),
-    "semantic_tube": tube_cases(),
-}
-CASES = [case for cases in FAMILIES.values() for case in cases] + CONTROLS
+CASES = [*covering(IN_CONTEXT, 9), *covering(STANDALONE, 4), *covering(STEPS, 3), *covering(SPLIT, 6)]
+CASES += [*tube_cases(), *CONTROLS]
 
 
 def name_of(case: Options) -> str:
