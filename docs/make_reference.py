@@ -84,8 +84,8 @@ def api_pages() -> dict[str, str]:
 def parsers() -> dict[str, StrictParser]:
     """Every command's parser: the one that prints `stepjepa COMMAND --help`."""
     found: dict[str, StrictParser] = {}
-    asked = {name: (module, ["--help"]) for name, (module, _) in COMMANDS.items()}
-    asked["analyze_energy"] = (COMMANDS["analyze"][0], ["--energy", "--help"])
+    asked = {name: (f"stepjepa.cli.{name}", ["--help"]) for name in COMMANDS}
+    asked["analyze_energy"] = ("stepjepa.cli.analyze", ["--energy", "--help"])
     for command, (module, words) in asked.items():
 
         def keep(parser: StrictParser, *_: Any, command: str = command, **__: Any) -> str:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from transformers import TrainingArguments
 
-from stepjepa.cli.main import COMMANDS, main
+from stepjepa.cli.main import main
 from stepjepa.config.parser import StrictParser
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.tree import recipe_files
@@ -85,7 +85,7 @@ def test_it_is_understood(page, command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(StrictParser, "values", parse_only)
     with pytest.raises(Parsed):
-        importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
+        importlib.import_module(f"stepjepa.cli.{words[0]}").run(words[1:])
 
 
 def test_flags_in_the_text_exist(reference):

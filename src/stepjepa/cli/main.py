@@ -1,8 +1,7 @@
 """The entry point `stepjepa COMMAND ...`.
 
-A command's module is imported only when the command is called, so that `--help`, `--version` and spelling
-mistakes answer at once. Each module has a function `run(argv: list[str]) -> int`, which gives the exit
-status.
+A command's module is imported only when the command is called, so that `--help`, `--version` and spelling mistakes answer
+at once. Each module has a function `run(argv: list[str]) -> int`, which gives the exit status.
 """
 
 from __future__ import annotations
@@ -13,34 +12,26 @@ import importlib
 import os
 import sys
 import traceback
+from types import ModuleType
 
 from stepjepa.config.values import nearest
 from stepjepa.errors import StepJepaError
 from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
 from stepjepa.version import __version__
 
-# name -> (module, what it does)
+# What each command does; its module has its name.
 COMMANDS = {
-    "train": ("stepjepa.cli.train", "fine-tune or pre-train a model, with or without a JEPA objective"),
-    "demo": ("stepjepa.cli.demo", "train a small model on built-in data and compare (no network, minutes)"),
-    "prepare": ("stepjepa.cli.prepare", "turn raw questions and answers into chat rows with steps"),
-    "check": ("stepjepa.cli.check", "read a data file and report what training would do with it"),
-    "inspect": (
-        "stepjepa.cli.inspect",
-        "show one training row: tokens, views, predictors, who sees whom",
-    ),
-    "study": ("stepjepa.cli.study", "arms over paired seeds with controls, at equal examples and compute; a table"),
-    "generate": ("stepjepa.cli.generate", "solutions from a stronger model, kept where the answer is right"),
-    "evaluate": ("stepjepa.cli.evaluate", "let a model answer the questions of a file, and score the answers"),
-    "analyze": (
-        "stepjepa.cli.analyze",
-        "where source and target views are in a model: numbers, figures, collapse; energies of solutions",
-    ),
-    "export": ("stepjepa.cli.export", "write a checkpoint as a final model: plain, LoRA merged or as an adapter"),
-    "report": (
-        "stepjepa.cli.report",
-        "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
-    ),
+    "train": "fine-tune or pre-train a model, with or without a JEPA objective",
+    "demo": "train a small model on built-in data and compare (no network, minutes)",
+    "prepare": "turn raw questions and answers into chat rows with steps",
+    "check": "read a data file and report what training would do with it",
+    "inspect": "show one training row: tokens, views, predictors, who sees whom",
+    "study": "arms over paired seeds with controls, at equal examples and compute; a table",
+    "generate": "solutions from a stronger model, kept where the answer is right",
+    "evaluate": "let a model answer the questions of a file, and score the answers",
+    "analyze": "where source and target views are in a model: numbers, figures, collapse; energies of solutions",
+    "export": "write a checkpoint as a final model: plain, LoRA merged or as an adapter",
+    "report": "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
 }
 # What was a command of its own once, and the command that says how it is written now (`WAS`).
 RENAMED = {"score": "analyze"}
@@ -91,7 +82,7 @@ def _dispatch(argv: list[str]) -> int:
         print_text(f"stepjepa {__version__}")
         return 0
     if command in RENAMED:
-        now = importlib.import_module(COMMANDS[RENAMED[command]][0]).WAS[command]
+        now = _module(RENAMED[command]).WAS[command]
         print_error(f"stepjepa: error: {command} is now: {' '.join(['stepjepa', now, *rest])}")
         return 2
     if command not in COMMANDS:
@@ -101,7 +92,7 @@ def _dispatch(argv: list[str]) -> int:
         print_error(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help")
         return 2
     try:
-        return importlib.import_module(COMMANDS[command][0]).run(rest)
+        return _module(command).run(rest)
     except StepJepaError as error:
         return tell(error, _name(argv))
     except SystemExit as stop:  # argparse leaves this way after printing a help text
@@ -109,6 +100,10 @@ def _dispatch(argv: list[str]) -> int:
             return stop.code or 0
         print_error(str(stop.code))
         return 1
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"stepjepa.cli.{command}")
 
 
 def tell(error: Exception, name: str, status: int | None = None) -> int:
@@ -127,7 +122,7 @@ def system_error(error: OSError) -> StepJepaError:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "usage: stepjepa COMMAND [options]",
