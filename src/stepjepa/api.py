@@ -281,7 +281,7 @@ def analyze(**options: Any) -> AnalysisResult:
         return run(checked, notes)
 
 
-def prepare(data: Any = None, **options: Any) -> PrepareResult:
+def prepare(data: object = None, **options: Any) -> PrepareResult:
     """Turn raw questions and answers into chat rows with steps: ``stepjepa prepare``.
 
     Args:

@@ -75,7 +75,7 @@ def trained(file, options, tokenizer, indices):
     objective = objective_of(method)
     drawn = DrawnExamples(store, objective, SEED, method.jepa_ratio)
     size, count = len(tokenizer), 1 if method.same_predictor else method.predictors or 0
-    ids = list(range(size, size + count)) if method.uses_pairs else []
+    ids = list(range(size, size + count)) if objective.makes_pairs else []
     form = "packed" if method.forward == "auto" else method.forward
     collator = make_collator(ModelSetup(size, ids, form, objective), method, tokenizer.pad_token_id, "sdpa", "cpu")
     examples = [drawn[Draw(0, index)] for index in indices]

@@ -44,7 +44,7 @@ from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, layer_states
 from stepjepa.modeling.parts import backbone, decoder_layers, output_head
 from stepjepa.objectives.base import objective_of
-from stepjepa.utils.files import parse_json, replacing
+from stepjepa.utils.files import parse_object, replacing
 
 KEY, VERSION = "stepjepa.states", 1
 FINAL = -1  # the layer that is the last hidden state after the final norm
@@ -406,7 +406,7 @@ def load_states(path: str | os.PathLike[str]) -> States:
             names, metadata = set(file.keys()), file.metadata() or {}
             if KEY not in metadata or names - {"steps"} != {"source", "target", "rows"}:
                 raise DataError(f"{path}: holds no states; they are written by save_states")
-            header = _Header(**parse_json(metadata[KEY]))
+            header = _Header(**parse_object(metadata[KEY]))
             if header.version != VERSION:
                 raise DataError(f"{path}: is of version {header.version}; this library reads version {VERSION}")
             tensors = {name: file.get_tensor(name).numpy() for name in names}

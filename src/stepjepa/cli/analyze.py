@@ -18,7 +18,7 @@ from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.utils.terminal import print_json, print_text
 
-_NAME = Names(AnalyzeOptions)
+_NAME, _ENERGY_NAME = Names(AnalyzeOptions), Names(EnergyOptions)
 _ENERGY = f"--{_NAME.energy}"
 WAS = {"score": f"analyze {_ENERGY}"}  # a command of its own once
 
@@ -49,5 +49,5 @@ def _energy_parser() -> StrictParser:
     example: stepjepa analyze --energy solutions.jsonl --model_name runs/a --output_file energies.jsonl; stepjepa analyze
     --energy --questions test.jsonl --model_name runs/a --best_of 8 --metric gsm8k
     """
-    aliases = published(EnergyOptions, but={"model_path": "model_name"})
+    aliases = {**published(EnergyOptions), "model_path": _ENERGY_NAME.model_name}
     return StrictParser((EnergyOptions,), _energy_parser.__doc__, aliases=aliases, positional=("solutions",))

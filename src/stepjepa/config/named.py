@@ -11,19 +11,20 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from stepjepa.config.values import named_by_file, nearest
 from stepjepa.errors import ConfigError
 
+Named = type | Callable[..., object]
 _PREFIX = "stepjepa_user_"  # of the modules of files
-_GIVEN: dict[str, Any] = {}  # what Python code gave, by its name
+_GIVEN: dict[str, object] = {}  # what Python code gave, by its name
 
 
-def load_named(name: str, option: str, known: Sequence[str] = ()) -> Any:
+def load_named(name: str, option: str, known: Sequence[str] = ()) -> object:
     """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
 
     A module is looked for where Python looks, then in the current folder.
@@ -55,7 +56,7 @@ def load_named(name: str, option: str, known: Sequence[str] = ()) -> Any:
         raise ConfigError(f"{option} {name}: {source} cannot be loaded ({why})") from error
 
 
-def given_name(thing: Any) -> str:
+def given_name(thing: Named) -> str:
     """The name under which `load_named` finds a class or a function that Python code gave."""
     module = sys.modules[thing.__module__]
     file = getattr(module, "__file__", None)
@@ -78,7 +79,7 @@ def current_folder_too() -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _file_module(path: Path) -> Any:
+def _file_module(path: Path) -> ModuleType:
     """The module of a Python file, loaded once."""
     path = path.expanduser().resolve()
     if not path.is_file():
@@ -98,7 +99,7 @@ def _file_module(path: Path) -> Any:
     return sys.modules[name]
 
 
-def source_fingerprint(thing: Any) -> str:
+def source_fingerprint(thing: Named) -> str:
     """A fingerprint of the module that a class or function is in; its name where there is no source."""
     try:
         return hashlib.sha256(inspect.getsource(sys.modules[thing.__module__]).encode()).hexdigest()[:12]

@@ -11,8 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
 
 from stepjepa.config.values import (
     BadValue,
@@ -32,10 +31,11 @@ MISSING = dataclasses.MISSING
 Needs = Mapping[str, "bool | tuple[str, ...]"]
 # The option that carries further ones, and the dataclass of those that a value brings.
 Brings = tuple[str, Callable[[str], "type | None"]]
+T = TypeVar("T")
 
 
 def option(
-    default: Any,
+    default: T,
     help: str,
     group: str | None = None,
     *,
@@ -52,7 +52,7 @@ def option(
     at_most: float | None = None,
     above: float | None = None,
     below: float | None = None,
-) -> Any:
+) -> T:
     """A dataclass field that is an option.
 
     Args:
@@ -86,9 +86,8 @@ def option(
         "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
         **({} if secret is None else {"secret": secret}),
     }
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    made: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return dataclasses.field(metadata=metadata, **made)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Option:
     """
 
     name: str
-    hint: Any
+    hint: object
     default: Any
     bare: Any
     choices: tuple[str, ...]
@@ -122,12 +121,12 @@ class Option:
     bounds: Mapping[str, float]
 
     @classmethod
-    def of(cls, field: dataclasses.Field[Any], hint: Any) -> Option:
+    def of(cls, field: dataclasses.Field[Any], hint: type) -> Option:
         """The option for a field, whose type is `hint`."""
         meta = field.metadata
         aliases = meta.get("aliases", ())
         if isinstance(meta.get("const"), bool):  # --flag alone means True, so the word true must mean it too
-            hint = hint | bool
+            hint = hint | bool  # type: ignore[assignment]
         bare = True if bool in union_members(hint) else MISSING
         return cls(
             name=field.name,
@@ -164,7 +163,7 @@ class Option:
         further = ", or file.py:Name of your own" if self.own else ""
         return f"one of {', '.join(self.choices)}{further}" if self.choices else describe(self.hint)
 
-    def read(self, given: Any) -> Any:
+    def read(self, given: object) -> object:
         """The field's value for what was written; BadValue if it does not fit."""
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
         if self.choices and value is not None and value not in self.choices and not self._is_own(value):
@@ -172,10 +171,10 @@ class Option:
             raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
         return value
 
-    def _is_own(self, value: Any) -> bool:
+    def _is_own(self, value: object) -> bool:
         return self.own and named_by_file(value)
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Check a value that Python code may have given: named values, and numbers in their bounds.
 
         Raises:
@@ -234,16 +233,16 @@ class Option:
 _KINDS = {int: "whole number", float: "finite number"}
 
 
+_found: dict[type, dict[str, Option]] = {}
+
+
 def options_of(dataclass: type) -> dict[str, Option]:
     """The options of a dataclass by name: all its fields that can be set."""
-    made: Any = dataclass
-    return _options_of(made)
-
-
-@cache
-def _options_of(dataclass: Any) -> dict[str, Option]:
-    hints = get_type_hints(dataclass)
-    return {field.name: Option.of(field, hints[field.name]) for field in dataclasses.fields(dataclass) if field.init}
+    if dataclass not in _found:
+        hints, made = get_type_hints(dataclass), cast(Any, dataclass)
+        fields = [field for field in dataclasses.fields(made) if field.init]
+        _found[dataclass] = {field.name: Option.of(field, hints[field.name]) for field in fields}
+    return _found[dataclass]
 
 
 class Topic:
@@ -279,7 +278,7 @@ class Names:
         return name
 
 
-def check_fields(options: Any, dataclass: type | None = None) -> None:
+def check_fields(options: object, dataclass: type | None = None) -> None:
     """Check every option of `options` (those of `dataclass`, one of its bases, if given) by its type and bounds.
 
     Raises:
@@ -299,7 +298,7 @@ class Unread(NamedTuple):
         return f"--{self.name} has no effect {self.reason}"
 
 
-def unread_options(options: Any, given: Iterable[str]) -> list[Unread]:
+def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
     """Those of the options `given` that lack what they need, in the order of the fields."""
     known, given = options_of(type(options)), set(given)
     unread = []
@@ -310,7 +309,7 @@ def unread_options(options: Any, given: Iterable[str]) -> list[Unread]:
     return unread
 
 
-def _has(options: Any, name: str, wanted: bool | tuple[str, ...]) -> bool:
+def _has(options: object, name: str, wanted: bool | tuple[str, ...]) -> bool:
     value = getattr(options, name)
     return bool(value) == wanted if isinstance(wanted, bool) else value in wanted
 

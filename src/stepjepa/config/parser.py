@@ -64,7 +64,7 @@ class StrictParser:
 
     def __init__(
         self,
-        dataclass_types: Any,
+        dataclass_types: type | Iterable[type],
         text: str | None = None,
         *,
         aliases: Mapping[str, Alias] | None = None,
@@ -102,7 +102,7 @@ class StrictParser:
         given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
         return carried(self.options, {name: setting.value for name, setting in given.items()})
 
-    def take_up(self, name: str, value: Any) -> None:
+    def take_up(self, name: str, value: object) -> None:
         """Add the options that a value of option `name` brings, where it is the name of a class of one's own.
 
         Raises:
@@ -117,7 +117,7 @@ class StrictParser:
             self._brought.add(one.name)
             self.options[one.name] = dataclasses.replace(one, group=one.group or f"{name} {value}")
 
-    def settings(self, name: str, given: Any, spelling: str) -> Iterator[Setting]:
+    def settings(self, name: str, given: object, spelling: str) -> Iterator[Setting]:
         """The fields that a flag or a YAML key sets.
 
         Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from stepjepa.config.option import Option, options_of
 from stepjepa.config.parser import Alias, alias_settings
@@ -43,11 +42,10 @@ PUBLISHED: dict[str, Alias] = {
 }
 
 
-def published(*dataclass_types: Any, but: Mapping[str, Alias] | None = None) -> dict[str, Alias]:
-    """The spellings that lead to options of these dataclasses, to values that they may have; and those of `but`."""
+def published(*dataclass_types: type) -> dict[str, Alias]:
+    """The spellings that lead to options of these dataclasses, to values that they may have."""
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    found = {name: target for name, target in PUBLISHED.items() if _fits(target, known)}
-    return found | dict(but or {})
+    return {name: target for name, target in PUBLISHED.items() if _fits(target, known)}
 
 
 def _fits(target: Alias, known: Mapping[str, Option]) -> bool:

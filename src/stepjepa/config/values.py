@@ -20,7 +20,7 @@ import types
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
@@ -29,8 +29,6 @@ _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
 _INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
-
-
 _LARGEST = 2**63 - 1  # what the machine counts with
 
 
@@ -52,12 +50,12 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.0) -> str | None:
     return matches[0] if matches else None
 
 
-def named_by_file(name: Any) -> bool:
+def named_by_file(name: object) -> TypeGuard[str]:
     """Whether a value is the name of a class or function of one's own: ``file.py:Name`` or ``package.module:Name``."""
     return isinstance(name, str) and re.fullmatch(r"(.*\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", name) is not None
 
 
-def union_members(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: object) -> tuple[Any, ...]:
     """The alternatives of a type: those of a union, with None taken out of a Literal, or the type alone."""
     if get_origin(hint) in (Union, types.UnionType):
         return tuple(member for arg in get_args(hint) for member in union_members(arg))
@@ -67,22 +65,20 @@ def union_members(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def is_class(hint: Any, base: type) -> bool:
+def is_class(hint: object, base: type) -> bool:
     """Whether a type, or the unsubscripted form of a generic one, is `base` or derives from it."""
     plain = get_origin(hint) or hint
     return isinstance(plain, type) and issubclass(plain, base)
 
 
-def convert(hint: Any, given: Any, keep: str | None = None) -> Any:
+def convert(hint: object, given: object, keep: str | None = None) -> object:
     """The value of type `hint` that `given` stands for.
 
     Args:
-        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of
-            them. For `Enum | str` the result is the enumeration's value as a string; other strings are
-            refused.
+        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For
+            `Enum | str` the result is the enumeration's value as a string; other strings are refused.
         given: what was written, in one of the forms in the module's description.
-        keep: a word that stays text although it is one of the words for None, as "none" does for a field
-            whose default is the string "none".
+        keep: a word that stays text although it is one for None, as "none" for a field whose default is "none".
 
     Raises:
         BadValue: if it does not fit.
@@ -102,13 +98,13 @@ def convert(hint: Any, given: Any, keep: str | None = None) -> Any:
     raise BadValue(f"expected {describe(hint)}, got {show(given)}{_suggestion(members, given)}")
 
 
-def _check_text(given: Any) -> None:
+def _check_text(given: object) -> None:
     half = lone_surrogate(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str))
     if half is not None:
         raise BadValue(f"expected UTF-8 text, got {half} in {show(given)[:100]}")
 
 
-def describe(hint: Any) -> str:
+def describe(hint: object) -> str:
     """What a type expects, in words: "a whole number", "one of a, b, c or none"."""
     members = union_members(hint)
     enums = any(is_class(member, Enum) for member in members)
@@ -118,16 +114,16 @@ def describe(hint: Any) -> str:
     return " or ".join(dict.fromkeys(words))
 
 
-def choices_of(hint: Any) -> list[Any] | None:
+def choices_of(hint: object) -> list[Any] | None:
     """The named values of a Literal or Enum type, or None if the type is another."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    if is_class(hint, Enum):
+    if isinstance(hint, type) and issubclass(hint, Enum):
         return [member.value for member in hint]
     return None
 
 
-def show(given: Any) -> str:
+def show(given: object) -> str:
     """What was given, for a message."""
     if given is None:
         return "no value"
@@ -138,7 +134,7 @@ def show(given: Any) -> str:
     return repr(str(given))
 
 
-def _means_none(given: Any, keep: str | None) -> bool:
+def _means_none(given: object, keep: str | None) -> bool:
     return (
         isinstance(given, str)
         and not isinstance(given, Quoted)
@@ -147,8 +143,8 @@ def _means_none(given: Any, keep: str | None) -> bool:
     )
 
 
-def _is_choice(members: list[Any], text: str) -> bool:
-    return any(text in map(str, choices_of(member) or ()) for member in members)
+def _is_choice(members: list[Any], text: object) -> bool:
+    return any(str(text) in map(str, choices_of(member) or ()) for member in members)
 
 
 def _precision(member: Any) -> int:

@@ -1,9 +1,8 @@
 """Reading and writing YAML option files.
 
-Reading keeps each scalar as the text that stands in the file, with its line, so that the option's type
-decides what it means, exactly as for a flag: `learning_rate: 1e-5` is a number, `eval_strategy: no` the
-word "no". Inside mappings, where no type says more, YAML 1.2's core rules hold: null, true/false, numbers,
-and the rest is text.
+Reading keeps each scalar as the text that stands in the file, with its line, so that the option's type decides what it
+means, exactly as for a flag: `learning_rate: 1e-5` is a number, `eval_strategy: no` the word "no". Inside mappings, where
+no type says more, YAML 1.2's core rules hold: null, true/false, numbers, and the rest is text.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:
     write_yaml(values, path)
 
 
-def representable(value: Any) -> Any:
+def representable(value: object) -> object:
     """A value as None, bool, int, float, str, and lists and dicts of them; TypeError where it has no such form."""
     if isinstance(value, Enum):
         return representable(value.value)

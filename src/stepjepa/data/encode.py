@@ -98,7 +98,7 @@ class EncodeOptions(DataOptions):
     def of(cls, options: DataOptions, **more: Any) -> EncodeOptions:
         """Those of a run, of which only the options of data are kept, and `more` attributes."""
         kept = {one.name: getattr(options, one.name) for one in fields(DataOptions)}
-        return cls(**kept | {_NAME.max_row_length: None} | more)  # which is the layout's, and decides no example
+        return cls(**kept | more)
 
     @property
     def label_mode(self) -> str:

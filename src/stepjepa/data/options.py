@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from stepjepa.config.option import Names, Topic, option, options_of
 from stepjepa.errors import ConfigError
 
-VIEWS, _DATA = "views", "data"
+VIEWS, DATA = "views", "data"
 STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
 
 
@@ -56,12 +56,10 @@ class ColumnOptions(Topic):
 class TemplateOptions(Topic):
     """How chats are written."""
 
-    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", _DATA)
-    chat_template: str | None = option(
-        None, "File with a Jinja chat template to use instead of the tokenizer's.", _DATA
-    )
+    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", DATA)
+    chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the tokenizer's.", DATA)
     chat_template_kwargs: dict[str, Any] | None = option(
-        None, "What the chat template takes besides the messages, as in '{\"enable_thinking\": false}'.", _DATA
+        None, "What the chat template takes besides the messages, as in '{\"enable_thinking\": false}'.", DATA
     )
 
     def check(self) -> None:
@@ -82,17 +80,14 @@ class DataOptions(TemplateOptions, ColumnOptions):
         None,
         "Tokens of the LM loss: answers and their end of turn (assistant, the default), all (default of split and plain "
         "text), or what the published code really trains on (reference).",
-        _DATA,
+        DATA,
     )
     max_length: int = option(
-        1024, "Longest chat in tokens; longer ones are cut on the right and counted.", _DATA, at_least=2
+        1024, "Longest chat in tokens; longer ones are cut on the right and counted.", DATA, at_least=2
     )
-    max_row_length: int | None = option(
-        None, "Longest packed row in tokens. Default: chosen for every batch.", _DATA, resume=True, at_least=1
-    )
-    system_prompt: str | None = option(None, "System message for chats that have none.", _DATA)
+    system_prompt: str | None = option(None, "System message for chats that have none.", DATA)
     strict_data: bool = option(
-        False, "Stop at the first row that cannot be used, instead of counting it.", _DATA, resume=True
+        False, "Stop at the first row that cannot be used, instead of counting it.", DATA, resume=True
     )
 
 
@@ -138,30 +133,30 @@ class ReadingOptions(Topic):
     mixing_weights: list[float] | None = option(
         None,
         "One weight for every train_file: examples are sampled in this proportion. Default: each file once.",
-        _DATA,
+        DATA,
         above=0,
     )
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = option(
         "all_exhausted",
         "mixing_weights: an epoch ends when all of the first file was used, or of the last one (the others are used again "
         "meanwhile).",
-        _DATA,
+        DATA,
         needs={"mixing_weights": True, "streaming": False},
     )
     streaming: bool = option(
-        False, "Read the training data as it is needed instead of once before; needs max_steps.", _DATA
+        False, "Read the training data as it is needed instead of once before; needs max_steps.", DATA
     )
     shuffle_buffer: int = option(
         10_000,
         "streaming: examples that are read ahead and shuffled together.",
-        _DATA,
+        DATA,
         needs={"streaming": True},
         at_least=1,
     )
     dataset_num_proc: int = option(
         1,
         "Processes that tokenise. More than one pay off from some 50,000 rows on.",
-        _DATA,
+        DATA,
         resume=True,
         identity=False,
         at_least=1,
@@ -169,7 +164,7 @@ class ReadingOptions(Topic):
     data_cache: str | None = option(
         None,
         "Folder that keeps the tokenised examples of files, for the next run with the same data and options.",
-        _DATA,
+        DATA,
         needs={"streaming": False},
         resume=True,
         identity=False,

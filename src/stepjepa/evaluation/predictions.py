@@ -16,7 +16,7 @@ from stepjepa.evaluation.metrics import Metric, Verdict
 from stepjepa.generation import Reply
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.store import json_line
-from stepjepa.utils.files import json_bytes, read_json
+from stepjepa.utils.files import json_bytes, parse_json
 from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
@@ -93,7 +93,8 @@ def read_predictions(path: Path) -> list[Prediction]:
     with open(path, "rb") as file:
         is_array = file.read(64).lstrip().startswith(b"[")
     try:
-        rows: Iterable[tuple[int, Any]] = enumerate(read_json(path)) if is_array else file_rows(path)
+        array: Any = parse_json(path.read_bytes()) if is_array else None
+        rows: Iterable[tuple[int, Any]] = enumerate(array) if is_array else file_rows(path)
     except ValueError as error:
         raise DataError(f"{path}: broken JSON ({error})") from None
     found: list[Prediction] = []

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import Generator, Reply, Request
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.utils.files import json_bytes, no_links, parse_json, read_json, write_whole
+from stepjepa.utils.files import json_bytes, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
@@ -159,7 +159,7 @@ class Output:
         try:
             with open(path, "rb") as file:
                 line = file.readline()
-            return dict(parse_json(line)["identity"]) if line.endswith(b"\n") else None
+            return dict(parse_object(line)["identity"]) if line.endswith(b"\n") else None
         except FileNotFoundError:
             return None
         except _BROKEN:
@@ -202,7 +202,7 @@ class Output:
                     break
                 try:
                     if number > 1:
-                        take(parse_json(line))
+                        take(parse_object(line))
                 except _BROKEN:
                     raise DataError(
                         f"{self.paths.partial} line {number}: broken, so the work cannot be resumed; remove the file to "

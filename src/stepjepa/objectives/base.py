@@ -382,7 +382,7 @@ def load_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
     Raises:
         ConfigError: there is none of that name, or it does not return one number a pair.
     """
-    found = load_named(name, "jepa_loss", LOSSES)
+    found: Any = load_named(name, "jepa_loss", LOSSES)
     wrong = _trial(found)
     if wrong:
         raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {wrong}")

@@ -22,7 +22,7 @@ from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.synthetic import ArithmeticConfig
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
-from stepjepa.objectives.base import OBJECTIVES
+from stepjepa.objectives.base import OBJECTIVES, objective_of
 from stepjepa.study.spec import (
     SAME_FLOP,
     SPLITS,
@@ -228,7 +228,7 @@ def _arm(
         raise ConfigError(f"{where}: arm {name}: {error}") from None
     cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, config, f"arm {name}")
     variants = list[str]()
-    for variant in wanted if config.uses_pairs else ():
+    for variant in wanted if objective_of(config).makes_pairs else ():
         try:
             config_of({**values, **varied(variant)})
             variants.append(variant)
@@ -236,7 +236,7 @@ def _arm(
             notes.append(f"arm {name} is run without {variant}: {error}")
     notes += [f"arm {name}: {key} has no effect" for key in settings if without_effect(config, [key])]
     control = None if control_arm.given is None else str(control_arm.value)
-    return Arm(name, settings, cells, config.uses_pairs, tuple(variants), control)
+    return Arm(name, settings, cells, objective_of(config).makes_pairs, tuple(variants), control)
 
 
 def _cells(
@@ -253,10 +253,10 @@ def _cells(
         cell = {name: value for part in combination for name, value in part.items()}
         where = f"{next(iter(lists.values())).where}: tune, {what}" if lists else what
         try:
-            pairs = config_of({**values, **cell}).uses_pairs
+            pairs = objective_of(config_of({**values, **cell})).makes_pairs
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        if pairs != config.uses_pairs:
+        if pairs != objective_of(config).makes_pairs:
             raise ConfigError(f"{where}: with {cell} it is no JEPA arm any more, or becomes one")
         cells += [cell] if cell not in cells else []
     return tuple(cells)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import CommitInfo, HfApi
 from transformers import Trainer, TrainerCallback
 from transformers.modelcard import TrainingSummary
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import TrainOutput
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.yaml_file import representable
@@ -77,6 +78,11 @@ class CheckpointedTrainer(Trainer):
     _last_step = LastStep()
 
     @property
+    def at_equal_compute(self) -> bool:
+        """Whether it takes as many steps as cost what a regular run of the given length costs."""
+        return self.args.same_flop and self.setup.objective.makes_pairs
+
+    @property
     def requested_steps(self) -> int:
         """Optimizer steps that the options and the data ask for."""
         raise NotImplementedError
@@ -92,7 +98,7 @@ class CheckpointedTrainer(Trainer):
 
     # Training, from the start or from a checkpoint
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As `Trainer.train`; ``resume_from_checkpoint=True`` resumes from the newest checkpoint that matches its manifest.
 
         A checkpoint at the last step that is asked for is loaded, and nothing is trained.
@@ -114,14 +120,14 @@ class CheckpointedTrainer(Trainer):
                     )
             return self.train_from(checkpoint, *args, **kwargs)
 
-    def train_from(self, checkpoint: Path | None, *args: Any, **kwargs: Any) -> Any:
+    def train_from(self, checkpoint: Path | None, *args: Any, **kwargs: Any) -> TrainOutput:
         """`train` inside `RunFolder.running`, from a checkpoint of `RunFolder.chosen`; None starts at step 0.
 
         Raises:
             ConfigError, RunError: as `train`.
         """
         steps, done = self.requested_steps, 0
-        if self.args.same_flop and self.args.uses_pairs:
+        if self.at_equal_compute:
             self.args.max_steps = steps
         if checkpoint is not None:
             done, planned = self.check_resumable(checkpoint)
@@ -355,7 +361,7 @@ class CheckpointedTrainer(Trainer):
         name = self.args.hub_model_id or Path(self.args.output_dir or "").name
         return f"upload it with: hf upload {name} {shlex.quote(str(self.args.output_dir))} --exclude 'checkpoint-*/*'"
 
-    def push_to_hub(
+    def push_to_hub(  # type: ignore[override]
         self,
         commit_message: str | None = "End of training",
         blocking: bool = True,
@@ -363,7 +369,7 @@ class CheckpointedTrainer(Trainer):
         revision: str | None = None,
         private: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> CommitInfo | None:
         """As `Trainer.push_to_hub`, of what `save_model` writes and a model card; nothing in the output folder changes. It
         always waits for the upload.
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import torch
 import transformers
-from transformers import Trainer, get_scheduler
+from transformers import PreTrainedModel, Trainer, get_scheduler
 
 from stepjepa.config.option import Names, option, options_of
 from stepjepa.errors import ConfigError
@@ -25,17 +25,9 @@ _TRAINER = "options of transformers.TrainingArguments"
 # How the names of inherited options begin that leave the trained weights alone: a run may be resumed with others.
 _BESIDES_TRAINING = (
     *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
-    *(
-        "include_",
-        "prediction_loss_only",
-        "per_device_eval_",
-        "batch_eval_",
-        "metric_for_",
-        "greater_is_",
-        "label_names",
-    ),
-    *("load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout", "use_cpu"),
-    *("restore_callback_", "enable_jit_", "debug", "remove_unused_", "average_tokens_"),
+    *("include_", "prediction_loss_only", "per_device_eval_", "batch_eval_", "metric_for_", "greater_is_"),
+    *("label_names", "load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout"),
+    *("use_cpu", "restore_callback_", "enable_jit_", "debug", "remove_unused_", "average_tokens_"),
 )
 
 
@@ -139,13 +131,14 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             _NAME.per_device_eval_batch_size: self.per_device_eval_batch_size,
         }
         single = [name for name, size in sizes.items() if size == 1]
-        if not self.uses_pairs or not single:
+        objective = objective_of(self)
+        if not objective.makes_pairs or not single:
             return
         if self.control == "shuffled":
             raise ConfigError(
                 f"control=shuffled takes targets of other examples of the micro-batch, of one: raise {single[0]}"
             )
-        if self.world_size > 1 or objective_of(self).several_pairs:
+        if self.world_size > 1 or objective.several_pairs:
             return
         if self.jepa_loss == "infonce":
             raise ConfigError(
@@ -207,10 +200,9 @@ _NAME = Names(JEPAConfig)
 
 def fixed_on_resume() -> list[str]:
     """The options of a `JEPAConfig` that a resumed run must share with its checkpoint."""
-    own = options_of(JEPAConfig)
     return [
         name
-        for name, one in own.items()
+        for name, one in options_of(JEPAConfig).items()
         if not (one.resume or one.secret or (one.group is None and name.startswith(_BESIDES_TRAINING)))
     ]
 
@@ -236,7 +228,7 @@ def check_arguments(given: dict[str, Any]) -> None:
             raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
 
 
-def check_optimizer(args: JEPAConfig, model: Any) -> None:
+def check_optimizer(args: JEPAConfig, model: PreTrainedModel) -> None:
     """Refuse an optimizer or a schedule that cannot be made.
 
     Raises:

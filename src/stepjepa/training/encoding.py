@@ -20,6 +20,8 @@ from stepjepa.training.batches import DrawnExamples, ExampleDraw, Mixture, Strea
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from stepjepa.training.config import JEPAConfig
 
 _NAME = Names(JEPAOptions, TrainerOptions)
@@ -54,7 +56,7 @@ def settings_for(
     settings = encode_options(options, positions, _step_rules(rows, options, splitter))
     if positions is None:
         return settings
-    inserted = options.predictors or 0 if options.forward == "inline" and options.uses_pairs else 0
+    inserted = options.predictors or 0 if options.forward == "inline" and settings.objective else 0
     return replace(settings, max_length=min(settings.max_length, positions - inserted))
 
 
@@ -68,12 +70,12 @@ def _step_rules(
     )
 
 
-def chat_tokenizer(tokenizer: Any, options: JEPAOptions) -> Any:
+def chat_tokenizer(tokenizer: PreTrainedTokenizerBase, options: JEPAOptions) -> PreTrainedTokenizerBase:
     """The tokenizer with the template that the options ask for, see `data.chat.with_template`."""
     return with_template(tokenizer, options.chat_template, options.plain)
 
 
-def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
+def make_renderer(tokenizer: PreTrainedTokenizerBase, options: JEPAOptions) -> ChatRenderer | None:
     """The renderer of a run, with the `chat_tokenizer`; None for a tokenizer without a chat template."""
     tokenizer = chat_tokenizer(tokenizer, options)
     if not tokenizer.chat_template:
@@ -82,8 +84,8 @@ def make_renderer(tokenizer: Any, options: JEPAOptions) -> ChatRenderer | None:
 
 
 def encode(
-    source: Any,
-    tokenizer: Any,
+    source: object,
+    tokenizer: PreTrainedTokenizerBase,
     options: JEPAOptions,
     positions: int | None = None,
     split: str = "train",
@@ -106,7 +108,7 @@ def encode(
         return cached  # only what has pairs was stored
     renderer = make_renderer(tokenizer, options)
     store, report = encode_dataset(rows, tokenizer, renderer, settings, processes=options.dataset_num_proc)
-    if options.uses_pairs and not report.pairs:
+    if settings.objective and not report.pairs:
         raise without_pairs(options, report, "no example has")
     if key:
         save_cached(options.data_cache or "", key, store, report)
@@ -132,7 +134,7 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
 class Sources(NamedTuple):
     """Several data sets that are trained on together."""
 
-    sources: Sequence[Any]
+    sources: Sequence[object]
 
 
 class PairedStream(ExampleStream):
@@ -145,7 +147,7 @@ class PairedStream(ExampleStream):
     def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
         """See `ExampleStream.windows`."""
         for begin, window in super().windows(size, start):
-            if self.options.uses_pairs and not any(report.pairs for report in self.reports):
+            if objective_of(self.options).makes_pairs and not any(report.pairs for report in self.reports):
                 seen = max(self.reports, key=lambda report: report.examples)
                 raise without_pairs(self.options, seen, f"none of the first {seen.examples} examples has")
             yield begin, window
@@ -163,13 +165,13 @@ class ExampleReader:
         reports: what was read, by the name of the data set: ``train`` (``train_1``, ... of several), ``eval``.
     """
 
-    def __init__(self, tokenizer: Any, args: JEPAConfig, positions: int | None):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, args: JEPAConfig, positions: int | None):
         self.tokenizer, self.args, self.positions = tokenizer, args, positions
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.reports: dict[str, DataReport] = {}
 
-    def read_training(self, source: Any) -> Any:
-        """Examples to train on: `DrawnExamples`, with ``streaming`` `StreamedExamples`; None of None.
+    def read_training(self, source: object) -> DrawnExamples | StreamedExamples | None:
+        """Examples to train on, streamed with ``streaming``; None of None.
 
         Args:
             source: one data set, `Sources` of several, or examples that were read before.
@@ -205,7 +207,7 @@ class ExampleReader:
         mixture = Mixture.weighted(sizes, weights, args.stopping_strategy) if weights else None
         return DrawnExamples(store, objective_of(args), args.seed, args.jepa_ratio, self.pad_id, mixture)
 
-    def read_evaluation(self, source: Any, name: str = "eval") -> Any:
+    def read_evaluation(self, source: object, name: str = "eval") -> DrawnExamples | dict[str, Any] | None:
         """Examples to evaluate on, with all their pairs; a plain dict holds several data sets by name, as
         `transformers.Trainer` takes them."""
         if type(source) is dict:
@@ -218,7 +220,7 @@ class ExampleReader:
         store = self._store(source, name, splitter)
         return DrawnExamples(store, objective_of(self.args), self.args.seed, filler_id=self.pad_id)
 
-    def _store(self, source: Any, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
+    def _store(self, source: object, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
         if isinstance(source, ExampleStore):
             return source
         store, self.reports[name] = encode(source, self.tokenizer, self.args, self.positions, splitter=splitter)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
@@ -84,7 +85,7 @@ def precise_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Any) -> list[float]:
+def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelerator) -> list[float]:
     """The sums over all processes of some numbers (N,). Every process must call it."""
     device = accelerator.device
     totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
@@ -129,7 +130,7 @@ class LossMeter:
         if pairs and sum(len(kept) for kept in self.targets) < KEPT_TARGETS:
             self.targets.append(target.float())
 
-    def metrics(self, makes_pairs: bool, accelerator: Any) -> dict[str, float]:
+    def metrics(self, makes_pairs: bool, accelerator: Accelerator) -> dict[str, float]:
         """Means over the labels and pairs of all processes, by the names of the log. Every process must call it.
 
         Args:
@@ -151,7 +152,7 @@ class LossMeter:
         """Tokens a second of all processes since `since`; `metrics` has counted them."""
         return {"tokens_per_second": round(self.tokens / (time.perf_counter() - self.since), 1)}
 
-    def flops_by_kind(self, accelerator: Any) -> dict[str, float]:
+    def flops_by_kind(self, accelerator: Accelerator) -> dict[str, float]:
         """FLOPs of all processes, by kind. Every process must call it."""
         totals = over_processes([self.flops[kind] for kind in KINDS], accelerator)
         return {f"flops_{kind}": value for kind, value in zip(KINDS, totals, strict=True)}
@@ -210,10 +211,10 @@ class FiniteWatch:
         """1 once something was not finite, else 0: (1,), to be summed over the processes with what is summed anyway."""
         return (self._first > 0).any().float().reshape(1)
 
-    def end_step(self, step: int, loss: torch.Tensor, grad_norm: Any) -> None:
+    def end_step(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> None:
         """Take in the gradient norm of step `step` (1 is the first), and the sum of the losses since the last log, ()."""
-        norm = grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm
-        norm = torch.as_tensor(0.0 if norm is None else norm, device=self._first.device)
+        norm: Any = 0.0 if grad_norm is None else grad_norm
+        norm = torch.as_tensor(norm.full_tensor() if hasattr(norm, "full_tensor") else norm, device=self._first.device)
         broken = ~torch.stack([loss.detach().float(), norm.detach().float().reshape(())]).isfinite()
         self._first = torch.where(broken & (self._first == 0), torch.full_like(self._first, step), self._first)
 
@@ -230,7 +231,7 @@ class FiniteWatch:
             self._event.synchronize()
         return bool(self._copied > 0)
 
-    def first_broken(self, accelerator: Any) -> tuple[int, str] | None:
+    def first_broken(self, accelerator: Accelerator) -> tuple[int, str] | None:
         """The first broken step of all processes and what was not finite there, where that is news; else None.
 
         Waits for the device, and every process must call it.
@@ -244,7 +245,7 @@ class FiniteWatch:
         return None if self.found == before else self.found
 
 
-def weights_are_finite(model: torch.nn.Module, accelerator: Any) -> bool:
+def weights_are_finite(model: torch.nn.Module, accelerator: Accelerator) -> bool:
     """Whether all weights that are trained are finite, on all processes. Every process must call it."""
     trained = {name: own.detach() for name, own in model.named_parameters() if own.requires_grad}
     # Of what is sharded, this process's part.
@@ -259,7 +260,7 @@ class Predictions:
     def __init__(self) -> None:
         self._rows: list[torch.Tensor] = []  # (L, 2) of each example
 
-    def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Any) -> None:
+    def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Accelerator) -> None:
         """Add a batch of every process. Every process must call it.
 
         Args:

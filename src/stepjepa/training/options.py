@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from stepjepa.config.named import given_name
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
-from stepjepa.data.options import DataOptions, ReadingOptions, check_split_name
+from stepjepa.data.options import DATA, DataOptions, ReadingOptions, check_split_name
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
 from stepjepa.objectives.base import (
@@ -111,22 +111,16 @@ class ExampleOptions(
 ):
     """What decides how rows become examples, and how a model sees them."""
 
+    max_row_length: int | None = option(
+        None, "Longest packed row in tokens. Default: chosen for every batch.", DATA, resume=True, at_least=1
+    )
+
 
 @dataclass
 class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, ExampleOptions):
     """All options of the method. Checked when a `JEPAConfig` is made."""
 
     gamma: float = option(1.0, "Weight of the LM loss.", LOSS, at_least=0)
-
-    @property
-    def uses_pairs(self) -> bool:
-        """Whether training computes a JEPA loss at all."""
-        return objective_of(self).makes_pairs
-
-    @property
-    def separate_targets(self) -> bool:
-        """Whether the targets go through a forward pass of their own, without a graph."""
-        return objective_of(self).separate_targets
 
     def check(self) -> None:
         """Check the values and fill in defaults that depend on others.
@@ -137,8 +131,7 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
         self._name_own()
         if -1 <= self.jepa_ratio < 0:
             self.jepa_ratio = 1.0  # the published scripts write -1 for "off"
-        topics: list[Any] = [topic for topic in JEPAOptions.__mro__ if issubclass(topic, Topic)]
-        topics = [topic for topic in topics if topic not in (JEPAOptions, Topic)]
+        topics: list[Any] = [one for one in JEPAOptions.__mro__[1:] if issubclass(one, Topic) and one is not Topic]
         chosen = find_objective(self.objective)
         for topic in topics:
             if "fill_in" in vars(topic):
@@ -199,12 +192,12 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     found = [Unread(name, f"with objective {options.objective}") for name in options_of(JEPAOptions) if name in idle]
     unread = [one for one in found if one.name in changed]
     unread += unread_options(options, changed - idle)
-    if options.control == "random" and options.target_encoder == "ema" and options.uses_pairs:
+    if options.control == "random" and options.target_encoder == "ema" and objective_of(options).makes_pairs:
         unread.append(Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used"))
     return unread
 
 
-def method_of(options: Any) -> JEPAOptions:
+def method_of(options: object) -> JEPAOptions:
     """The method's options, checked, out of those that a command's options share with it.
 
     Raises:

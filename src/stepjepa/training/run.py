@@ -18,6 +18,7 @@ from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import plain_settings
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import Sources
@@ -166,7 +167,7 @@ def _make_trainer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
     )
     config.learning_rate = config.settled_learning_rate(preset or run.pretrain)
-    if config.uses_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
+    if objective_of(config).makes_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
         say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start again")
     model = load_model(
         run.model_name,
@@ -177,9 +178,8 @@ def _make_trainer(
         attn_implementation=run.attn_implementation,
         trust_remote_code=run.trust_remote_code,
     )
-    peft = None
-    if run.lora:
-        peft = lora_config(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules)
+    adapter = (run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules)
+    peft = lora_config(*adapter) if run.lora else None
     if config.merge_lora is None:
         config.merge_lora = preset or run.pretrain
         if run.lora and config.merge_lora:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,10 @@ from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.batches import Draw, DrawnExamples, StreamedExamples
 from stepjepa.training.encoding import Sources
 from stepjepa.training.options import JEPAOptions
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 logger = logging.getLogger("stepjepa")
 Collator = Callable[[list[Example]], Batch]
@@ -52,7 +56,12 @@ class ModelSetup:
 
 
 def set_up_model(
-    model: Any, options: JEPAOptions, seed: int, device: str, peft_config: Any = None, tokenizer: Any = None
+    model: PreTrainedModel | PeftModel,
+    options: JEPAOptions,
+    seed: int,
+    device: str,
+    peft_config: PeftConfig | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> tuple[Any, ModelSetup]:
     """Add LoRA, predictor rows and head, choose the forward, and let the model take batches.
 
@@ -75,7 +84,7 @@ def set_up_model(
             raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
         model = add_lora(model, peft_config, seed)
     elif hasattr(model, "get_base_model"):
-        check_lora(model.peft_config[model.active_adapter])
+        check_lora(model.peft_config[str(model.active_adapter)])
     inner = causal_lm(model)
     own_configs(inner)
     vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
@@ -95,7 +104,7 @@ def set_up_model(
     attach_forest_forward(model, vocabulary, objective)
     predictor_ids = [] if rows is None else rows.ids
     ids = placed_predictors(predictor_ids, options, objective.groups)
-    asked = "packed" if options.forward == "inline" and not options.uses_pairs else options.forward
+    asked = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
     forward = choose_forward(model, asked, vocabulary, device, ids)
     frozen = freeze_unreached(model, ids)
     if frozen:
@@ -135,7 +144,7 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
     )
 
 
-def tokenizer_for(name: str, train_dataset: Any, options: JEPAOptions) -> tuple[Any, Any]:
+def tokenizer_for(name: str, train_dataset: object, options: JEPAOptions) -> tuple[PreTrainedTokenizerBase, object]:
     """The tokenizer that comes with a model; a preset's is trained on the training data.
 
     Returns:
@@ -178,12 +187,12 @@ def equal_compute(regular_steps: int, ratio: float) -> EqualCompute:
     return EqualCompute(regular_steps, max(1, round(regular_steps / ratio)), ratio)
 
 
-def cost_over_regular(dataset: Any, collator: Any, cost: ModelCost, batch_size: int, order: Iterable[Draw]) -> float:
+def cost_over_regular(
+    dataset: DrawnExamples, collator: Collator, cost: ModelCost, batch_size: int, order: Iterable[Draw]
+) -> float:
     """FLOPs of this run's first `SAMPLED_BATCHES` batches over those of the same examples without pairs, with padding.
 
     Args:
-        dataset: `DrawnExamples`.
-        collator: of the run.
         cost: of its model; the predictor head, which a regular run does not have, costs nothing without pairs.
         batch_size: examples of a micro-batch.
         order: of the examples, as for training.
@@ -199,7 +208,7 @@ def cost_over_regular(dataset: Any, collator: Any, cost: ModelCost, batch_size: 
     return own / regular
 
 
-def planned_steps(args: Any, examples: int, processes: int) -> int:
+def planned_steps(args: TrainingArguments, examples: int, processes: int) -> int:
     """Optimizer steps of a run as `transformers.Trainer` counts them."""
     if args.max_steps > 0:
         return args.max_steps

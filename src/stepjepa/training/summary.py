@@ -24,7 +24,6 @@ from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.meter import clock, short
 from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
-from stepjepa.training.setup import planned_steps
 from stepjepa.training.trainer import JEPATrainer
 
 _NAME = Names(RunOptions, JEPAConfig)
@@ -96,7 +95,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
             lines += report.steps.lines()
         parts.append((name, [line.removeprefix("  ") for line in lines]))
     parts += [("mix", mixing_lines(trainer)), ("model", [model_line(trainer, run)]), ("loss", [method_line(trainer)])]
-    if args.same_flop and args.uses_pairs:
+    if trainer.at_equal_compute:
         regular, steps, ratio = trainer.equal_compute
         parts.append(
             ("flop", [f"a step costs {ratio:.2f} times a regular one: {steps} steps for {regular} regular ones"])
@@ -240,11 +239,8 @@ def steps_line(trainer: JEPATrainer) -> str:
     how = f" ({' x '.join(parts)})" if len(parts) > 1 else ""
     if args.streaming:
         return f"{args.max_steps:,} of {batch:,} examples{how}"
-    size = len(trainer.train_dataset)  # type: ignore[arg-type]
-    steps = planned_steps(args, size, processes)
-    if args.same_flop and args.uses_pairs:
-        steps = trainer.equal_compute.steps
-    epochs = f"{steps * batch / size:.3g}"
+    steps = trainer.requested_steps
+    epochs = f"{steps * batch / len(trainer.train_dataset):.3g}"  # type: ignore[arg-type]
     return f"{steps:,} of {batch:,} examples{how}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 
@@ -275,7 +271,7 @@ def output_lines(trainer: JEPATrainer, checkpoint: Path | None) -> list[str]:
     return lines
 
 
-def checkpoints_line(args: Any) -> str:
+def checkpoints_line(args: JEPAConfig) -> str:
     """``checkpoint-N every 500 steps and at the end; the newest 2 are kept``."""
     strategy = getattr(args.save_strategy, "value", args.save_strategy)
     if strategy == "no":

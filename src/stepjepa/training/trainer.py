@@ -12,12 +12,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
-from transformers import PrinterCallback, TrainerCallback
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
@@ -55,6 +57,9 @@ from stepjepa.training.setup import (
     set_up_model,
     tokenizer_for,
 )
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
 
 _NAME = Names(JEPAOptions)
 # Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
@@ -111,12 +116,12 @@ class JEPATrainer(CheckpointedTrainer):
 
     def __init__(
         self,
-        model: Any,
+        model: str | os.PathLike[str] | PreTrainedModel | PeftModel,
         args: transformers.TrainingArguments | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        peft_config: Any = None,
+        train_dataset: object = None,
+        eval_dataset: object = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
         score_answers: ScoreAnswers | None = None,
         **kwargs: Any,
     ):
@@ -125,11 +130,12 @@ class JEPATrainer(CheckpointedTrainer):
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
         name = str(model) if isinstance(model, (str, os.PathLike)) else None
+        trained: Any = model
         args.learning_rate = args.settled_learning_rate(name is not None and is_preset(name))
         if name is not None:
             if processing_class is None:
                 processing_class, train_dataset = tokenizer_for(name, train_dataset, args)
-            model = load_model(name, processing_class, seed=args.seed)
+            trained = load_model(name, processing_class, seed=args.seed)
         if processing_class is None:
             raise ConfigError("processing_class (the tokenizer) is missing")
         processing_class = chat_tokenizer(processing_class, args)
@@ -139,22 +145,22 @@ class JEPATrainer(CheckpointedTrainer):
             )
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
-            args.ddp_find_unused_parameters = has_experts(model)
-        reader = self._reader = ExampleReader(processing_class, args, max_positions(model))
+            args.ddp_find_unused_parameters = has_experts(trained)
+        reader = self._reader = ExampleReader(processing_class, args, max_positions(trained))
         self.data_reports, self.score_answers = reader.reports, score_answers
         train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
         device = args.device.type
-        model, self.setup = set_up_model(model, args, args.seed, device, peft_config, processing_class)
+        trained, self.setup = set_up_model(trained, args, args.seed, device, peft_config, processing_class)
         if args.keep_predictors:
-            check_keeps_predictors(model, processing_class)
+            check_keeps_predictors(trained, processing_class)
         # What torch.compile compiles keeps its shapes: dense rows, not attention by segments.
-        attention = "sdpa" if args.torch_compile else model.config._attn_implementation
-        use_cache = getattr(model.config, "use_cache", None)
-        check_optimizer(args, model)
+        attention = "sdpa" if args.torch_compile else trained.config._attn_implementation
+        use_cache = getattr(trained.config, "use_cache", None)
+        check_optimizer(args, trained)
         collator: Any = make_collator(self.setup, args, reader.pad_id, attention, device)  # a batch is a `Batch`
         try:
             super().__init__(
-                model=model,
+                model=trained,
                 args=args,
                 data_collator=collator,
                 train_dataset=train,
@@ -165,12 +171,12 @@ class JEPATrainer(CheckpointedTrainer):
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
-            model.config.use_cache = use_cache
+            trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            self._check_sharded(model, peft_config)
-        if args.uses_pairs and args.target_encoder == "ema":
-            self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(model))))
+            self._check_sharded(trained, peft_config)
+        if self.setup.objective.makes_pairs and args.target_encoder == "ema":
+            self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(trained))))
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         self._view = RunDisplay(bool(args.disable_tqdm), getattr(score_answers, "metrics", ()))
@@ -180,20 +186,21 @@ class JEPATrainer(CheckpointedTrainer):
     def _check_sharded(self, model: Any, peft_config: Any) -> None:
         """Refuse what needs whole weights, which no process has, and let those of the rows be gathered by name."""
         args, extras = self.args, trained_extras(causal_lm(model))
+        pairs = self.setup.objective.makes_pairs
         if extras is not None:
             extras.in_state_dict = True
         if self.is_fsdp_enabled and peft_config is not None:
             raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
-        if args.uses_pairs and args.target_encoder != "self":
+        if pairs and args.target_encoder != "self":
             raise ConfigError(f"target_encoder={args.target_encoder} keeps whole weights on every process; use DDP")
-        if args.uses_pairs and args.predictor_head != "none":
+        if pairs and args.predictor_head != "none":
             raise ConfigError(f"predictor_head={args.predictor_head} keeps whole weights on every process; use DDP")
         if self.score_answers is not None:
             raise ConfigError("scoring answers generates with whole weights on every process; use DDP")
 
     # Order of examples
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> DataLoader:
         """As `Trainer.get_train_dataloader`; a stream is already that of this process, and is not shared out again."""
         if not isinstance(self.train_dataset, StreamedExamples):
             return super().get_train_dataloader()
@@ -248,7 +255,7 @@ class JEPATrainer(CheckpointedTrainer):
         self._watch.copy_to_host(sums[-1])
         return sums[:-1]
 
-    def forward(self, model: Any, inputs: Batch, step: int, predict_ids: bool = False) -> ForestOutput:
+    def forward(self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False) -> ForestOutput:
         """What the model returns for one micro-batch; `step` seeds what is random in the loss."""
         if self.args.torch_compile:  # and every position goes through all layers
             inputs = inputs.untrimmed()
@@ -256,11 +263,11 @@ class JEPATrainer(CheckpointedTrainer):
 
     def compute_loss(  # type: ignore[override]
         self,
-        model: Any,
+        model: nn.Module,
         inputs: Batch,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
-    ) -> Any:
+    ) -> torch.Tensor | tuple[torch.Tensor, ForestOutput]:
         """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the optimizer step: a scalar.
 
         Times the number of processes, because DDP and FSDP average the gradients.
@@ -272,7 +279,7 @@ class JEPATrainer(CheckpointedTrainer):
         if model.training:
             self._meter.add(output, inputs)
         processes = self.accelerator.num_processes
-        if self.args.loss_scale == "reference" and self.args.uses_pairs:
+        if self.args.loss_scale == "reference" and self.setup.objective.makes_pairs:
             counts, processes = self._counts([inputs]), 1
         lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
         loss = total_loss(output.parts, dict(zip(self._meter.names, counts, strict=True)), lbd) * processes
@@ -323,15 +330,16 @@ class JEPATrainer(CheckpointedTrainer):
     def equal_compute(self) -> EqualCompute:
         """The length of this run at which it costs what a regular run of the given length costs."""
         dataset: Any = self.train_dataset
+        collator: Any = self.data_collator
         args, order = self.args, self._order(dataset)
-        ratio = cost_over_regular(dataset, self.data_collator, self._cost, args.train_batch_size, order)
+        ratio = cost_over_regular(dataset, collator, self._cost, args.train_batch_size, order)
         return equal_compute(planned_steps(args, len(dataset), self.accelerator.num_processes), ratio)
 
     @property
     def requested_steps(self) -> int:
         """Optimizer steps that the options and the data ask for."""
         dataset: Any = self.train_dataset
-        if self.args.same_flop and self.args.uses_pairs:
+        if self.at_equal_compute:
             return self.equal_compute.steps
         size = 0 if isinstance(dataset, StreamedExamples) else len(dataset)
         return planned_steps(self.args, size, self.accelerator.num_processes)
@@ -341,8 +349,9 @@ class JEPATrainer(CheckpointedTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the number of pairs, the speed and the collapse numbers to the training log."""
         if "loss" in logs:
-            metrics = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-            if self.args.uses_pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
+            pairs = self.setup.objective.makes_pairs
+            metrics = self._meter.metrics(pairs, self.accelerator)
+            if pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
                 # The step that is logged has been counted already.
                 metrics["lbd"] = lbd_at(self.args, max(self.state.global_step - 1, 0), self.state.max_steps)
             metrics |= self._meter.flops_by_kind(self.accelerator) if self.args.track_flop else {}
@@ -363,27 +372,28 @@ class JEPATrainer(CheckpointedTrainer):
 
     # Evaluation
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(self, eval_dataset: object = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor takes."""
         begin = time.perf_counter()
         known = self.eval_dataset
-        if not (isinstance(known, dict) and isinstance(eval_dataset, str) and eval_dataset in known):
-            eval_dataset = self._reader.read_evaluation(eval_dataset)
-        metrics = super().evaluate(eval_dataset, *args, **kwargs)
+        named = isinstance(known, dict) and isinstance(eval_dataset, str) and eval_dataset in known
+        examples: Any = eval_dataset if named else self._reader.read_evaluation(eval_dataset)
+        metrics = super().evaluate(examples, *args, **kwargs)
         self._meter.since += time.perf_counter() - begin  # evaluation is no training time
         return metrics
 
-    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> PredictionOutput:
+    def predict(self, test_dataset: object, *args: Any, **kwargs: Any) -> PredictionOutput:
         """As `Trainer.predict`, of anything that the constructor takes as data: the most likely ids and the true ones at the
         labelled positions, (rows, most labels of a row) int64 each, filled with -100; and the losses."""
         try:
-            return super().predict(self._reader.read_evaluation(test_dataset), *args, **kwargs)
+            examples: Any = self._reader.read_evaluation(test_dataset)
+            return super().predict(examples, *args, **kwargs)
         finally:
             self._view.close()
 
     def evaluation_loop(
         self,
-        dataloader: Any,
+        dataloader: DataLoader,
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,

@@ -7,7 +7,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
 
 from stepjepa.errors import ConfigError, RunError
 
@@ -91,7 +91,7 @@ def saying_out_of_memory(message: str) -> Iterator[None]:
         raise ConfigError(message) from None
 
 
-def library(name: str, extra: str) -> Any:
+def library(name: str, extra: str) -> ModuleType:
     """The module `name`, which only some commands need and which comes with ``pip install 'stepjepa[extra]'``.
 
     Raises:

@@ -99,12 +99,12 @@ def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
         file.writelines(pieces)
 
 
-def write_json(path: str | os.PathLike[str], record: Any, indent: int | None = 2) -> None:
+def write_json(path: str | os.PathLike[str], record: object, indent: int | None = 2) -> None:
     """Write JSON as `json_bytes` gives it, atomically (`write_whole`)."""
     write_whole(path, [json_bytes(record, indent), b"\n"])
 
 
-def json_bytes(record: Any, indent: int | None = None) -> bytes:
+def json_bytes(record: object, indent: int | None = None) -> bytes:
     """`record` as JSON in UTF-8; NaN and infinity, which JSON does not have, become null, a lone surrogate an escape."""
     try:
         text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
@@ -116,7 +116,7 @@ def json_bytes(record: Any, indent: int | None = None) -> bytes:
         return json.dumps(_finite(record), indent=indent, allow_nan=False).encode()
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -124,26 +124,25 @@ def _finite(value: Any) -> Any:
     return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """The value in a file of JSON.
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The object in a file of JSON.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: as `parse_json`.
+        ValueError: as `parse_object`.
     """
-    return parse_json(Path(path).read_bytes())
+    return parse_object(Path(path).read_bytes())
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The object in a file of JSON, empty where there is none that can be read."""
     try:
-        found = read_json(path)
+        return read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> object:
     """The value of a JSON text.
 
     Raises:
@@ -153,6 +152,14 @@ def parse_json(text: str | bytes) -> Any:
         return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The object of a JSON text; a ValueError where it is none."""
+    found = parse_json(text)
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    return found
 
 
 def _whole_number(digits: str) -> int:
@@ -277,7 +284,7 @@ def line_text(raw: bytes, limit: int = MAX_LINE_BYTES) -> str:
     return text.removeprefix("\ufeff").strip()
 
 
-def line_value(text: str, raw: bytes) -> Any:
+def line_value(text: str, raw: bytes) -> object:
     """The JSON value that a line holds; `text` is `line_text` of `raw`.
 
     Raises:

@@ -28,7 +28,7 @@ def print_text(text: str) -> None:
     print_drawn(printable(text))
 
 
-def print_json(record: Any) -> None:
+def print_json(record: object) -> None:
     """Print a record as JSON; NaN and infinity are null."""
     print_drawn(printable_json(record))
 

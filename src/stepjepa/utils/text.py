@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from stepjepa.utils.files import json_bytes
 
@@ -50,7 +49,7 @@ def lone_surrogate(text: str) -> str | None:
     return None
 
 
-def printable_json(record: Any) -> str:
+def printable_json(record: object) -> str:
     """`record` as JSON over several lines that a terminal can show; NaN and infinity become null."""
 
     def shown(character: str) -> str:
