@@ -1,14 +1,11 @@
 """``stepjepa check`` through the entry point."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.config.parser import StrictParser, positional_argument
-from stepjepa.inspect.check import CheckOptions, folded
+from stepjepa.inspect.check import folded
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
 STEPS = {"question": "How many are they?", "answer": "First one.\n\nThen two.\n\nSo three."}
@@ -200,38 +197,9 @@ def test_files_that_are_not_there_or_broken(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-def test_no_torch_without_a_tokenizer(data):
-    code = "import sys\nfrom stepjepa.cli.main import main\n"
-    for argv in (["check", "--help"], ["check", data(ROW)], ["inspect", "--help"]):
-        code += f"assert main({argv!r}) == 0\nassert 'torch' not in sys.modules\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--step_splitter {auto," in done.stdout and "--predictor_order {ascending,descending}" in done.stdout
-
-
 def test_long_lines_are_folded():
     long = "  a " + "word " * 30
     first, *rest = folded([long])
     assert first.startswith("  a word") and len(first) <= 100
     assert all(line.startswith("    word") and len(line) <= 100 for line in rest)
     assert folded(["x" * 150, "short", "file: " + "y" * 150]) == ["x" * 150, "short", "file: " + "y" * 150]
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        ("f --show 2", "--show 2 --file=f"),
-        ("--show 2 f", "--show 2 --file=f"),
-        ("--show=2 f", "--show=2 --file=f"),
-        ("--json f", "--json --file=f"),
-        ("--json true f", "--json true --file=f"),
-        ("--no_json f", "--no_json --file=f"),
-        ("--step-separator -- f", "--step-separator -- --file=f"),
-        ("--config c.yaml f", "--config c.yaml --file=f"),
-        ("f g", "g --file=f"),
-        ("--file f", "--file f"),
-        ("", ""),
-    ],
-)
-def test_where_the_file_may_stand(argv, expected):
-    assert positional_argument(StrictParser((CheckOptions,)), argv.split(), "file") == expected.split()

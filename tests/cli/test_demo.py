@@ -8,11 +8,22 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from stepjepa.cli.main import main
+from stepjepa.study import demo
 
 
-def test_demo(tmp_path, capsys):
+def test_demo(tmp_path, capsys, monkeypatch):
+    in_processes = demo._run_arms
+
+    def run_arms(options):
+        """One arm in a process of its own, as both are; the other here, which is quicker."""
+        with monkeypatch.context() as patch:
+            patch.setattr(demo, "ARMS", demo.ARMS[:1])
+            in_processes(options)
+        demo.run_arm(demo.ARMS[1], options)
+
+    monkeypatch.setattr(demo, "_run_arms", run_arms)
     out = tmp_path / "demo"
-    argv = ["demo", "--output_dir", str(out), "--train_rows", "48", "--test_rows", "6"]
+    argv = ["demo", "--output_dir", str(out), "--train_rows", "16", "--test_rows", "4"]
     assert main(argv) == 0
     printed = capsys.readouterr().out
     for words in (
@@ -29,7 +40,7 @@ def test_demo(tmp_path, capsys):
     record = json.loads((out / "metrics.json").read_text())
     assert set(record) == {"options", "regular", "step_jepa"}
     for arm in ("regular", "step_jepa"):
-        assert len(record[arm]["correct"]) == 6
+        assert len(record[arm]["correct"]) == 4
         assert record[arm]["lm_loss"] > 0 and record[arm]["examples_per_second"] > 0
         assert AutoModelForCausalLM.from_pretrained(out / arm).config.model_type == "llama"
     assert record["regular"]["jepa_loss"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from stepjepa.cli.main import COMMANDS, main
 from stepjepa.config.option import options_of
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from support.reports import write_run
 
 
 @pytest.fixture
@@ -68,9 +70,17 @@ def test_a_misspelt_flag_is_answered_with_the_nearest_name(words, begin, end, ca
     assert said.startswith(f"stepjepa train: error: unknown flag {begin}; did you mean --") and said.endswith(end)
 
 
-def test_help_loads_neither_torch_nor_transformers():
-    code = f"import sys\nfrom stepjepa.cli.main import main\nfor command in {[*COMMANDS]!r}:\n"
-    code += "    assert main([command, '--help']) == 0\n"
+def test_neither_the_help_nor_a_report_nor_a_check_of_the_format_loads_torch(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps({"question": "How many?", "answer": "First one.\n\nThen two."}))
+    commands = [
+        *([name, "--help"] for name in COMMANDS),
+        ["report", str(write_run(tmp_path / "run"))],
+        ["check", str(file)],
+    ]
+    code = f"import sys\nfrom stepjepa.cli.main import main\nfor command in {commands!r}:\n"
+    code += "    assert main(command) == 0\n"
     code += "    assert not {'torch', 'transformers'} & sys.modules.keys(), command"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "written: " in done.stdout and "Verdict: ready for step_jepa" in done.stdout

@@ -1,15 +1,10 @@
 """``stepjepa report``: the command."""
 
-import subprocess
-import sys
-
 import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.config.parser import StrictParser, positional_argument
 from stepjepa.errors import ConfigError
-from stepjepa.report import ReportOptions
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
@@ -71,36 +66,6 @@ def test_what_is_no_run(tmp_path, capsys):
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
     assert list((tmp_path / "empty").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "folders", "rest"),
-    [
-        ("a b", "a b", ""),
-        ("a --overwrite b", "a b", "--overwrite"),
-        ("--overwrite true a", "a", "--overwrite true"),
-        ("--output_file x a b", "a b", "--output_file x"),
-        ("--output-file=x a", "a", "--output-file=x"),
-        ("a --geometry g h --overwrite", "a", "--geometry g h --overwrite"),
-        ("--folders a b", "", "--folders a b"),
-    ],
-)
-def test_free_words_are_folders(words, folders, rest):
-    parser = StrictParser((ReportOptions,))
-    expected = ["--folders", *folders.split(), *rest.split()] if folders else rest.split()
-    assert positional_argument(parser, words.split(), "folders") == expected
-
-
-def test_neither_the_help_nor_a_report_loads_torch(tmp_path):
-    run = write_run(tmp_path / "run")
-    code = (
-        "import sys\nfrom stepjepa.cli.main import main\n"
-        f"assert main(['report', '--help']) == 0\nassert main(['report', {str(run)!r}]) == 0\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "usage: stepjepa report RUN_OR_STUDY" in done.stdout and "written: " in done.stdout
 
 
 def test_a_run_as_training_leaves_it(tmp_path):

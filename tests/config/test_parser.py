@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stepjepa.config.option import Names
-from stepjepa.config.parser import StrictParser, build
+from stepjepa.config.parser import StrictParser, build, positional_argument
 from stepjepa.errors import ConfigError
+from stepjepa.inspect.check import CheckOptions
+from stepjepa.report import ReportOptions
 from stepjepa.training.options import JEPAOptions
 from support.options import ALIASES, Color, Options, Trainer
 
@@ -158,6 +160,32 @@ def test_help(capsys):
     some = StrictParser((Options, Trainer), headings=("method", "options")).format_help()
     assert some.index("method:") < some.index("--lbd") < some.index("options:") < some.index("--max_steps")
     assert "--max_steps" not in StrictParser((Options, Trainer), headings=("method",)).format_help()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("file", "f --show 2", "--show 2 --file=f"),
+        ("file", "--show=2 f", "--show=2 --file=f"),
+        ("file", "--json f", "--json --file=f"),
+        ("file", "--json true f", "--json true --file=f"),
+        ("file", "--no_json f", "--no_json --file=f"),
+        ("file", "--step-separator -- f", "--step-separator -- --file=f"),
+        ("file", "--config c.yaml f", "--config c.yaml --file=f"),
+        ("file", "f g", "g --file=f"),
+        ("file", "--file f", "--file f"),
+        ("file", "", ""),
+        ("folders", "a --overwrite b", "--folders a b --overwrite"),
+        ("folders", "--overwrite true a", "--folders a --overwrite true"),
+        ("folders", "--output_file x a b", "--folders a b --output_file x"),
+        ("folders", "--output-file=x a", "--folders a --output-file=x"),
+        ("folders", "a --geometry g h --overwrite", "--folders a --geometry g h --overwrite"),
+        ("folders", "--folders a b", "--folders a b"),
+    ],
+)
+def test_where_free_words_may_stand(name, words, expected):
+    parser = StrictParser(CheckOptions if name == "file" else ReportOptions)
+    assert positional_argument(parser, words.split(), name) == expected.split()
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -21,7 +21,7 @@ from support.rows import step_rows
 
 FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no"
 FLAGS += " --eval_strategy steps --eval_steps 2"
-HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 BAR = re.compile(r"3/3 \S+ +lm \d\.\d{4}  jepa \d\.\d{4}  cos -?\d\.\d{3}  tok/s \d+ +0:\d\d:\d\d taken")
 
 
@@ -39,8 +39,8 @@ for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     ENVIRONMENT.pop(name, None)
 
 
-def in_terminal(command, interrupt_at=None):
-    """What a command writes to a terminal, and its status; SIGINT after the bytes `interrupt_at`."""
+def interrupted(command, at):
+    """What a command writes to a terminal, and its status; SIGINT after the bytes `at`."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=ENVIRONMENT)
     os.close(follower)
@@ -53,17 +53,19 @@ def in_terminal(command, interrupt_at=None):
         if not part:
             break
         written += part
-        if interrupt_at is not None and interrupt_at in written:
+        if at is not None and at in written:
             process.send_signal(signal.SIGINT)
-            interrupt_at = None
+            at = None
     os.close(leader)
-    return written, process.wait(timeout=60)
+    return written.decode(), process.wait(timeout=60)
 
 
-def test_a_terminal_shows_one_bar(command):
-    written, status = in_terminal([*command, "--max_steps", "3"])
-    assert status == 0, written.decode()[-2000:]
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r", "")
+def test_a_terminal_shows_one_bar(command, terminal, monkeypatch):
+    shown = terminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert main([*command[3:], "--max_steps", "3"]) == 0
+    written = shown.getvalue()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "")
     assert BAR.search(text), text[-1500:]
     assert re.search(r"step 2/3  eval lm \d\.\d{4}  eval jepa \d\.\d{4}\n", text)
     assert not re.search(r"step \d/3  lm", text)  # those are in the bar
@@ -82,9 +84,9 @@ def test_a_pipe_gets_plain_lines(command, capfd):
 
 
 def test_ctrl_c_leaves_the_terminal_as_it_was(command):
-    written, status = in_terminal([*command, "--max_steps", "5000"], interrupt_at=b"2/5000")
+    written, status = interrupted([*command, "--max_steps", "5000"], at=b"2/5000")
     assert status == 130
-    assert b"interrupted" in written and b"Traceback" not in written
+    assert "interrupted" in written and "Traceback" not in written
     assert written.rindex(SHOW) > written.rindex(HIDE)
 
 
