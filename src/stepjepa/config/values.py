@@ -45,9 +45,11 @@ class _Mismatch(Exception):
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.0) -> str | None:
-    """The member of `known` that looks most like `name`, None where none does by `alike`, from 0 (any) to 1 (the same)."""
-    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=alike)
-    return matches[0] if matches else None
+    """The member of `known` that looks most like `name`, None where none does by `alike`, from 0 (any) to 1 (the same);
+    capitals do not count."""
+    spelt = {one.lower(): one for one in known}
+    matches = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=alike)
+    return spelt[matches[0]] if matches else None
 
 
 def named_by_file(name: object) -> TypeGuard[str]:

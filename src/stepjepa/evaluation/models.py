@@ -20,7 +20,7 @@ from stepjepa.generation.local import MODEL, load_weights, move_to_device, refus
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.extras import PREDICTORS_FILE, predictor_names
 from stepjepa.modeling.load import check_local, load_adapter, load_tokenizer
-from stepjepa.modeling.parts import vocabulary_size
+from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object
 
@@ -143,14 +143,15 @@ def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTok
 def load_place(place: Place, tokenizer: PreTrainedTokenizerBase, options: EvaluateOptions) -> tuple[nn.Module, str]:
     """The model on its device, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
     name, kind = place.base or place.name, ""
+    model: nn.Module
     try:
-        model: nn.Module = load_weights(name, tokenizer, options)
+        model = weights = load_weights(name, tokenizer, options)
     except ConfigError as error:
         raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
     if place.base is not None and options.no_lora:
         kind = f"the base {name} alone; "
     elif place.base is not None:
-        model = load_adapter(model, str(place.folder), f"{MODEL} {place.name}", name)
+        model = load_adapter(weights, str(place.folder), f"{MODEL} {place.name}", name)
         kind = f"adapter on {name}; "
     model.eval()
     advice = f"use a smaller --{_NAME.dtype} or --{_NAME.backend} vllm"
@@ -159,7 +160,7 @@ def load_place(place: Place, tokenizer: PreTrainedTokenizerBase, options: Evalua
 
 def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Place, record: TrainingRecord) -> int:
     """Entries of the LM softmax: the model's vocabulary without predictor tokens at its end."""
-    rows = vocabulary_size(model)
+    rows = vocabulary_size(causal_lm(model))
     if place.folder is not None and (place.folder / "trainer_state.json").is_file():
         plain = (place.folder / PREDICTORS_FILE).is_file()  # else a checkpoint of version 0.1
         return rows if plain else rows - record.added_predictors

@@ -30,7 +30,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.generation import Reply, Request, mended, seed_of
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.modeling.load import is_preset, load_model, max_positions
-from stepjepa.modeling.parts import vocabulary_size
+from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.utils.failures import library, saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)
@@ -200,8 +200,8 @@ class LocalGenerator:
         self._max_new_tokens, self._top_p, self._batch_size = max_new_tokens, top_p, batch_size
         config = getattr(model, "generation_config", None)
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
-        self._suppressed = prompter.unwritable_ids(vocabulary_size(model))
-        limit = max_positions(model)
+        self._suppressed = prompter.unwritable_ids(vocabulary_size(causal_lm(model)))
+        limit = max_positions(causal_lm(model))
         self._longest_prompt = None if limit is None else limit - max_new_tokens
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:

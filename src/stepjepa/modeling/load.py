@@ -327,7 +327,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
         raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
 
 
-def check_lora(peft_config: LoraConfig) -> None:
+def check_lora(peft_config: object) -> None:
     """Refuse LoRA of a kind that cannot be exported.
 
     Raises:

@@ -30,7 +30,7 @@ from stepjepa.training.encoding import Sources
 from stepjepa.training.options import JEPAOptions
 
 if TYPE_CHECKING:
-    from peft import PeftConfig, PeftModel
+    from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 logger = logging.getLogger("stepjepa")
@@ -60,7 +60,7 @@ def set_up_model(
     options: JEPAOptions,
     seed: int,
     device: str,
-    peft_config: PeftConfig | None = None,
+    peft_config: LoraConfig | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> tuple[Any, ModelSetup]:
     """Add LoRA, predictor rows and head, choose the forward, and let the model take batches.
@@ -82,7 +82,7 @@ def set_up_model(
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
             raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
-        model = add_lora(model, peft_config, seed)
+        model = add_lora(inner, peft_config, seed)
     elif hasattr(model, "get_base_model"):
         check_lora(model.peft_config[str(model.active_adapter)])
     inner = causal_lm(model)

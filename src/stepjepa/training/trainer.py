@@ -59,7 +59,7 @@ from stepjepa.training.setup import (
 )
 
 if TYPE_CHECKING:
-    from peft import PeftConfig, PeftModel
+    from peft import LoraConfig, PeftModel
 
 _NAME = Names(JEPAOptions)
 # Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
@@ -121,7 +121,7 @@ class JEPATrainer(CheckpointedTrainer):
         train_dataset: object = None,
         eval_dataset: object = None,
         processing_class: PreTrainedTokenizerBase | None = None,
-        peft_config: PeftConfig | None = None,
+        peft_config: LoraConfig | None = None,
         score_answers: ScoreAnswers | None = None,
         **kwargs: Any,
     ):
