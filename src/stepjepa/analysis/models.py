@@ -255,7 +255,7 @@ def encode_solutions(
 def encode_all(
     options: EnergyOptions, model: AnalyzedModel, found: SolutionSet
 ) -> tuple[list[EncodedSolution | None], DataReport]:
-    """The solutions as training would read them; None for one that the model cannot read."""
+    """What training reads in the solutions, None where it cannot. Raises ConfigError or DataError: it can read none."""
     # The chats are made already, whatever the columns were.
     method = replace(model.method, source_column=None, target_column=None, choice_column=None)
     if method.step_splitter == LISTED and found.generated:
