@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from stepjepa.data.types import Example, Pair, Span
+from stepjepa.data.types import Example, Span
 from stepjepa.modeling.extras import PredictorRows
 from stepjepa.objectives.pairs import PairBuilder
 
@@ -73,7 +73,7 @@ def paired(ids: Any, labels: Any, views: Sequence[Views] = (), predictors: int =
     ids = np.asarray(ids, np.int32)
     builder = PairBuilder(ids, predictors)
     for source_end, start, stop in views:
-        builder.pairs.append(Pair(builder.branch(source_end, source_end), builder.copy(start, stop, stop - 1)))
+        builder.pair(Span(0, source_end + 1), Span(start, stop))
     found = builder.found("")
     return Example(ids, tuple(Span(*span) for span in labels), found.segments, found.pairs)
 

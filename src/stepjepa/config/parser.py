@@ -131,24 +131,29 @@ class StrictParser:
         target = self.aliases.get(name, name)
         try:
             if isinstance(target, tuple):
-                if given is _BARE or convert(bool, given):
-                    yield Setting(target[0], self.options[target[0]].read(target[1]), spelling, alias=True)
+                yes = given is _BARE or convert(bool, given)
+                values = [(target[0], self.options[target[0]].read(target[1]))] if yes else []
             elif isinstance(target, str):
                 option = self.options[target]
-                value = option.bare if given is _BARE else option.read(given)
-                if value is MISSING:
+                values = [(target, option.bare if given is _BARE else option.read(given))]
+                if values[0][1] is MISSING:
                     raise BadValue(f"expected {option.expects}, got no value")
-                yield Setting(target, value, spelling, alias=target != name)
             elif isinstance(given, str) and given in target:
-                for field, value in target[given]:
-                    yield Setting(field, self.options[field].read(value), spelling, alias=True)
+                values = [(field, self.options[field].read(value)) for field, value in target[given]]
             elif name in self.options and given is not _BARE:
-                yield Setting(name, self.options[name].read(given), spelling, alias=False)
+                values = [(name, self.options[name].read(given))]
             else:
                 got = "no value" if given is _BARE else show(given)
                 raise BadValue(f"expected one of {', '.join(target)}, got {got}")
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{spelling}: {error}") from None
+        for field, value in values:
+            try:
+                if self.options[field].bounds and isinstance(value, (int, float)):
+                    self.options[field].check(value)
+            except ConfigError as error:  # which begins with the option's name
+                raise ConfigError(f"{spelling.removesuffix(spelling.split()[-1].lstrip('-'))}{error}") from None
+            yield Setting(field, value, spelling, alias=field != name)
 
     # Help
 

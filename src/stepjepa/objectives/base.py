@@ -10,7 +10,7 @@ Shapes: P pairs, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, cached_property
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
@@ -258,7 +258,7 @@ class Objective:
         """
         return None
 
-    # What a source is compared with: the next four alone decide on the targets' gradient and on controls
+    # What a source is compared with: the next four alone decide on the targets' gradient and on controls; `distances`: how.
 
     @property
     def detached(self) -> bool:
@@ -307,11 +307,7 @@ class Objective:
         options = self.options
         if options.jepa_loss == "infonce":
             return infonce_loss(source_PD, target_PD, options.infonce_temperature, options.infonce_symmetric)
-        return self._distance(source_PD, target_PD)
-
-    @cached_property
-    def _distance(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        return find_distance(self.options.jepa_loss)
+        return find_distance(options.jepa_loss)(source_PD, target_PD)
 
     def _regularizer(self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int) -> torch.Tensor:
         """The weighted regularizer of one micro-batch over all processes, () float32; `step` draws SIGReg's directions."""

@@ -82,7 +82,7 @@ class PredictorOptions(Topic):
     last_token: int | None = option(
         None,
         "Read a view at this offset from its end (-1: its last token), as the published code does. Default: a source at its "
-        "last predictor token, any other view at the last token of its content.",
+        "last predictor token, any other view at its last token: of a message the content's, of a step the separator's.",
         VIEWS,
         secret=False,
         at_most=-1,

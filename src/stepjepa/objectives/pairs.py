@@ -27,9 +27,7 @@ class PairBuilder:
         self._copies: dict[tuple[int, int], int] = {}
 
     def pair(self, source: Span, target: Span, close: int | None = None, horizon: int = 1) -> bool:
-        """Add the pair of two views on the trunk, the target as a copy.
-
-        With predictors the last of them is read, whatever `last_token` says of the source.
+        """Add the pair of two views on the trunk: `source`, and the target as a `copy`.
 
         Args:
             close: see `readout`, of the source.
@@ -37,11 +35,11 @@ class PairBuilder:
         Returns:
             Whether it was added: not where a view that is read by offset is too short for it.
         """
-        read = source.stop - 1 if self.predictors else self.readout(source, close)
         aim = self.readout(target)
+        read = None if aim is None else self.source(source, close)
         if read is None or aim is None:
             return False
-        self.pairs.append(Pair(self.branch(source.stop - 1, read), self.copy(*target, aim), horizon=horizon))
+        self.pairs.append(Pair(read, self.copy(*target, aim), horizon=horizon))
         return True
 
     def readout(self, view: Span, close: int | None = None) -> int | None:
@@ -52,14 +50,16 @@ class PairBuilder:
         token = (view.stop if close is None else close) + self.last_token
         return token if token >= view.start else None
 
-    def branch(self, end: int, readout: int, group: int = 0) -> Read:
-        """The last of K predictor tokens behind token `end`; with none, the token `readout`."""
+    def source(self, view: Span, close: int | None = None, group: int = 0) -> Read | None:
+        """The last of K predictor tokens behind a view on the trunk, whatever `last_token` says; with none the view's
+        `readout`, None where that is in front of it."""
         if not self.predictors:
-            return Read.one(TRUNK, readout)
-        number = self._branches.get((end, group))
+            token = self.readout(view, close)
+            return None if token is None else Read.one(TRUNK, token)
+        number = self._branches.get((view.stop, group))
         if number is None:
-            nothing = np.zeros(0, np.int32)
-            number = self._branches[end, group] = self.add(Segment(nothing, end, end + 1, group, self.predictors))
+            branch = Segment(np.zeros(0, np.int32), view.stop - 1, view.stop, group, self.predictors)
+            number = self._branches[view.stop, group] = self.add(branch)
         return Read.one(number, self.predictors - 1)
 
     def copy(self, start: int, stop: int, readout: int) -> Read:

@@ -56,11 +56,9 @@ class Split(Objective):
         if len(trunk) - cut < 2:
             return PairsFound(reason="too_short_to_split")
         builder = PairBuilder(trunk, self.predictors, self.options.last_token)
-        read = cut - 1 if self.predictors else builder.readout(Span(0, cut))
-        aim = builder.readout(Span(cut, len(trunk)))
-        if read is None or aim is None:
+        source, aim = builder.source(Span(0, cut)), builder.readout(Span(cut, len(trunk)))
+        if source is None or aim is None:
             return PairsFound(reason="view_shorter_than_last_token")
-        source = builder.branch(cut - 1, read)
         target = builder.add(Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut))
         builder.pairs.append(Pair(source, Read.one(target, aim - cut)))
         return builder.found("")
