@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     """Analyze; exit status 0, also where there is collapse."""
     energy = _ENERGY in argv
     values = (_energy_parser() if energy else _parser()).values([word for word in argv if word != _ENERGY])
-    result = analyze(**{_NAME.energy: energy}, **values)
+    result = analyze(**{_NAME.energy: energy} | values)
     if energy and values.get("json"):
         print_json(result.record)
     else:

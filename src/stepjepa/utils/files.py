@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -338,8 +339,8 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
 def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
     """What a folder's manifest lists, by name; None where there is no manifest that can be read."""
     try:
-        record = read_json(folder / MANIFEST)
-        return {name: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for name, entry in record["files"].items()}
+        files = read_json(folder / MANIFEST)["files"].items()
+        return {name: {"bytes": index(one["bytes"]), "sha256": one["sha256"]} for name, one in files}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
