@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,6 +196,9 @@ class RowEncoder:
     def __post_init__(self) -> None:
         check_tokenizer(self.tokenizer)
         self.ends = TurnEnds(self.tokenizer)
+        # Looked up once: a tokenizer finds its special tokens through `__getattr__`, at a cost.
+        self.eos: int | None = self.tokenizer.eos_token_id
+        self.end_ids = {self.eos, self.tokenizer.pad_token_id} - {None}
 
     @cached_property
     def chats(self) -> ChatRenderer:
@@ -220,6 +224,15 @@ class RowEncoder:
             DataError: with ``strict`` the first row that cannot be used.
             ConfigError: chats without a template.
         """
+        collecting = gc.isenabled()
+        gc.disable()  # it would look through a chunk's many small tuples again and again and find nothing
+        try:
+            return self._encode(rows)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _encode(self, rows: Sequence[PlacedRow]) -> Encoded:
         report = DataReport(self.name, steps=self.new_counts())
         digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
         for index, (place, row) in enumerate(rows):
@@ -296,7 +309,7 @@ class RowEncoder:
                 ids, last = encode_cut(self.tokenizer, text, ends)
         limit, objective = self.options.max_length, self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
-        ended_by = {end_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
+        ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
         answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
         labels = label_spans(self.options.label_mode, ids, answers, ended_by, limit)
         if not labels:
@@ -347,15 +360,14 @@ class RowEncoder:
         return whole.with_pairs(pairs)._replace(view_spans=tuple(views))
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
-        answered, eos = chat.spans[-1].role == "assistant", self.tokenizer.eos_token_id
-        return answered and eos is not None and not self.template_ends_turns
+        return chat.spans[-1].role == "assistant" and self.eos is not None and not self.template_ends_turns
 
     def _turns(
         self, row: ReadChat, ids: np.ndarray, last: np.ndarray, report: DataReport
     ) -> tuple[list[Turn], np.ndarray, int | None]:
         """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
         token that ends a turn, which the report names."""
-        chat, turns, eos, places = row.rendered, list[Turn](), self.tokenizer.eos_token_id, last.tolist()
+        chat, turns, eos, places = row.rendered, list[Turn](), self.eos, last.tolist()
         user: tuple[Span | None, int] = (None, 0)
         end_id, what = None, ""
         for index, span in enumerate(chat.spans):
