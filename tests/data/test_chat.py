@@ -191,7 +191,7 @@ def test_check_messages():
     cases = [
         ([], "no_messages"),
         (["hello"], "no_messages"),
-        ([{"role": "tool", "content": ""}], "unknown_role"),
+        ([{"role": "critic", "content": ""}], "unknown_role"),
         ([{"role": "assistant", "content": [{"type": "text"}]}], "content_not_text"),
         ([{"role": "user", "content": "a"}], "no_assistant_message"),
         ([{"role": "assistant", "content": json.loads('"a\\ud83d b"')}], "broken_text"),

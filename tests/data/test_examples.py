@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer
 from stepjepa.data.dataset import Example, ExampleStore
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.report import REASONS
@@ -87,7 +87,7 @@ ROWS = [
     {"text": "x"},
     {"messages": chat("c.")},
     "no object",
-    {"messages": [{"role": "human", "content": "x"}]},
+    {"messages": [{"role": "developer", "content": "x"}]},
     {"messages": chat("d", 7)},
     {"messages": chat("d")[:1]},
     {"messages": chat("a.\n\nb.", "long " * 60)},
@@ -136,8 +136,7 @@ def test_strict_stops_at_the_first_bad_row(bpe_tokenizer, tmp_path):
     with pytest.raises(DataError) as caught:
         encode_dataset(file, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options)
     assert str(caught.value) == (
-        f"{file} line 3: columns found: text; expected messages, question/answer, prompt/completion or text/code "
-        "(--strict_data stops at the first such row)"
+        f"{file} line 3: columns found: text; expected {KNOWN_CHATS} (--strict_data stops at the first such row)"
     )
     for row in ROWS[3:7] + ROWS[8:9]:
         with pytest.raises(DataError, match="^list row 0: .* stops at the first such row"):

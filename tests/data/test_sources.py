@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stepjepa.data.chat import RowError
+from stepjepa.data.chat import RowError, row_to_messages
 from stepjepa.data.report import DataReport, listed_files
-from stepjepa.data.sources import Part, RowSource, csv_rows, row_to_messages
+from stepjepa.data.sources import Part, RowSource, csv_rows
 from stepjepa.errors import DataError
 from support.checks import check_format
 
@@ -239,7 +239,11 @@ def test_columns(row):
     ("row", "reason", "words"),
     [
         (["a"], "not_an_object", "the row is a list"),
-        ({"text": "a", "id": 1}, "no_known_columns", "columns found: text, id; expected messages, question/answer"),
+        (
+            {"text": "a", "id": 1},
+            "no_known_columns",
+            "columns found: text, id; expected messages, conversations, question/answer",
+        ),
         ({"messages": "hello"}, "no_messages", "not a non-empty list"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
         ({"question": ["a"], "answer": "b"}, "content_not_text", "message 1 (user) has content of type list"),

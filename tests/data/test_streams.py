@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer, RowError, plain_template
+from stepjepa.data.chat import ChatRenderer, RowError, plain_template, row_to_messages
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.sources import PairColumns, row_to_messages
+from stepjepa.data.options import PairColumns
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.tokens import stream_ids
 from stepjepa.errors import ConfigError, DataError

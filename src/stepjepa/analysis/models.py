@@ -261,7 +261,8 @@ def encode_all(
     if method.step_splitter == LISTED and found.generated:
         raise ConfigError(f"generated solutions come without a column of steps; add --{_NAME.step_splitter} separator")
     # What a row of predictions says about steps is about another answer.
-    names = {"messages"} if found.generated else {"messages", method.steps_column, TOTAL_COLUMN}
+    own = {method.steps_column, method.steps_column.partition(".")[0], TOTAL_COLUMN}
+    names = {"messages"} if found.generated else {"messages", *own}
     rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
     source = RowSource(rows)
     source.name = found.source

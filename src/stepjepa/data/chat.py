@@ -1,4 +1,6 @@
-"""Chats: checking messages, rendering them with the tokenizer's template, and locating each message by rendering.
+"""Chats: from a row to its messages, rendering them with the tokenizer's template, and locating each message by rendering.
+
+A row's chat is a column of messages, or one question and its answer in two columns: those of `FORMS`, or two that are named.
 
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
 what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
@@ -7,6 +9,7 @@ is the template's own text, and the real rendering must be exactly that text wit
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +18,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.options import TemplateOptions
+from stepjepa.data.options import (
+    CHAT_COLUMNS,
+    FORMS,
+    ColumnOptions,
+    PairColumns,
+    TemplateOptions,
+    as_object,
+    asked_in,
+    chat_column,
+    column_value,
+    form_of,
+    listed_columns,
+)
 from stepjepa.errors import ConfigError
 from stepjepa.errors import RowError as RowError  # for everyone who reads chats
+from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NAME = Names(TemplateOptions)
+_NAME = Names(TemplateOptions, ColumnOptions)
 ROLES = ("system", "user", "assistant")
+_WORDS = (("role", "from"), ("content", "value"))  # the second ones are ShareGPT's, as these roles are
+_SHAREGPT = {"human": "user", "gpt": "assistant"}
+_TOOL_ROLES = ("tool", "function", "function_call", "observation")
+_CALLS = ("tool_calls", "function_call")  # in a message of the assistant
+_MEDIA = {"image", "images", "video", "videos", "audio", "audios"}  # columns next to a chat
+_TEXT_ALONE = "models are trained on text alone; leave such rows out, or train on their text without"
+_FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
+_PAIRS = ", ".join(f"{form.question}/{form.answer}" for form in FORMS)
+KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {_FLAGS}"
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
@@ -63,21 +88,107 @@ class RenderedChat:
     folded_system: bool = False
 
 
-def check_messages(messages: object) -> list[dict[str, str]]:
-    """Check one chat and return it as a list of ``{"role", "content"}``.
+def row_to_messages(
+    row: object, system_prompt: str | None = None, columns: PairColumns | None = None
+) -> list[dict[str, str]]:
+    """The checked chat of one row; `system_prompt` is put in front of one that has no system message.
 
     Raises:
-        RowError: not a list of messages, an unknown role, content that is no text, or no assistant message.
+        RowError: none of the known columns, images or sound next to the chat, or a chat that `check_messages` refuses.
+    """
+    row = as_object(row)
+    messages = _known_chat(row) if columns is None else _from_named(row, columns)
+    if system_prompt and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system_prompt}, *messages]
+    return messages
+
+
+def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, str]:
+    """The system message (or None), the question and the answer of a checked chat; RowError where it has more turns."""
+    system = messages[0]["content"] if messages[0]["role"] == "system" else None
+    turns = messages if system is None else messages[1:]
+    if [turn["role"] for turn in turns] != ["user", "assistant"]:
+        raise RowError("several_turns", "the chat is not one question and its answer; stepjepa train reads it as it is")
+    return system, turns[0]["content"], turns[1]["content"]
+
+
+def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    for name in sorted(_MEDIA.intersection(row)):
+        held = row[name]
+        if held is not None and not (isinstance(held, (str, list)) and not held):
+            raise RowError("not_text_alone", f"column {name!r} goes with the chat, and {_TEXT_ALONE} that column")
+    held = chat_column(row)
+    if held is not None:
+        return check_messages(_as_list(row[held]), held)
+    form = form_of(row)
+    if form.question in row and form.answer in row:
+        asked, answer = asked_in(row, form.question, form.context), row[form.answer]
+        if isinstance(asked, list) and isinstance(answer, list):
+            return check_messages([*asked, *answer])
+        return check_messages([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])
+    if any(name in row for name in CHAT_COLUMNS):
+        return check_messages(None)
+    raise RowError("no_known_columns", f"columns found: {listed_columns(row)}; expected {KNOWN_CHATS}")
+
+
+def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, str]]:
+    held: dict[str, Any] = {name: column_value(row, name) for name in columns if name is not None}
+    for name, value in held.items():
+        if value is None:
+            found = f"columns found: {listed_columns(row)}"
+            raise RowError("no_known_columns", f"no column {name!r} ({found}); name other columns with {_FLAGS}")
+    target = held[columns.target]
+    if columns.choice is not None:
+        try:
+            index = int(held[columns.choice])
+            target = list(target)[index] if index >= 0 and not isinstance(target, str) else None
+        except (ValueError, TypeError, IndexError, OverflowError):
+            target = None
+        if target is None:
+            raise RowError(
+                "no_such_choice",
+                f"{columns.choice}={held[columns.choice]!r} names none of the texts in {columns.target!r}",
+            )
+    return check_messages([{"role": "user", "content": held[columns.source]}, {"role": "assistant", "content": target}])
+
+
+def _as_list(messages: Any) -> Any:
+    """Undo two ways in which a table stores a list of messages: as text (CSV), and as an object of lists."""
+    if isinstance(messages, str) and messages.lstrip()[:1] == "[":
+        with contextlib.suppress(ValueError):
+            return parse_json(messages)
+    if isinstance(messages, Mapping):
+        lists = list(messages.values())
+        if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
+            return [dict(zip(messages, values, strict=True)) for values in zip(*lists, strict=True)]
+    return messages
+
+
+def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
+    """Check one chat, of the column `name`, and return it as a list of ``{"role", "content"}``.
+
+    Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``.
+
+    Raises:
+        RowError: not a list of messages, an unknown role, a tool's call or result, content that is no text, or no
+            assistant message.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise RowError("no_messages", "'messages' is not a non-empty list; give [{'role': ..., 'content': ...}, ...]")
+        raise RowError("no_messages", f"{name!r} is not a non-empty list; give [{{'role': ..., 'content': ...}}, ...]")
     checked = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
             raise RowError("no_messages", f"message {number} is not an object with 'role' and 'content'")
-        role, content = message.get("role"), message.get("content")
+        role, content = (message.get(b) if message.get(a) is None else message[a] for a, b in _WORDS)
+        role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
+        called = next((f"holds {key!r}" for key in _CALLS if message.get(key)), None)
+        if called or role in _TOOL_ROLES:
+            what = f"message {number} {called or f'has role {role!r}'}; chats with tools cannot be trained on"
+            raise RowError("tool_message", f"{what}: leave such rows out, or write calls and results as plain messages")
         if role not in ROLES:
             raise RowError("unknown_role", f"message {number} has role {role!r}; known roles: {', '.join(ROLES)}")
+        if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
+            content = _joined(content, f"message {number} ({role})")
         if not isinstance(content, str):
             kind = type(content).__name__
             raise RowError("content_not_text", f"message {number} ({role}) has content of type {kind}; it must be text")
@@ -91,6 +202,15 @@ def check_messages(messages: object) -> list[dict[str, str]]:
     if all(message["role"] != "assistant" for message in checked):
         raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")
     return checked
+
+
+def _joined(parts: Sequence[Mapping[str, Any]], where: str) -> Any:
+    """The text of a content in parts, the parts where one has no text."""
+    other = next((part["type"] for part in parts if part.get("type") not in (None, "text")), None)
+    if other is not None:
+        raise RowError("not_text_alone", f"{where} holds a part of type {other!r}, and {_TEXT_ALONE} such parts")
+    texts = [part.get("text") for part in parts]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
 
 
 def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:

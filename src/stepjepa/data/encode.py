@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import ChatRenderer, MessageSpan, RenderedChat
+from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, row_to_messages
 from stepjepa.data.dataset import ExampleStore
-from stepjepa.data.options import DataOptions, ReadingOptions
+from stepjepa.data.options import DataOptions, ReadingOptions, answer_column, is_stream, listed_columns, listed_steps
 from stepjepa.data.report import DataReport, StepCounts
-from stepjepa.data.sources import ANSWER_COLUMNS, RowSource, is_stream, listed_columns, listed_steps, row_to_messages
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
 from stepjepa.data.tokens import (
     TokenisedText,
@@ -140,8 +140,8 @@ def chat_of(row: object, options: EncodeOptions) -> list[dict[str, str]]:
     """The checked chat of a row; of one that is only to give its steps, which hold the answer, these as the answer. RowError
     where it holds no chat, or not the list of steps that is needed."""
     rules = options.rules
-    if rules.required and isinstance(row, Mapping) and not any(name in row for name in ("messages", *ANSWER_COLUMNS)):
-        row = {**row, "answer": join_steps(listed_steps(row, str(rules.column)))}
+    if rules.required and isinstance(row, Mapping) and (answer := answer_column(row)) not in row:
+        row = {**row, answer: join_steps(listed_steps(row, str(rules.column)))}
     return row_to_messages(row, options.system_prompt, options.columns)
 
 
@@ -384,7 +384,7 @@ class RowEncoder:
                 continue
             if mark is not None:
                 end_id = int(ids[mark])
-            elif index + 1 == len(chat.spans) and self._appends_eos(chat):
+            elif eos is not None and index + 1 == len(chat.spans) and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
             found = row.steps.spans[len(turns)] if row.steps is not None else []
@@ -451,8 +451,8 @@ def make_encoder(
     streams = options.columns is None and is_stream(row)
     if streams and options.objective is not None and not options.objective.takes_text:
         raise DataError(
-            f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats (messages, "
-            "question/answer, prompt/completion or text/code); objectives for plain text are split and regular"
+            f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats "
+            f"({KNOWN_CHATS}); objectives for plain text are split and regular"
         )
     return RowEncoder(rows.name, tokenizer, renderer, options, streams)
 

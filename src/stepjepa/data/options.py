@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from stepjepa.config.option import Names, Topic, option, options_of
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, RowError
+from stepjepa.utils.text import escaped
 
 VIEWS, DATA = "views", "data"
+_SHOWN_COLUMNS = 20
 STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
 
 
@@ -24,6 +27,111 @@ class PairColumns(NamedTuple):
     source: str
     target: str
     choice: str | None = None
+
+
+class Form(NamedTuple):
+    """Two columns that hold a question and its answer, and one that follows the question after a blank line."""
+
+    question: str
+    answer: str
+    context: str = ""
+
+
+FORMS = (
+    Form("question", "answer"),
+    Form("prompt", "completion"),
+    Form("text", "code"),
+    Form("problem", "solution"),
+    Form("instruction", "output", "input"),  # Alpaca
+    Form("instruction", "answer"),
+    Form("instruction", "response"),
+    Form("prompt", "response"),
+)
+CHAT_COLUMNS = ("messages", "conversations")  # the second one is ShareGPT's
+# A column that makes a row a chat, or one that lacks a part; text alone does not.
+_CHAT_WORDS = {*CHAT_COLUMNS, *(name for form in FORMS for name in form[:2])} - {"text"}
+
+
+def as_object(row: object) -> Mapping[str, Any]:
+    """A row with columns; RowError for anything else."""
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    return row
+
+
+def column_value(row: Mapping[str, object], name: str, default: object = None) -> object:
+    """What a column holds, `default` where there is none; ``solution.text`` is ``text`` in the object in ``solution``,
+    unless a column has that name itself."""
+    if name in row:
+        return row[name]
+    outer, dot, inner = name.partition(".")
+    held = row.get(outer) if dot else None
+    return column_value(held, inner, default) if isinstance(held, Mapping) else default
+
+
+def listed_columns(row: Mapping[Any, object]) -> str:
+    """The names of a row's columns in one line, however many, long or odd they are; of an object those in it."""
+    inner = {name: [f"{name}.{one}" for one in held] for name, held in row.items() if isinstance(held, Mapping)}
+    names = [" ".join(one.split()) for name in row for one in inner.get(name) or [str(name)]]
+    shown = [escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]]
+    return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
+
+
+def absent(row: Mapping[str, object], name: str) -> str:
+    """What is wrong with a column that has no value."""
+    return f"column {name!r} " + ("is null" if name in row else f"is missing (columns found: {listed_columns(row)})")
+
+
+def is_stream(row: object) -> bool:
+    """Whether a row is plain text or token ids, without a chat's columns."""
+    if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_WORDS):
+        return False
+    return row.get("text") is not None or row.get("input_ids") is not None
+
+
+def listed_steps(row: object, name: str) -> list[str]:
+    """The steps that a column holds.
+
+    Raises:
+        RowError: it is missing, or no list of texts.
+    """
+    row = as_object(row)
+    value = column_value(row, name)
+    if value is None:
+        raise RowError("no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
+        raise RowError("no_steps", f"column {name!r} is no list of texts")
+    return list(value)
+
+
+def chat_column(row: Mapping[str, object]) -> str | None:
+    """The column that holds a row's chat as messages, None without one."""
+    return next((name for name in CHAT_COLUMNS if row.get(name) is not None), None)
+
+
+def answer_column(row: Mapping[str, object]) -> str:
+    """The column that holds a row's answer, or its chat."""
+    return chat_column(row) or form_of(row).answer
+
+
+def form_of(row: Mapping[str, object]) -> Form:
+    """The first form of which a row fills both columns; without one the first that it has, whose question it fills, of all.
+
+    A data set of mixed rows fills the columns that a row does not have with None.
+    """
+
+    def fit(form: Form) -> tuple[bool, bool, bool]:
+        asked, answered = row.get(form.question) is not None, row.get(form.answer) is not None
+        return asked and answered, form.question in row and form.answer in row, asked
+
+    return max(FORMS, key=fit)
+
+
+def asked_in(row: Mapping[str, object], question: str, context: str) -> object:
+    """The question of a row, with its context."""
+    asked, more = column_value(row, question), column_value(row, context)
+    texts = [text for text in (asked, more) if isinstance(text, str) and text.strip()]
+    return "\n\n".join(texts) if texts and isinstance(asked, str) else asked
 
 
 @dataclass

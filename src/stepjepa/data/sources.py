@@ -1,7 +1,6 @@
 """Where rows come from: JSONL, CSV and Parquet files, Hub data sets, `datasets.Dataset` objects, lists of dicts.
 
-A row becomes a chat: a ``messages`` column, or ``question``/``answer``, ``prompt``/``completion`` or ``text``/``code``, or
-two columns that are named. A row of ``text`` or ``input_ids`` alone is plain text.
+How a row becomes a chat is in `stepjepa.data.chat`; a row of ``text`` or ``input_ids`` alone is plain text.
 """
 
 from __future__ import annotations
@@ -17,22 +16,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
-from stepjepa.data.chat import check_messages
-from stepjepa.data.options import PairColumns, StepsOptions, check_split_name
+from stepjepa.data.chat import row_to_messages
+from stepjepa.data.options import PairColumns, check_split_name, is_stream
 from stepjepa.errors import DataError, RowError
-from stepjepa.utils.files import MAX_LINE_BYTES, line_text, line_value, parse_json, read_lines, unchanged
-from stepjepa.utils.text import escaped, lone_surrogate
+from stepjepa.utils.files import MAX_LINE_BYTES, line_text, line_value, read_lines, unchanged
+from stepjepa.utils.text import lone_surrogate
 
-TEXT_COLUMNS = (("question", "answer"), ("prompt", "completion"), ("text", "code"))
-ANSWER_COLUMNS = tuple(answer for _, answer in TEXT_COLUMNS)
-# What makes a row a chat; text alone does not.
-_CHAT_COLUMNS = {"messages", *(name for names in TEXT_COLUMNS for name in names)} - {"text"}
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
-_NAME = Names(StepsOptions)
-_SHOWN_COLUMNS = 20
 _SAMPLED_BYTES = 2**16
 
 
@@ -43,115 +35,6 @@ def reading(name: object) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
-
-
-def as_object(row: object) -> Mapping[str, Any]:
-    """A row with columns; RowError for anything else."""
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
-    return row
-
-
-def absent(row: Mapping[str, Any], name: str) -> str:
-    """What is wrong with a column that has no value."""
-    return f"column {name!r} " + ("is null" if name in row else f"is missing (columns found: {listed_columns(row)})")
-
-
-def row_to_messages(
-    row: object, system_prompt: str | None = None, columns: PairColumns | None = None
-) -> list[dict[str, str]]:
-    """The checked chat of one row; `system_prompt` is put in front of one that has no system message.
-
-    Raises:
-        RowError: none of the known columns, or a chat that `check_messages` refuses.
-    """
-    row = as_object(row)
-    if columns is not None:
-        messages = _from_named(row, columns)
-    elif row.get("messages") is not None:
-        messages = check_messages(_as_list(row["messages"]))
-    else:
-        messages = _from_columns(row)
-    if system_prompt and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system_prompt}, *messages]
-    return messages
-
-
-def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, str]]:
-    for name in columns:
-        if name is not None and row.get(name) is None:
-            raise RowError("no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})")
-    target = row[columns.target]
-    if columns.choice is not None:
-        try:
-            index = int(row[columns.choice])
-            target = list(target)[index] if index >= 0 and not isinstance(target, str) else None
-        except (ValueError, TypeError, IndexError, OverflowError):
-            target = None
-        if target is None:
-            raise RowError(
-                "no_such_choice",
-                f"{columns.choice}={row[columns.choice]!r} names none of the texts in {columns.target!r}",
-            )
-    return check_messages([{"role": "user", "content": row[columns.source]}, {"role": "assistant", "content": target}])
-
-
-def _as_list(messages: Any) -> Any:
-    """Undo two ways in which a table stores a list of messages: as text (CSV), and as an object of lists."""
-    if isinstance(messages, str) and messages.lstrip()[:1] == "[":
-        with contextlib.suppress(ValueError):
-            return parse_json(messages)
-    if isinstance(messages, Mapping):
-        roles, contents = messages.get("role"), messages.get("content")
-        if isinstance(roles, list) and isinstance(contents, list) and len(roles) == len(contents):
-            return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-    return messages
-
-
-def _from_columns(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    # A data set of mixed rows fills the columns that a row does not have with None.
-    present = [names for names in TEXT_COLUMNS if all(name in row for name in names)]
-    filled = [names for names in present if all(row[name] is not None for name in names)]
-    for question, answer in filled or present:
-        left, right = row[question], row[answer]
-        if isinstance(left, list) and isinstance(right, list):
-            return check_messages([*left, *right])
-        return check_messages([{"role": "user", "content": left}, {"role": "assistant", "content": right}])
-    if "messages" in row:
-        return check_messages(row["messages"])
-    raise RowError(
-        "no_known_columns",
-        f"columns found: {listed_columns(row)}; expected messages, question/answer, prompt/completion or text/code",
-    )
-
-
-def is_stream(row: object) -> bool:
-    """Whether a row is plain text or token ids, without a chat's columns."""
-    if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_COLUMNS):
-        return False
-    return row.get("text") is not None or row.get("input_ids") is not None
-
-
-def listed_steps(row: object, name: str) -> list[str]:
-    """The steps that a column holds.
-
-    Raises:
-        RowError: it is missing, or no list of texts.
-    """
-    row = as_object(row)
-    value = row.get(name)
-    if value is None:
-        raise RowError("no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there")
-    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
-        raise RowError("no_steps", f"column {name!r} is no list of texts")
-    return list(value)
-
-
-def listed_columns(row: Iterable[Any]) -> str:
-    """The names of a row's columns in one line, however many, long or odd they are."""
-    names = [" ".join(str(name).split()) for name in islice(row, _SHOWN_COLUMNS + 1)]
-    shown = [escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]]
-    return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
 
 def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = 50_000) -> Iterator[str]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import check_messages
-from stepjepa.data.sources import ANSWER_COLUMNS, PairColumns, RowSource, row_to_messages
+from stepjepa.data.chat import check_messages, row_to_messages
+from stepjepa.data.options import PairColumns, answer_column
+from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation.metrics import Metric
@@ -252,9 +253,8 @@ def read_solutions(
             messages, key = row_to_messages(row, None, columns), None
             chat = messages[: last_answer(messages) + 1]
             # What may be the solution is not what it is compared with.
-            taken = ("messages",) if row.get("messages") is not None else ANSWER_COLUMNS
-            taken = taken if columns is None else (columns.target,)
-            given = {name: value for name, value in row.items() if name not in taken}
+            taken = answer_column(row) if columns is None else columns.target
+            given = {name: value for name, value in row.items() if name != taken}
         chat = system.apply(chat)
         return Solution(index, source.place(number), chat, given, json.dumps([key, chat[:-1]], default=str))
 

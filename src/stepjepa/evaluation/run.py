@@ -31,8 +31,8 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import template_of
-from stepjepa.data.options import ColumnOptions
-from stepjepa.data.sources import PairColumns, RowSource
+from stepjepa.data.options import ColumnOptions, PairColumns
+from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import models, nll, predictions, questions

@@ -25,7 +25,6 @@ Asked = TypeVar("Asked")
 _REASONS = {
     "no_question": "no question",
     "no_ground_truth": "no final answer to compare with",
-    "several_turns": "more than one question in a chat",
     "no_user_message": "no question before the answer",
     "empty_prompt": "the prompt is empty",
     "no_reference": "nothing that a metric could compare with",

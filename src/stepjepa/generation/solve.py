@@ -19,9 +19,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
-from stepjepa.data.sources import TEXT_COLUMNS, RowSource, row_to_messages
+from stepjepa.data.chat import one_turn, row_to_messages
+from stepjepa.data.options import FORMS, as_object, asked_in, chat_column, column_value, form_of, listed_columns
+from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines, text_of
 from stepjepa.generation.options import OVERWRITE, QUESTION, GenerateOptions, Row
@@ -90,20 +92,17 @@ def read_problems(options: GenerateOptions) -> ProblemSet:
 
 
 def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
-    if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
-    question: Any
-    named, columns = (options.question_column, options.answer_column), ", ".join(map(str, row)) or "none"
-    if named == (None, None) and row.get("messages") is not None:
-        turns = [message for message in row_to_messages(row) if message["role"] != "system"]
-        if [turn["role"] for turn in turns] != ["user", "assistant"]:
-            raise RowError("several_turns", "the chat is not one question and its answer")
-        left, question, answer = "messages", turns[0]["content"], turns[1]["content"]
+    row = as_object(row)
+    question: object
+    named, columns = (options.question_column, options.answer_column), listed_columns(row)
+    left = chat_column(row) if named == (None, None) else None
+    if left is not None:
+        _, question, answer = one_turn(row_to_messages(row))
     else:
-        filled = (pair for pair in TEXT_COLUMNS if named == (None, None) and row.get(pair[0]) is not None)
-        left, right = (name or usual for name, usual in zip(named, next(filled, TEXT_COLUMNS[0]), strict=True))
-        question, answer = row.get(left), text_of(row.get(right))
-        if options.answer_column is not None and right not in row:
+        form = form_of(row) if named == (None, None) else FORMS[0]
+        left, right = (name or usual for name, usual in zip(named, form, strict=False))
+        question, answer = asked_in(row, left, form.context), text_of(column_value(row, right))
+        if options.answer_column is not None and column_value(row, right, MISSING) is MISSING:
             raise RowError(
                 "no_ground_truth", f"no column {right!r} (columns found: {columns}); see --{_NAME.answer_column}"
             )
@@ -112,7 +111,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
             "no_question", f"no text in column {left!r} (columns found: {columns}); see --{_NAME.question_column}"
         )
     column = options.ground_truth_column
-    bare = text_of(row.get(column or "ground_truth")).strip() or (None if column else ground_truth(answer))
+    bare = text_of(column_value(row, column or "ground_truth")).strip() or (None if column else ground_truth(answer))
     if not bare:
         where = f"column {column!r}" if column else "the answer (no ####, no \\boxed{}, too long for a bare answer)"
         raise RowError(

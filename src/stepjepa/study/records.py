@@ -21,10 +21,10 @@ from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import carried
 from stepjepa.config.values import named_by_file
 from stepjepa.config.yaml_file import write_yaml
-from stepjepa.data.chat import RowError
-from stepjepa.data.options import DataOptions
+from stepjepa.data.chat import RowError, row_to_messages
+from stepjepa.data.options import DataOptions, PairColumns
 from stepjepa.data.prepare.rows import question_of
-from stepjepa.data.sources import PairColumns, RowSource, row_to_messages
+from stepjepa.data.sources import RowSource
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions

@@ -106,7 +106,6 @@ def test_recognised(rows, changes, format, columns):
             {},
             "format not recognised (columns found: id, text); name the columns with --questio",
         ),
-        ([{"messages": []}], {}, "the rows are chats already ('messages')"),
         (["a", "b"], {}, "the rows are lines of text without '||'"),
         ([GSM8K], {"response_column": "deepsek"}, "'deepsek' (found: question, answer)"),
         ([SOCRATIC], {"step_splitter": "lines"}, "rows of format gsm8k_socratic name their steps themselves; leave it"),

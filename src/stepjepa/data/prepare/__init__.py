@@ -21,6 +21,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
+from stepjepa.data.report import REASONS as CHAT_REASONS
 from stepjepa.data.sources import FILE_SUFFIXES, JSON_SUFFIXES, RowSource, csv_rows, reading
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
@@ -166,7 +167,7 @@ class PrepareResult:
             first = self.examples[reason][0]
             shown = f"; {first['text'][:70]}" if first["text"] else ""
             where = f"{escaped(first['place'])}: {escaped(first['what'])}{shown}"
-            found.append(f"{rows:,}: {REASONS.get(reason, reason)} (first: {where})")
+            found.append(f"{rows:,}: {(CHAT_REASONS | REASONS).get(reason, reason)} (first: {where})")
         return found
 
 

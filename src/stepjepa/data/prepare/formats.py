@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import MISSING, Names, options_of
+from stepjepa.data.chat import one_turn, row_to_messages
+from stepjepa.data.options import absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.prepare.options import OWN_STEPS, RESPONSE_COLUMN, PrepareOptions
-from stepjepa.data.sources import TEXT_COLUMNS, absent, as_object, listed_columns
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.errors import DataError, RowError
 
@@ -31,17 +32,19 @@ _LOOKS = {
     "teacher": "a response next to the question",
     "implicit_cot": "lines 'question||steps #### answer'",
     "columns": "these columns",
+    "chats": "chats of one question and its answer",
 }
 
 
 class RawFormat(NamedTuple):
-    """A format, the names of its columns, and why it was chosen. Steps are found in the response."""
+    """A format, the names of its columns (of `Form` and others), and why it was chosen. Steps are found in the response."""
 
     name: str
     question: str = ""
     answer: str = ""
     response: str = ""
     ground_truth: str = "ground_truth"
+    context: str = ""
     why: str = "as given"
 
 
@@ -56,6 +59,7 @@ class RawExample:
         response: the text in which steps are found, without its final ``####`` line.
         final: what follows that ``####``.
         pieces: the steps, where the row names them itself; `response` is empty then.
+        system: the system message of a chat.
     """
 
     question: str
@@ -64,6 +68,7 @@ class RawExample:
     response: str = ""
     final: str | None = None
     pieces: Sequence[str] | None = None
+    system: str | None = None
 
 
 def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFormat:
@@ -74,13 +79,13 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
         name: of the file, for messages.
 
     Raises:
-        DataError: none of the formats, a column that no row has, or rows that are chats already.
+        DataError: none of the formats, or a column that no row has.
         ConfigError: options that exclude each other.
     """
     objects = [row for row in rows if isinstance(row, Mapping)]
     for which in (name for name in options_of(PrepareOptions) if name.endswith("_column")):
         column = getattr(options, which)
-        if column is not None and objects and not any(column in row for row in objects):
+        if column and objects and all(column_value(row, column, MISSING) is MISSING for row in objects):
             there = listed_columns(objects[0])
             raise DataError(f"{name}: none of the first rows has the column {which} names, {column!r} (found: {there})")
     found = Counter(form for form in (_format_of(row, options) for row in rows) if form is not None)
@@ -102,16 +107,19 @@ def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
         return RawFormat("implicit_cot") if name == "implicit_cot" or (name == "auto" and "||" in row) else None
     if not isinstance(row, Mapping):
         return None
-    usual = next((pair for pair in TEXT_COLUMNS if all(row.get(one) is not None for one in pair)), TEXT_COLUMNS[0])
-    question, answer = options.question_column or usual[0], options.answer_column or usual[1]
-    response = options.response_column
+    usual, response = form_of(row), options.response_column
+    question, answer = options.question_column or usual.question, options.answer_column or usual.answer
+    asked = column_value(row, question)
+    chat = isinstance(asked, list) or (asked is None and chat_column(row))
+    if name == "chats" or (name == "auto" and chat and not options.question_column):
+        return RawFormat("chats", "question", "answer", "answer", options.ground_truth_column or "ground_truth")
     if response is None and name in ("auto", "teacher"):
         names = [one for one in row if isinstance(one, str) and (one == "response" or one.endswith("_response"))]
         names = [RESPONSE_COLUMN] if row.get(RESPONSE_COLUMN) is not None else names
         response = names[0] if len(names) == 1 and row[names[0]] is not None else None
     if name == "auto":
-        text = row.get(response or answer)
-        if row.get(question) is None or text is None:
+        text = column_value(row, response or answer)
+        if asked is None or text is None:
             return None
         named = options.question_column or options.response_column
         name = "teacher" if response and not named else "columns"
@@ -120,15 +128,14 @@ def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
             socratic = lines and 2 * sum(" ** " in line for line in lines) >= len(lines)
             name = "gsm8k_socratic" if socratic else "gsm8k"
     response = response or (RESPONSE_COLUMN if name == "teacher" else answer)
-    return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth")
+    context = "" if options.question_column else usual.context
+    return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth", context)
 
 
 def _nothing_found(rows: Sequence[Any], objects: Sequence[Mapping[str, Any]]) -> str:
     if not objects:
         kind = "lines of text without '||'" if isinstance(rows[0], str) else f"JSON of type {type(rows[0]).__name__}"
         return f"the rows are {kind}; JSON objects, or lines 'question||steps #### answer', are expected"
-    if any(row.get("messages") is not None for row in objects):
-        return "the rows are chats already ('messages'); stepjepa train reads them as they are"
     return (
         f"format not recognised (columns found: {listed_columns(objects[0])}); name the columns with "
         f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
@@ -143,7 +150,12 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
     """
     if form.name == "implicit_cot":
         return _of_line(row, options.calculator_marks == "keep")
-    row = as_object(row)
+    row, system = as_object(row), None
+    if form.name == "chats":
+        system, question, answer = one_turn(row_to_messages(row))
+        row = {**row, form.question: question, form.answer: answer}
+    elif form.context:
+        row = {**row, form.question: asked_in(row, form.question, form.context)}
     question, pieces = _text(row, form.question), None
     if form.name in ("gsm8k", "gsm8k_socratic"):
         answer = _text(row, form.answer)
@@ -164,9 +176,9 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
         else:
             answer = _text(row, form.response)
             response, final = _split_final(answer)
-        if form.answer != form.response and row.get(form.answer) is not None:
+        if form.answer != form.response and column_value(row, form.answer) is not None:
             answer = _text(row, form.answer, numbers=True)
-    return RawExample(question, answer, _ground_truth(row, form.ground_truth, final), response, final, pieces)
+    return RawExample(question, answer, _ground_truth(row, form.ground_truth, final), response, final, pieces, system)
 
 
 def _of_line(line: object, keep_marks: bool) -> RawExample:
@@ -201,7 +213,7 @@ def _split_final(text: str) -> tuple[str, str | None]:
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
-    value = row.get(name)
+    value = column_value(row, name)
     if value is None:
         raise RowError("missing_column", absent(row, name))
     return value
@@ -238,7 +250,7 @@ def _listed(row: Mapping[str, Any], name: str) -> list[str]:
 
 def _ground_truth(row: Mapping[str, Any], name: str, final: str | None) -> str | None:
     """What the column says, else `final`; tables write NaN for a missing number."""
-    value = row.get(name)
+    value = column_value(row, name)
     missing = value is None or (isinstance(value, str) and not value.strip())
     if missing or (type(value) is float and not math.isfinite(value)):
         return final

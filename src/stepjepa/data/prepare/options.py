@@ -31,7 +31,7 @@ class PrepareOptions:
     file: str | None = option(
         None, "The raw rows: a file, or a Hub data set's name; usually written without --file.", _FORMAT
     )
-    format: Literal["auto", "gsm8k", "gsm8k_socratic", "teacher", "implicit_cot", "columns"] = option(
+    format: Literal["auto", "gsm8k", "gsm8k_socratic", "teacher", "implicit_cot", "columns", "chats"] = option(
         "auto", "Format of the raw rows; auto recognises it from the first ones and prints it.", _FORMAT
     )
     question_column: str | None = option(None, "Column with the question. Default: question.", _FORMAT)
@@ -74,7 +74,9 @@ class PrepareOptions:
     final_answer: Literal["boxed", "keep"] = option(
         "boxed", "Write a final '#### 72' as \\boxed{72}, or keep it.", _STEPS
     )
-    system_prompt: str | None = option(SYSTEM_PROMPT, "System message of every chat; none for no message.", _STEPS)
+    system_prompt: str | None = option(
+        SYSTEM_PROMPT, "System message of chats without one; none for no message.", _STEPS
+    )
     min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS, at_least=1)
     max_steps: int | None = option(None, "Rows with more steps are dropped.", _ROWS)
     require_correct: bool = option(False, "Drop rows whose response does not end in the ground truth.", _ROWS)

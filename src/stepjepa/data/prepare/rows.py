@@ -102,8 +102,9 @@ class Converter:
             raise RowError("too_many_steps", f"{len(steps)} steps found")
         content = _JOIN.join(steps)
         messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
-        if options.system_prompt:
-            messages.insert(0, {"role": "system", "content": options.system_prompt})
+        system = example.system or options.system_prompt
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
         prepared = {
             "question": example.question,
             "answer": example.answer,

@@ -20,8 +20,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.options import STEPS_COLUMN, PairColumns, StepsOptions
-from stepjepa.data.sources import listed_steps, row_to_messages
+from stepjepa.data.chat import row_to_messages
+from stepjepa.data.options import STEPS_COLUMN, PairColumns, StepsOptions, column_value, listed_steps
 from stepjepa.data.steps.marked import connected, headed, numbered
 from stepjepa.data.steps.text import CharSpan, Text, sentences
 from stepjepa.errors import ConfigError, RowError
@@ -343,7 +343,7 @@ def steps_of(row: object, answers: Sequence[str], rules: StepRules) -> RowSteps:
 
 def _holds_steps(row: object, column: str | None) -> bool:
     """Whether there is something in the column of a row's own steps; a list without a text in it is nothing."""
-    held = row.get(column) if isinstance(row, Mapping) else None
+    held = column_value(row, column) if isinstance(row, Mapping) and column else None
     if isinstance(held, (list, tuple)):
         return any(not isinstance(step, str) or step.strip() for step in held)
     return held is not None

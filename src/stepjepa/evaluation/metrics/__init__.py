@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from stepjepa.config.named import current_folder_too, load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
+from stepjepa.data.options import column_value, listed_columns
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import text_of
 
@@ -130,14 +131,14 @@ class Metric(ABC):
         """
         columns = (self.reference_column,) if self.reference_column else self.columns
         for column in columns:
-            value = row.get(column)
+            value: Any = column_value(row, column)
             if column == "messages" and isinstance(value, (list, tuple)):
                 turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
                 value = turns[-1].get("content") if turns else None
             text = text_of(value)
             if text.strip():
                 return text
-        known = ", ".join(map(str, row)) or "none"
+        known = listed_columns(row)
         raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {known})")
 
 

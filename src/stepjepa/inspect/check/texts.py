@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import RowError
+from stepjepa.data.chat import KNOWN_CHATS, RowError, row_to_messages
 from stepjepa.data.encode import EncodeOptions, chat_of
+from stepjepa.data.options import PairColumns, is_stream
 from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.report import REASONS, StepCounts, listed_files
-from stepjepa.data.sources import PairColumns, RowSource, is_stream, row_to_messages
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_content
 from stepjepa.errors import DataError
@@ -30,10 +31,8 @@ _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
 _MOST_KINDS = 5  # role orders listed
 _SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
 _NAME = Names(ExampleOptions)
-_COLUMNS = f"any two columns with --{_NAME.source_column} and --{_NAME.target_column}"
 _NEEDS_CHATS = (
-    f"plain text: train with --{_NAME.objective} split or regular; other objectives need chats (messages, question/answer, "
-    f"prompt/completion, text/code, or {_COLUMNS})"
+    f"plain text: train with --{_NAME.objective} split or regular; other objectives need chats ({KNOWN_CHATS})"
 )
 
 
@@ -368,10 +367,7 @@ def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) 
     if not read:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     if not usable:
-        message = f"{rows.name}: none of {read:,} rows can be used; {'; '.join(skipped)}"
-        if "columns found" in message:
-            message += f"; {_COLUMNS} make a chat"
-        raise DataError(message)
+        raise DataError(f"{rows.name}: none of {read:,} rows can be used; {'; '.join(skipped)}")
 
 
 def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:

@@ -1,0 +1,177 @@
+"""The forms in which data sets hold chats, in every kind of file, for every command that reads rows."""
+
+import csv
+import json
+
+import datasets
+import pytest
+
+import stepjepa
+from stepjepa.cli.main import main
+from stepjepa.data.chat import row_to_messages
+from stepjepa.data.options import PairColumns, column_value, listed_columns
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import RowError
+
+STEPS = "Two pairs make four shoes.\n\nFour shoes and one are \\boxed{5}."
+CHAT = [{"role": "user", "content": "How many shoes?"}, {"role": "assistant", "content": STEPS}]
+SHARED = [{"from": "human", "value": "How many shoes?"}, {"from": "gpt", "value": STEPS}]
+FORMS = {
+    "sharegpt": {"id": "a7", "conversations": SHARED},
+    "alpaca": {"instruction": "How many shoes?", "input": "", "output": STEPS, "text": "Below is an instruction"},
+    "problem": {"problem": "How many shoes?", "solution": STEPS, "answer": "5"},
+    "instruction": {"instruction": "How many shoes?", "answer": STEPS},
+    "response": {"prompt": "How many shoes?", "response": STEPS},
+    "parts": {"messages": [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in CHAT]},
+    "trl": {"prompt": CHAT[:1], "completion": CHAT[1:]},
+}
+
+
+def written(rows, kind, folder):
+    """The rows as a file, or a saved data set."""
+    path = folder / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({key: one if isinstance(one, str) else json.dumps(one) for key, one in row.items()})
+    elif kind == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    else:
+        datasets.Dataset.from_list(rows).save_to_disk(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "saved"])
+def test_every_form_in_every_file(kind, tmp_path):
+    for name, row in FORMS.items():
+        if (name, kind) != ("trl", "csv"):  # a text in two columns may begin with [ for other reasons
+            (tmp_path / name).mkdir()
+            (_, read), *_ = RowSource(written([row, row], kind, tmp_path / name))
+            assert row_to_messages(read) == CHAT, name
+
+
+def test_contexts_and_mixed_rows():
+    row = {"instruction": "Sum up.", "input": "A shoe.", "output": "Shoe."}
+    assert row_to_messages(row)[0]["content"] == "Sum up.\n\nA shoe."
+    assert row_to_messages({**row, "instruction": " "})[0]["content"] == "A shoe."
+    mixed = {
+        "question": None,
+        "answer": None,
+        "conversations": None,
+        "prompt": "a",
+        "completion": None,
+        "response": "b",
+    }
+    assert [turn["content"] for turn in row_to_messages(mixed)] == ["a", "b"]
+    both = {**FORMS["problem"], "messages": CHAT[::-1]}
+    assert row_to_messages(both) == CHAT[::-1]
+    turns = [{"from": "system", "value": "S"}, *SHARED, *SHARED]
+    assert [one["role"] for one in row_to_messages({"conversations": turns})] == ["system", *["user", "assistant"] * 2]
+    # What a table makes of messages of several kinds, and of none of their tools.
+    filled = [{"role": None, "content": None, "tool_calls": None, **one} for one in SHARED]
+    assert row_to_messages({"messages": filled, "images": [], "image": None}) == CHAT
+
+
+CALL = [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "words"),
+    [
+        ({"messages": [*CHAT, {"role": "tool", "content": "5"}]}, "tool_message", "message 3 has role 'tool'"),
+        ({"conversations": [{"from": "observation", "value": "5"}]}, "tool_message", "has role 'observation'"),
+        ({"messages": [{**CHAT[1], "tool_calls": CALL}]}, "tool_message", "message 1 holds 'tool_calls'; chats with"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}, CHAT[1]]},
+            "not_text_alone",
+            "message 1 (user) holds a part of type 'image', and models are trained on text alone; leave",
+        ),
+        ({"image": "cat.png", "conversations": SHARED}, "not_text_alone", "column 'image' goes with the chat"),
+        ({"conversations": []}, "no_messages", "'conversations' is not a non-empty list"),
+        ({"instruction": ["a"], "output": "b"}, "content_not_text", "message 1 (user) has content of type list"),
+        ({"a": {"b": 1, "c": 2}, "d": 3}, "no_known_columns", "columns found: a.b, a.c, d; expected messages, conv"),
+        ({"chosen": "a"}, "no_known_columns", "two columns named with --source_column and --target_column"),
+    ],
+)
+def test_rows_that_are_refused_by_name(row, reason, words):
+    with pytest.raises(RowError) as caught:
+        row_to_messages(row)
+    assert caught.value.reason == reason and words in str(caught.value)
+
+
+def test_nested_columns():
+    row = {"task": {"text": "How many shoes?"}, "by": {"pupil": {"text": STEPS}}, "by.pupil": {"text": "x"}}
+    assert row_to_messages(row, None, PairColumns("task.text", "by.pupil.text")) == CHAT
+    assert column_value({"a.b": 1, "a": {"b": 2}}, "a.b") == 1  # a column with that very name
+    assert column_value({"a": {"b": None}}, "a.b", 3) is None and column_value({"a": "b"}, "a.b", 3) == 3
+    assert listed_columns({"a": {"b": {"c": 1}}, "d": [{"e": 1}]}) == "a.b, d"
+    with pytest.raises(RowError, match=r"no column 'task.txt' \(columns found: task.text, .*--source_column"):
+        row_to_messages(row, None, PairColumns("task.txt", "by.pupil.text"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("forms")
+
+
+@pytest.mark.parametrize("name", [*FORMS, "nested"])
+def test_check_and_prepare(name, home, capsys):
+    """The same pairs and steps, whatever the form."""
+    columns, named = [], []
+    if name == "nested":
+        columns = "--source_column task --target_column solution.text".split()
+        named = "--question_column task --response_column solution.text".split()
+    row = FORMS.get(name, {"task": "How many shoes?", "solution": {"text": STEPS}})
+    file = home / f"{name}.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * 2)
+    assert main(["check", str(file), "--json", *columns]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows_usable"], report["pairs_first"]) == (2, 2)
+    out = home / f"{name}.out.jsonl"
+    assert main(["prepare", str(file), "--output_file", str(out), "--system_prompt", "S", *named]) == 0
+    (prepared, _) = map(json.loads, out.read_text().splitlines())
+    assert prepared["messages"] == [{"role": "system", "content": "S"}, *CHAT]
+    assert prepared["ground_truth"] == "5" and prepared["total_steps"] == 2
+
+
+def test_prepare_chats(tmp_path, capsys):
+    own = [{"from": "system", "value": "Think."}, *SHARED]
+    rows = [{"conversations": one} for one in (own, SHARED, [*SHARED, *SHARED], [*SHARED, {"from": "observation"}])]
+    done = stepjepa.prepare(rows, output_file=str(tmp_path / "out.jsonl"), system_prompt="S")
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    first, second = [json.loads(line)["messages"][0]["content"] for line in lines]
+    assert (first, second, done.format) == ("Think.", "S", "chats")
+    assert done.rows_dropped == {"several_turns": 1, "tool_message": 1}
+    assert "more than one question in a chat (first: list row 2: the chat is not" in str(done)
+
+
+def test_train_evaluate_and_inspect(home, capsys):
+    """From ShareGPT and Alpaca files to a model, its answers and a page; the steps of a row stay its own."""
+    files = {name: home / f"{name}.train.jsonl" for name in ("sharegpt", "alpaca")}
+    for name, file in files.items():
+        rows = [{**FORMS[name], "steps": STEPS.split("\n\n")}, {"conversations": SHARED, "images": ["cat.png"]}]
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flags = f"--model_name tiny --step_jepa --max_steps 1 --batch_size 2 --output_dir {home / 'run'} --use_cpu"
+    assert main(["train", "--train_file", *map(str, files.values()), *flags.split()]) == 0
+    reports = json.loads((home / "run" / "data_report.json").read_text())
+    for report in (reports["train_1"], reports["train_2"]):
+        assert (report["rows_kept"], report["pairs"], report["rows_skipped"]) == (1, 1, {"not_text_alone": 1})
+        assert report["steps"]["own"] == 1
+    flags = "--metric gsm8k exact --max_new_tokens 4"
+    assert main(["evaluate", str(home / "run"), str(files["alpaca"]), *flags.split()]) == 0
+    (prediction,) = map(json.loads, next((home / "run").rglob("predictions.jsonl")).read_text().splitlines())
+    assert (prediction["question"], prediction["gt_answer"]) == ("How many shoes?", "5")
+    assert main(["inspect", str(files["sharegpt"]), "--model_name", "tiny", "--step_jepa"]) == 0
+    assert "trunk: step 2" in capsys.readouterr().out
+    bad = home / "bad.jsonl"
+    bad.write_text(json.dumps({"task": {"text": "a"}, "reply": "b"}) + "\n")
+    for command in (["check"], ["train", "--train_file"], ["evaluate", str(home / "run")]):
+        more = ["--metric", "exact"] if command[0] == "evaluate" else []
+        more = ["--model_name", "tiny", "--output_dir", str(home / "b")] if command[0] == "train" else more
+        assert main([*command, str(bad), *more]) == 2
+        (line,) = [one for one in capsys.readouterr().err.splitlines() if "error:" in one]
+        assert "task.text, reply" in line and "--source_column and --target_column" in line
