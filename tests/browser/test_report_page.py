@@ -153,6 +153,21 @@ def test_text_of_the_data_is_text(open_page, pair):
     assert side.evaluate(direction) == "rtl"
 
 
+def test_answers_that_would_fill_a_screen_are_folded(open_page, tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = "\n".join(f"line {number}" for number in range(64))
+    write_evaluation(run, "rww", q0="\n" * 64 + "end", q1=lines, q2="word " * 900)
+    made(run)
+    page = open_page(run / "report.html", width=375)
+    cards = page.locator(".card")
+    assert [cards.nth(n).locator("details").count() for n in range(3)] == [0, 3, 3]  # question, reference, answer
+    assert "[... 63 blank lines ...]" in cards.nth(0).locator(".side .text").inner_text()
+    assert all(cards.nth(n).bounding_box()["height"] < 700 for n in range(3))
+    cards.nth(1).locator(".side summary").click()
+    assert cards.nth(1).locator(".side .text").inner_text().endswith("line 63")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+
+
 @pytest.mark.parametrize("name", ["pair", "study"])
 def test_on_paper(open_page, pages, name):
     page = open_page(pages[name], scheme="dark")

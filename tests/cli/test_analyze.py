@@ -148,6 +148,13 @@ def test_the_numbers_are_those_of_the_states(done, file):
     assert row[5] == f"{100 * pairs['retrieval_at_1']:.1f}" and row[-1] == f"{pairs['mrr']:.3f}"
     assert ["chance", "2.5", "%", "12.5", "%", "0.107"] in printed
     assert any(line[:2] == ["against", "base"] for line in printed)
+    said = " ".join(out.split())
+    for column in (*"cosine shuffled gap d' @1 @5 MRR uniformity variance CKA".split(), "eff. rank", "own cosine"):
+        assert f" {column}: " in said, column
+    for column in ("top 100 s-t", "fitted error", "held-out error", "mean's error", "held-out R2"):
+        assert f" {column}: " in said, column
+    paths = [line for line in out.splitlines() if len(line) > 80]
+    assert all(str(folder) in line or str(file) in line for line in paths), paths
 
 
 def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):

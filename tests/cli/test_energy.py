@@ -50,6 +50,8 @@ def test_energies_by_hand(score, home, tmp_path):
     said = score(None, "--output_file", "energies.jsonl")
     found = lines(tmp_path / "energies.jsonl")
     assert [line["index"] for line in found] == list(range(12)) and "steps of other questions" in said
+    words = "energy shuffled relative log-likelihood".split()
+    assert all(f" {word}: " in said for word in words) and max(map(len, said.splitlines())) <= 80
     head = load_scorer(EnergyOptions(model_name=str(home / "kept"))).model.jepa.head
     model = AutoModelForCausalLM.from_pretrained(home / "kept").eval()
     tokenizer = AutoTokenizer.from_pretrained(home / "kept")
@@ -132,6 +134,7 @@ def test_best_of_given_solutions(score, tmp_path):
     assert rules["random"] == pytest.approx(2 / 3)
     assert rules["energy"] == rules["relative"] == 1.0  # the single step has none, and comes last
     assert result["best_of"]["auroc"]["energy"]["pairs"] == 8 and result["best_of"]["questions_with_fewer"] == 0
+    assert "oracle: right where one is" in said
     assert "majority of answers" in said and "100.0" in said
     error = score(file, "--best_of", 5, "--metric", "gsm8k", status=2)
     assert "no question has 5 solutions, the most is 4" in error

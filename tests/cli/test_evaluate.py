@@ -289,6 +289,7 @@ def test_analysis(evaluate, home, tmp_path, capsys):
     assert "12 answers" in said and "accuracy by gsm8k" in said and "tokens per response" in said
     assert main(["evaluate", "--analyze", *files, "--max_new_tokens", "3"]) == 0
     said = capsys.readouterr().out
+    assert "Whether the training of B helps is not established: one seed of each;" in " ".join(said.split())
     assert "B - A" in said and "McNemar" in said and "note     --max_new_tokens has no effect" in said
     assert main(["evaluate", "--analyze", *files, "--metric", "exact", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share
+from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
 
 
 def test_wilson_by_hand():
@@ -52,3 +52,29 @@ def test_mcnemar_by_hand():
     assert mcnemar_p(0, 0) == 1.0 and mcnemar_p(4, 4) == 1.0
     same = paired_difference(5, 0, 0, 3)
     assert same.value == 0 and same.low < 0 < same.high, "eight questions prove no equality"
+
+
+@pytest.mark.parametrize(
+    ("difference", "shown"),
+    [
+        ((0.1, 0.02, 0.2), "On these questions b is ahead of a."),
+        ((-0.1, -0.2, -0.02), "On these questions b is behind a."),
+        ((0.1, 0.0, 0.2), "On these questions no difference between a and b is shown."),
+        ((0.1, None, None), "On these questions no difference between a and b is shown."),
+        ((None, None, None), "On these questions no difference between a and b is shown."),
+    ],
+)
+def test_what_may_be_concluded_of_two_models(difference, shown):
+    """Of their training nothing, however large the difference; what is there is not said to be missing."""
+    said = conclusion(Interval(*difference), "a", "b")
+    training = "Whether the training of b helps is not established: one seed of each"
+    assert said == f"{shown} {training}; no shuffled control was run; not compared at equal compute."
+    said = conclusion(Interval(*difference), "a", "b", controlled=True)
+    assert said == f"{shown} {training}; not compared at equal compute."
+    assert conclusion(Interval(*difference), "a", "b", True, True) == f"{shown} {training}."
+
+
+def test_intervals_as_text():
+    assert Interval(0.61, 0.579, 0.64).percent() == "61.0 % (57.9 to 64.0)"
+    assert Interval(0.5, None, None).percent() == "50.0 %" and Interval(None, None, None).percent() == "none"
+    assert Interval(0.025, -0.048, 0.0971).points() == "+2.5 points (-4.8 to +9.7)"

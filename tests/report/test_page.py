@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 import re
 
@@ -36,11 +37,61 @@ def test_what_was_run(tmp_path):
     read = Reader(page_of(*write_pair(tmp_path)))
     rows = {row[0]: row[1:] for row in read.rows("Settings")}
     assert rows["objective differs"] == ["regular", "step_jepa"] and rows["predictors"] == ["-", "2"]
+    assert [row[0] for row in read.rows("Settings that differ")] == ["option", "objective differs"]
     assert rows["max_steps"] == ["50", "50"] and not {"lbd", "output_dir", "logging_steps"} & set(rows)
     assert ["torch", "2.6.0", "2.6.0"] in read.rows("Versions")
     text = read.text("run")
     assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text
     assert "skipped 1: 'messages' is empty or no list of messages (first: line 4: 'messages' is empty)" in text
+
+
+def test_the_answer_comes_first(tmp_path):
+    """Whatever the order of the folders: what was compared, the difference with its interval, and what may be concluded."""
+    a, b = write_pair(tmp_path, "rrrrwwww", "rrrrrrrw")
+    for run, day in ((a, "2026-11-19T10:00:00+00:00"), (b, "2026-11-20")):
+        record = json.loads((run / "run.json").read_text())
+        machine = {"platform": "Linux-6", "cpus": 2}
+        write(run / "run.json", {**record, "date": day, "machine": machine, "command": f"train {run.name}"})
+    read = Reader(page_of(b, a))
+    text = read.text("answer")
+    assert list(read.sections) == "answer accuracy signs losses predictions run geometry cost".split()
+    assert "Compared: step (objective=step_jepa, seed=0, train_file=train.jsonl); regular (objective=regular, " in text
+    assert "Run on 2026-11-19 to 2026-11-20; platform=Linux-6, cpus=2." in text
+    assert "step - regular: +37.5 points (" in text and "gsm8k of 8 questions (test), 95 % interval On these" in text
+    assert text.endswith(
+        "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
+        "compared at equal compute."
+    )
+    assert ["date", "2026-11-20", "2026-11-19T10:00:00+00:00"] in read.rows("Versions")
+    assert ["cpus", "2", "2"] in read.rows("Versions")
+
+    shuffled = write_run(tmp_path / "shuffled", control="shuffled")
+    record = json.loads((b / "run.json").read_text())
+    write(b / "run.json", {**record, "settings": {**record["settings"], "same_flop": True}})
+    assert Reader(page_of(a, b, shuffled)).text("answer").endswith("not established: one seed of each.")
+    assert "no two models here have answered the same questions" in Reader(page_of(a)).text("answer")
+
+
+def test_results_of_another_model_are_marked(tmp_path):
+    """And are compared with no other, in the headline least of all."""
+    a, b = write_pair(tmp_path)
+    metrics, record = (json.loads((b / name).read_text()) for name in ("metrics.json", "run.json"))
+    write(b / "run.json", {**record, "steps": 90})
+    write(b / "metrics.json", {**metrics, "steps": 50})
+    read = Reader(page_of(a, b))
+    assert [row[:3] for row in read.rows("Accuracy")[1:]] == [
+        *(["test", metric, "regular"] for metric in ("gsm8k", "answer_nll")),
+        *(["test (stale)", metric, "step"] for metric in ("gsm8k", "answer_nll")),
+    ]
+    why = f"Stale: {b / 'evaluation-test'}: is of the model before this run went on; evaluate the present one again"
+    assert why in read.text("answer") and "Nothing can be concluded" in read.text("answer")
+    assert "Paired differences" not in read.tables
+
+    write(b / "run.json", {**record, "steps": 50})
+    assert "Stale" not in Reader(page_of(a, b)).text("answer")
+    (b / "model.safetensors").write_bytes(b"")  # of a version that recorded no digest
+    os.utime(b / "evaluation-test" / "metrics.json", (1, 1))
+    assert "older than the weights" in Reader(page_of(a, b)).text("answer")
 
 
 def test_settings_by_their_metadata():
@@ -131,6 +182,10 @@ def test_the_sample_has_every_kind():
 
 def test_long_texts_lose_their_middle(tmp_path):
     assert cut("abcdef", 6) == "abcdef"
+    assert (
+        cut("a" + "\n" * 64 + "b\n\n\nc\n \t\n\n\n", 60)
+        == "a\n[... 63 blank lines ...]\nb\n\n\nc\n[... 3 blank lines ...]\n"
+    )
     assert cut("ab" + "x" * 1000 + "yz", 4) == "ab\n[... 1,000 characters are left out here ...]\nyz"
     few = write_run(tmp_path / "few")
     write_evaluation(few, "rw", q0="long " * 1000)
@@ -173,7 +228,12 @@ def test_a_study(tmp_path):
     assert regular == ["regular", "2", "0.5000", "", "baseline"]
     assert step[3:] == ["+0.0125 [-0.0075, +0.0325]", "not established (n=2, a | b)"]
     text = read.text("study")
-    assert "3 trained and scored, 1 not begun" in text and "against regular where" in text
+    assert "The tables say what may be concluded." in read.text("answer")  # of a version that kept no verdicts
+    assert "3 trained and scored, 1 not begun" in read.text("answer") and "against regular where" in text
+    lines = ["gsm8k, against regular:", "  step_jepa: worse", "    at equal examples: -1", "nll, against regular:"]
+    write(tmp_path / "study" / "table.json", {"verdicts": lines})
+    said = Reader(page_of(tmp_path / "study")).text("answer")
+    assert said.endswith("not begun. gsm8k, against regular: step_jepa: worse at equal examples: -1 nll, against regular:")
     assert "step_jepa: chose lbd=0.1. Validation means" in text
     assert '<li dir="auto">step_jepa seed 2: exit status 2</li>' in page
     assert "3 trainings: 1 min 30 s and 6 T FLOPs in all" in read.text("cost")
@@ -191,7 +251,8 @@ def test_a_study(tmp_path):
 
 def test_a_study_that_is_unfinished(tmp_path):
     read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
-    assert "3 trained and scored, 1 not begun" in read.text("study") and "No tables yet" in read.text("study")
+    assert "3 trained and scored, 1 not begun. Nothing can be concluded" in read.text("answer")
+    assert "No tables yet" in read.text("study")
     assert [tag for tag, _ in read.elements].count("figure") == 6  # curves of what has been trained
 
 

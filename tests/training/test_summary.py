@@ -60,10 +60,16 @@ def test_lines(trainer):
     run = RunOptions(train_file=["rows.jsonl"], model_name="tiny", eval_file="my test.jsonl")
     said = start_summary(made, run, Path("out/checkpoint-2"))
     labels = [line.split(" ")[0] for line in said.splitlines() if not line.startswith(" ")]
-    assert labels == ["train", "model", "loss", "steps", "tokens", "output"]
+    assert labels == ["train", "model", "loss", "steps", "tokens", "output", "words:"]
+    said, legend = said.split("\nwords:\n")
     assert re.search(r"^train  .*24 rows read, 24 kept, 0 skipped, \d+ pairs$", said, re.MULTILINE)
     assert re.search(r"^model  tiny: ([\d,]+) parameters, \1 trained \(100 %\)$", said, re.MULTILINE)
     assert "(resumed from checkpoint-2)" in said and said.endswith("\n       no checkpoints")
+    meant = " ".join(legend.split())
+    for word in "pairs p50 labelled K cosine forward trunk branch target padding lm jepa cos tok/s".split():
+        assert f"{word}: " in meant, word
+    assert "K: learned predictor tokens after a source view; " in meant and "eval " not in meant and "views:" not in meant
+    assert max(map(len, legend.splitlines())) <= 80
     made.state.log_history = [{"tokens_per_second": speed} for speed in (10.0, 2500.0, 3000.0)]
     made.state.global_step = 3
     said = conclusion(made, run, {"lm_loss": 1.5, "eval_lm_loss": 2.5, "train_runtime": 61.2}).splitlines()
@@ -72,6 +78,13 @@ def test_lines(trainer):
         "final  lm 1.5000  eval lm 2.5000",
     ]
     assert said[-1].startswith("load   AutoModelForCausalLM.from_pretrained(")
+
+
+def test_only_words_that_are_printed_are_explained(trainer):
+    run = RunOptions(train_file=["rows.jsonl"], model_name="tiny")
+    legend = " ".join(start_summary(trainer(objective="regular"), run, None).split("\nwords:\n")[1].split())
+    assert "trunk: the chat itself" in legend and "lm: LM loss" in legend
+    assert not any(f"{word}: " in legend for word in ("K", "cosine", "branch", "target", "jepa", "cos"))
 
 
 def test_long_lines_are_broken_on_a_terminal_alone(monkeypatch):

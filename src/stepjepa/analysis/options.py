@@ -21,6 +21,7 @@ from stepjepa.objectives.options import PredictorOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.text import legend
 
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
@@ -326,6 +327,13 @@ READING = [name for name, one in options_of(EnergyOptions).items() if one.group 
 
 # The result of the energies
 
+# What each energy is: the mean over the pairs of steps, or over the tokens.
+MEANINGS = {
+    "energy": "distance of a step's prediction from its own next step, so lower is nearer",
+    "shuffled": "the same from steps of other questions",
+    "relative": "energy less shuffled, below 0 where the own step is nearer",
+    "log_likelihood_mean": "of the solution's tokens, in nats a token",
+}
 # Rules of best of N, and their names.
 RULES = {
     "random": "random (expected)",
@@ -338,6 +346,7 @@ RULES = {
     "likelihood_sum": "highest likelihood in all",
     "oracle": "oracle (pass@N)",
 }
+_BEST_WORDS = {"random": "any of the samples", "oracle": "right where one is", "less": "the difference from that rule"}
 
 
 def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
@@ -350,6 +359,7 @@ def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
         for name, text in RULES.items()
     ]
     yield from text_table(["", "accuracy", "less random", "less majority"], rows)
+    yield from legend(_BEST_WORDS)
     yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
     rows = [
         [RULES[name], _ends(one, scale=1, digits=3), f"{one['questions']} questions", f"{one['pairs']} pairs"]
@@ -372,14 +382,15 @@ def energy_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """What all energies come to, as text."""
     without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
     yield f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"
-    units = {"shuffled": " (steps of other questions)", "log_likelihood_mean": " (nats a token)"}
-    for name, one in result["means"].items():
-        if one["value"] is not None:
-            ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
-            yield f"{name.removesuffix('_mean').replace('_', '-'):<14} {one['value']:.5g}{ends}{units.get(name, '')}"
+    labels = {name: name.removesuffix("_mean").replace("_", "-") for name in MEANINGS}
+    shown = {name: one for name, one in result["means"].items() if one["value"] is not None}
+    for name, one in shown.items():
+        ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
+        yield f"{labels[name]:<14} {one['value']:.5g}{ends}"
     if result["nearer_than_shuffled"] is not None:
         nearer = 100 * result["nearer_than_shuffled"]
-        yield f"{'':<14} {nearer:.1f} % of the predictions are nearer to their own next step than to those"
+        yield f"{'':<14} {nearer:.1f} % of predictions nearer to their own next step than to those"
+    yield from legend({labels[name]: MEANINGS[name] for name in shown})
     if result["truncated"]:
         yield f"{'cut':<14} {result['truncated']} solutions at {_NAME.max_length}; the rest of them is not scored"
     if "best_of" in result:

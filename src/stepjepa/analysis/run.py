@@ -47,11 +47,10 @@ from stepjepa.analysis.plots import (
 from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.inspect.check import folded
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
 from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import one_line
+from stepjepa.utils.text import PAGE, folded, legend, one_line
 
 NUMBERS, TABLE, CURVES = "numbers.json", "numbers.csv", "curves"
 # Names of the figures; those of one model each are METHOD-MODEL.
@@ -62,32 +61,42 @@ _COLLECTED = rf"states-.+\.safetensors|{re.escape(ABOUT)}"
 _NAME = Names(AnalyzeOptions)
 _LABEL = 100  # characters
 _MOST_STEPS = 9  # columns that fit next to a name
-# Columns of the tables: attribute and format.
-_PAIRS = {
-    "cosine": ("aligned_mean", ".4f"),
-    "shuffled": ("shuffled_mean", ".4f"),
-    "gap": ("gap", ".4f"),
-    "d'": ("d_prime", ".2f"),
-    "@1": ("retrieval_at_1", ".1%"),
-    "@5": ("retrieval_at_5", ".1%"),
-    "MRR": ("mrr", ".3f"),
+# Columns of the tables: attribute, format, and what the legend says.
+_Columns = Mapping[str, tuple[str, str, str]]
+_PAIRS: _Columns = {
+    "cosine": ("aligned_mean", ".4f", "mean over the pairs"),
+    "shuffled": ("shuffled_mean", ".4f", "the same of sources with the targets of other pairs"),
+    "gap": ("gap", ".4f", "cosine less shuffled"),
+    "d'": ("d_prime", ".2f", "the gap in standard deviations"),
+    "@1": ("retrieval_at_1", ".1%", "sources whose own target is the nearest of all"),
+    "@5": ("retrieval_at_5", ".1%", "is among the nearest 5"),
+    "MRR": ("mrr", ".3f", "mean of 1 / rank of the own target"),
 }
-_VIEWS = {
-    "eff. rank": ("effective_rank", ".1f"),
-    "uniformity": ("uniformity", ".2f"),
-    "own cosine": ("pairwise_cosine", ".3f"),
+_VIEWS: _Columns = {
+    "eff. rank": ("effective_rank", ".1f", "directions that the states fill, 1 at collapse"),
+    "uniformity": ("uniformity", ".2f", "0 where all states are one, lower where they are spread evenly"),
+    "own cosine": ("pairwise_cosine", ".3f", "mean cosine of two states of a view"),
 }
-_MAP = {
-    "fitted error": ("train_error", ".4g"),
-    "held-out error": ("test_error", ".4g"),
-    "error of the mean": ("mean_error", ".4g"),
-    "held-out R2": ("test_r2", ".3f"),
+_TOP = {"top 100 s-t": "mean of the 100 largest singular values of source less target"}
+_MAP: _Columns = {
+    "fitted error": ("train_error", ".4g", "root mean squared error of a linear map, on its own rows"),
+    "held-out error": ("test_error", ".4g", "on the other rows"),
+    "mean's error": ("mean_error", ".4g", "there, if every target is taken for the mean"),
+    "held-out R2": ("test_r2", ".3f", "1 is a perfect map, 0 as good as the mean"),
 }
-_BASE = {"variance": ("variance_ratio", ".3g"), "CKA": ("base_cka", ".3f")}
+_EXACT = {"*": "the map has as many directions as rows, so its fitted error says nothing"}
+_BASE: _Columns = {
+    "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
+    "CKA": ("base_cka", ".3f", "likeness to the base model's states, 1 where they are alike"),
+}
 
 
-def _row(columns: Mapping[str, tuple[str, str]], *records: Any) -> list[str]:
-    return [", ".join(written(getattr(one, name), form) for one in records) for name, form in columns.values()]
+def _row(columns: _Columns, *records: Any) -> list[str]:
+    return [", ".join(written(getattr(one, name), form) for one in records) for name, form, _ in columns.values()]
+
+
+def _meanings(columns: _Columns) -> dict[str, str]:
+    return {name: words for name, (*_, words) in columns.items()}
 
 
 def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
@@ -152,7 +161,7 @@ class Comparison:
         return text.getvalue()
 
     def __str__(self) -> str:
-        return "\n".join([*self._tables(), "", *folded(list(self._collapse()))])
+        return "\n".join([*self._tables(), "", *folded(list(self._collapse()), PAGE)])
 
     def _tables(self) -> Iterator[str]:
         where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
@@ -162,19 +171,22 @@ class Comparison:
         shares = [f"{written(chance.chance_at_1, '.1%')}", f"{written(chance.chance_at_5, '.1%')}"]
         rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in shown.items()]
         rows.append(["chance", "", "", "", "", *shares, written(chance.chance_mrr, ".3f")])
-        yield from ("", *text_table(["pairs", *_PAIRS], rows))
+        yield from ("", *text_table(["pairs", *_PAIRS], rows), *legend(_meanings(_PAIRS)))
         rows = [
             [label, *_row(_VIEWS, one.source, one.target), written(one.difference_top_100, ".4g")]
             for label, one in shown.items()
         ]
-        yield from ("", *text_table(["states (source, target)", *_VIEWS, "top 100 s-t"], rows))
+        yield from ("", *text_table(["states (source, target)", *_VIEWS, *_TOP], rows))
+        yield from legend(_meanings(_VIEWS) | _TOP)
         maps = {label: one.linear_map for label, one in shown.items() if one.linear_map is not None}
         rows = [[label, *_row(_MAP, one)] for label, one in maps.items()]
         for row, one in zip(rows, maps.values(), strict=True):
-            row[1] += " (rank = rows)" if one.rank == one.train_rows else ""
+            row[1] += " *" if one.rank == one.train_rows else ""
         yield from ("", *text_table(["linear map", *_MAP], rows)) if rows else ()
+        yield from legend(_meanings(_MAP) | (_EXACT if any("*" in row[1] for row in rows) else {})) if rows else ()
         rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in shown.items() if label != self.base]
-        yield from ("", *text_table([f"against {self.base}", *_BASE], rows)) if rows and self.base is not None else ()
+        if rows and self.base is not None:
+            yield from ("", *text_table([f"against {self.base}", *_BASE], rows), *legend(_meanings(_BASE)))
         steps = {step: one.steps[step].pairs for one in self.models.values() for step in one.steps}
         if len(steps) < 2:
             return
@@ -302,7 +314,7 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
         if histories:
             files.append(folder / f"{CURVES}.{options.figure_format}")
             save_figure(curve_figure(histories, title="Training losses"), files[-1])
-    lines += folded([f"figures: {', '.join(path.name if found else str(path) for path in files)}"])
+    lines += folded([f"figures: {', '.join(path.name if found else str(path) for path in files)}"], PAGE)
     return AnalysisResult(record, tuple(files), tuple(lines))
 
 

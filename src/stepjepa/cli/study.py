@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from stepjepa.api import study
 from stepjepa.config.parser import StrictParser
-from stepjepa.inspect.check import folded
 from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.terminal import ending, print_text
+from stepjepa.utils.text import folded
 
 
 def run(argv: list[str]) -> int:

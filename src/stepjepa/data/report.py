@@ -125,6 +125,14 @@ class StepCounts:
         return lines
 
 
+# Words of the report's lines.
+MEANINGS = {
+    "pairs": "a source and the target that it predicts",
+    "p50": "half of the rows are as short (p90: nine in ten)",
+    "labelled": "tokens that the LM loss is over",
+}
+
+
 @dataclass
 class DataReport:
     """Counts of one data set; every row is counted once as kept or skipped.

@@ -14,11 +14,11 @@ from typing import Any
 from stepjepa.config.option import Names
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
-from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, percent, share
+from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import INVALID, UNDECIDED
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
-from stepjepa.utils.text import one_line
+from stepjepa.utils.text import PAGE, one_line, wrapped
 
 _NAME = Names(EvaluateOptions)
 # Kinds of errors; a wrong answer is of the first kind that fits.
@@ -111,7 +111,7 @@ class Analysis:
         wrong = self.n - self.correct
         yield f"{self.file}: {self.n} answers, {self.correct} right, {wrong} wrong"
         by = f" by {self.metric}" if self.metric else ""
-        yield f"  accuracy{by}: {percent(self.accuracy)}, 95 % interval in brackets"
+        yield f"  accuracy{by}: {self.accuracy.percent()}, 95 % interval in brackets"
         if self.undecided:
             yield f"  {self.undecided} answers are called neither right nor wrong, and are left out"
         others = [f"{name} {interval.value:.4f}" for name, interval in self.scores.items() if name != self.metric]
@@ -178,10 +178,10 @@ class Comparison:
     def _lines(self) -> Iterator[str]:
         if self.a.metric:
             yield f"right is what {self.a.metric} calls right"
-        yield f"A  {self.a.file}: {percent(self.a.accuracy)}"
-        yield f"B  {self.b.file}: {percent(self.b.accuracy)}"
-        difference = percent(self.difference, "+").replace(" %", " points", 1)
-        yield f"B - A  {difference}, 95 % intervals in brackets; McNemar's exact test p = {self.p:.3g}"
+        yield f"A  {self.a.file}: {self.a.accuracy.percent()}"
+        yield f"B  {self.b.file}: {self.b.accuracy.percent()}"
+        yield f"B - A  {self.difference.points()}, 95 % intervals in brackets; McNemar's exact test p = {self.p:.3g}"
+        yield from wrapped(conclusion(self.difference, "A", "B"), PAGE)
         yield ""
         rows = [("", "B right", "B wrong"), ("A right", self.both, self.only_a), ("A wrong", self.only_b, self.neither)]
         yield from (f"  {row:<8}{left:>9}{right:>9}" for row, left, right in rows)

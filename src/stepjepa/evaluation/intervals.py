@@ -1,13 +1,16 @@
-"""95 % intervals of shares and means, and the exact test of two models on the same questions."""
+"""95 % intervals of shares and means, the exact test of two models on the same questions, and what may be concluded."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 CONFIDENCE = 0.95
+# What a claim may lack.
+NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
 
 
 class Interval(NamedTuple):
@@ -16,6 +19,19 @@ class Interval(NamedTuple):
     value: float | None
     low: float | None
     high: float | None
+
+    def percent(self, sign: str = "", unit: str = "%") -> str:
+        """``61.0 % (57.9 to 64.0)``."""
+        if self.value is None:
+            return "none"
+        middle = f"{100 * self.value:{sign}.1f} {unit}"
+        if self.low is None or self.high is None:
+            return middle
+        return f"{middle} ({100 * self.low:{sign}.1f} to {100 * self.high:{sign}.1f})"
+
+    def points(self) -> str:
+        """Of a difference: ``+2.5 points (-4.8 to +9.7)``."""
+        return self.percent("+", "points")
 
 
 def share(successes: int, n: int) -> Interval:
@@ -91,11 +107,28 @@ def mcnemar_p(only_a: int, only_b: int) -> float:
     return float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
-def percent(interval: Interval, sign: str = "") -> str:
-    """``61.0 % (57.9 to 64.0)``."""
-    if interval.value is None:
-        return "none"
-    middle = f"{100 * interval.value:{sign}.1f} %"
-    if interval.low is None or interval.high is None:
-        return middle
-    return f"{middle} ({100 * interval.low:{sign}.1f} to {100 * interval.high:{sign}.1f})"
+@dataclass(frozen=True)
+class Verdict:
+    """What may be concluded of how an arm was trained, and why not more, by the rules of docs/statistics.md: "better" takes
+    paired seeds, a control with shuffled targets where there are targets, and equal compute."""
+
+    label: Literal["better", "worse", "no difference shown", "not established"]
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.label}: {'; '.join(self.reasons)}" if self.reasons else self.label
+
+
+def conclusion(difference: Interval, a: str, b: str, controlled: bool = False, equal_compute: bool = False) -> str:
+    """What may be concluded of two models, b less a, from their answers to the same questions. Of how they were trained
+    nothing is, whatever the difference: each is one seed.
+
+    Args:
+        controlled, equal_compute: whether there is a control with shuffled targets, and b was trained at a's compute.
+    """
+    shown = f"no difference between {a} and {b} is shown"
+    if difference.low is not None and difference.high is not None and not difference.low <= 0 <= difference.high:
+        shown = f"{b} is {'ahead of' if difference.low > 0 else 'behind'} {a}"
+    lacks = ([] if controlled else [NO_CONTROL]) + ([] if equal_compute else [NO_COMPUTE])
+    verdict = Verdict("not established", ("one seed of each", *lacks))
+    return f"On these questions {shown}. Whether the training of {b} helps is {verdict}."

@@ -34,7 +34,15 @@ from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
 
 # "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
-KINDS = ("trunk", "branch", "target", "head", "padding")
+# Kind of position, or of computation, and what it is.
+MEANINGS = {
+    "trunk": "the chat itself",
+    "branch": "predictor tokens, and sources that are read apart",
+    "target": "targets that are encoded apart",
+    "head": "the output head",
+    "padding": "what fills the rows",
+}
+KINDS = tuple(MEANINGS)
 _TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
 
 # Kernels of the CPU that torch's counter has no formula for: attention, and the product of several experts at once.

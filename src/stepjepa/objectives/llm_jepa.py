@@ -41,8 +41,8 @@ class LLMJEPAOptions(Topic):
 
     views: Literal["in_context", "standalone"] | None = option(
         None,
-        "llm_jepa: the source on the chat and a copy of the answer (in_context, the default), or each message rendered "
-        "alone by the template, as published (standalone; the default with front_pred or reverse_pred).",
+        "llm_jepa: in the chat or alone; the source on the chat and a copy of the answer (in_context, the default), or each "
+        "message rendered alone by the template, as published (standalone; the default with front_pred or reverse_pred).",
         VIEWS,
     )
     front_pred: bool = option(False, "standalone: predictors in front of the source's content.", VIEWS)

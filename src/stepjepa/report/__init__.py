@@ -7,6 +7,7 @@ and every script and style but its own.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ import jinja2
 from markupsafe import Markup
 
 from stepjepa.analysis.geometry import ADVICE
+from stepjepa.analysis.options import written
 from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.report import charts
 from stepjepa.report.reading import (
+    STALE,
     Found,
     Reader,
     Run,
@@ -37,7 +40,6 @@ from stepjepa.report.reading import (
     parts_of,
     read_folders,
     table,
-    written,
 )
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, not_read
 from stepjepa.utils.text import scaled
@@ -47,11 +49,15 @@ UNREAD = "-"
 # The options that runs of an objective do not read.
 _IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
 _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a demo measures of held-out pairs
-_VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes")
+# Of run.json: what it was run with, and where and when.
+_VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "git_commit")
+_OWN = ("date", "durations", "command")  # differ from run to run
 _TEXT_ROOM = 1_200_000  # characters of all texts of the predictions
 _LONGEST, _SHORTEST = 6000, 400  # of one text, however many there are
+_TELLING = ("objective", "seed", "train_file")  # settings of the headline
 _MOST_SERIES = 8
 _ALL_PAIRS = 5  # runs of which every two are compared; of more each with the first
+_BLANK = re.compile(r"\n(?:[^\S\n]*\n){3,}")
 _LARGE = 3_000_000  # bytes of a page
 Row = tuple[str, list[str], bool]  # name, a cell for each run, whether the cells differ
 
@@ -89,14 +95,16 @@ class ReportResult:
         path: the page.
         bytes: its size.
         problems: a sentence for each file that could not be used.
+        stale: a sentence for each evaluation that is not of the present model.
     """
 
     path: Path
     bytes: int
     problems: list[str]
+    stale: list[str]
 
     def __str__(self) -> str:
-        lines = [f"left out {problem}" for problem in self.problems]
+        lines = [*(f"left out {problem}" for problem in self.problems), *(f"stale    {one}" for one in self.stale)]
         if self.bytes > _LARGE:
             remedy = f"a smaller --{_NAME.max_predictions} makes it smaller"
             lines.append(f"the page is larger than {_LARGE / 1e6:g} MB; {remedy}")
@@ -122,7 +130,7 @@ def report(options: ReportOptions) -> ReportResult:
         raise ConfigError(f"{output} exists; {remedy}")
     page = report_page(found, options.max_predictions)
     write_page(page, output)
-    return ReportResult(output, len(page), found.reader.problems)
+    return ReportResult(output, len(page), found.reader.problems, found.reader.stale)
 
 
 def report_page(found: Found, max_predictions: int = 200) -> str:
@@ -145,6 +153,8 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         short=charts.short,
         version=__version__,
         problems=reader.problems,
+        stale=reader.stale,
+        made=made_on([run.record for run in runs]),
         policy=page_policy(style, script, "data:"),
         style=Markup(style),
         script=Markup(script),
@@ -172,8 +182,14 @@ def _template() -> jinja2.Template:
 def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
     signs = {run.label: charts.logged_signs(run) for run in runs}
     unfinished = [(run.label, name) for run in runs for name, one in run.evaluations.items() if not one.result]
+    accuracy, paired = accuracy_rows(runs), list(paired_rows(runs))
     return {
         "study": None,
+        "compared": [
+            f"{run.label} ({plain({name: run.settings[name] for name in _TELLING if name in run.settings})})"
+            for run in runs
+        ],
+        "answer": [said for _, _, said in paired if said],
         "title": " and ".join(run.label for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         "folders": [str(run.path) for run in runs],
         "heads": [run.label for run in runs],
@@ -187,8 +203,8 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
         "signs": [(label, one) for label, one in signs.items() if one],
         "no_signs": [label for label, one in signs.items() if one is None],
         "demo": [[run.label, *(written(number(run.demo, name), ".4f") for name in _DEMO)] for run in runs if run.demo],
-        "accuracy": accuracy_rows(runs),
-        "paired": list(paired_rows(runs)) if len(runs) > 1 else [],
+        "accuracy": accuracy,
+        "paired": paired,
         "not_evaluated": [run.label for run in runs if not run.evaluations],
         "unfinished_evaluations": [f"{label}: {name}" for label, name in unfinished],
         "cost": list(charts.cost_rows(runs)),
@@ -226,12 +242,14 @@ def _study_sections(study: Study, runs: Sequence[Run], reader: Reader) -> dict[s
             "counts": ", ".join(f"{count} {state}" for state, count in states.items()),
             "cost": f"{len(seconds)} trainings: {spent} in all; means of each arm are in the tables.",
         },
+        "compared": list(study.arms),
+        "answer": re.split(r"\n(?! )", "\n".join(study.verdicts)) if study.verdicts else [],
         "figures": [one for path in study.figures if (one := reader.picture(path, path.stem))],
         "title": parts[0][1] if parts and parts[0][0] == "heading" else study.path.resolve().name,
         "folders": [str(study.path)],
         "heads": list(study.arms),
         "settings": settings_table(list(study.arms.values())),
-        "versions": versions([table(study.state, "identity", "code")]),
+        "versions": versions([{**(first.record if first else {}), **table(study.state, "identity", "code")}]),
         "data_reports": [(f"{first.label} (one of the runs)", data_lines(first.data))] if first else [],
         "unfinished": [],
         "curves": curves,
@@ -286,9 +304,18 @@ def plain(value: object) -> str:
 
 
 def versions(records: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Versions by package."""
-    rows = [(name, [plain(one[name]) if name in one else "" for one in records]) for name in _VERSIONS]
-    return [(name, cells, len(set(cells)) > 1) for name, cells in rows if any(cells)]
+    """Versions by package, machine, date and command."""
+    flat = [{**one, **table(one, "machine")} for one in records]
+    names = dict.fromkeys([*_VERSIONS, *(name for one in records for name in table(one, "machine")), *_OWN])
+    rows = [(name, [plain(one[name]) if name in one else "" for one in flat]) for name in names]
+    return [(name, cells, len(set(cells)) > 1 and name not in _OWN) for name, cells in rows if any(cells)]
+
+
+def made_on(records: Sequence[Mapping[str, Any]]) -> str:
+    """The days and the machines of runs; empty where they were not recorded."""
+    days = sorted({plain(one["date"])[:10] for one in records if one.get("date")})
+    machines = dict.fromkeys(plain(table(one, "machine")) for one in records if table(one, "machine"))
+    return "; ".join([*([" to ".join(dict.fromkeys([days[0], days[-1]]))] if days else []), *machines])
 
 
 def accuracy_rows(runs: Sequence[Run]) -> list[tuple[list[str], list[float] | None]]:
@@ -332,12 +359,16 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.evaluations))
 
 
-def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str]]:
-    """Every two models that have answered the same questions: evaluation, a, b, difference, interval, McNemar's p, and how
-    many questions both, only a, only b and neither answered right; and why two cannot be compared."""
+def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
+    """Every two models that have answered the same questions, a without pairs where one is: evaluation, a, b, difference,
+    interval, McNemar's p, and how many questions both, only a, only b and neither answered right; why two cannot be
+    compared; and what the headline says of those with the first a."""
     from stepjepa.evaluation.compare import compare
-    from stepjepa.evaluation.intervals import mcnemar_p, paired_counts, paired_difference
+    from stepjepa.evaluation.intervals import conclusion, mcnemar_p, paired_counts, paired_difference
 
+    settings = {run.label: run.settings for run in runs}
+    controlled = any(one.get("control") == "shuffled" for one in settings.values())
+    runs = sorted(runs, key=lambda run: bool(charts.history_points(run.history, "jepa_loss")))
     for name in _names(runs):
         known = {run.label: run.evaluations[name] for run in runs if name in run.evaluations}
         labels = [label for label, one in known.items() if one.predictions is not None or one.verdicts]
@@ -350,12 +381,18 @@ def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str]]:
                 else:
                     metric, counts = "final answer", paired_counts(one.verdicts, other.verdicts)
             except (StepJepaError, ValueError) as error:
-                yield [name, a, b], str(error)
+                yield [name, a, b], str(error), ""
                 continue
-            value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in paired_difference(*counts))
+            difference, said = paired_difference(*counts), ""
+            if a == labels[0] and not name.endswith(STALE):
+                said = (
+                    f"{b} - {a}: {difference.points()}, {metric} of {sum(counts)} questions ({name}), 95 % interval\n"
+                )
+                said += conclusion(difference, a, b, controlled, bool(settings[b].get("same_flop")))
+            value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in difference)
             ends = "" if low is None or high is None else f"[{low}, {high}]"
             cells = ["-" if value is None else f"{value} points", ends, f"{mcnemar_p(*counts[1:3]):.3g}"]
-            yield [f"{name}, {metric}", a, b, *cells, *map(str, counts)], ""
+            yield [f"{name}, {metric}", a, b, *cells, *map(str, counts)], "", said
 
 
 def prediction_sets(runs: Sequence[Run], most: int, reader: Reader) -> list[dict[str, Any]]:
@@ -415,7 +452,8 @@ def chosen(letters: Sequence[str], most: int) -> list[int]:
 
 
 def cut(text: str, longest: int) -> str:
-    """A text, with its middle left out where it is longer."""
+    """A text, with its middle left out where it is longer, and of many blank lines their number."""
+    text = _BLANK.sub(lambda found: f"\n[... {found[0].count(chr(10)) - 1} blank lines ...]\n", text)
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 
 from stepjepa.analysis.geometry import CollapseSign, collapsed
+from stepjepa.analysis.options import written
 from stepjepa.analysis.plots import METHOD_TITLES
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
@@ -23,6 +24,7 @@ from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import parse_json, weights_digest
 
 DEMO = "demo's held-out problems"
+STALE = " (stale)"  # behind the name of an evaluation
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
 T = TypeVar("T")
 _STAGES = ("trained", "scored-test")
@@ -72,21 +74,18 @@ def _at(value: object, *keys: str) -> Any:
     return value
 
 
-def written(value: float | None, form: str) -> str:
-    """A number in a format, a blank in front of its percent sign; "-" for none."""
-    return "-" if value is None else format(value, form).replace("%", " %")
-
-
 class Reader:
     """Reads files.
 
     Attributes:
         problems: a sentence for every file that is there and is left out.
+        stale: a sentence for every evaluation that is not of the present model.
         room: bytes that are left for pictures.
     """
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.stale: list[str] = []
         self.room = _PICTURES
 
     def read(self, path: Path, parse: Callable[[str], T]) -> T | None:
@@ -178,12 +177,14 @@ class Study:
 
     Attributes:
         tables: ``table.md``; empty until the study has ended.
+        verdicts: of ``table.json``, lines.
         state: ``state.json``.
         figures: ``study*.svg`` or ``.png``.
     """
 
     path: Path
     tables: str
+    verdicts: list[str]
     state: dict[str, Any]
     figures: list[Path]
 
@@ -264,8 +265,9 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
             if len(names) > 1:
                 raise ConfigError(f"{folder}: is a study, which is reported alone; give one study, or several runs")
             figures = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"study*.{suffix}"))}
-            texts = reader.read(folder / "table.md", str) or "", reader.object(folder / "state.json")
-            study = Study(folder, *texts, list(figures.values()))
+            verdicts = list(map(str, entries(reader.object(folder / "table.json"), "verdicts")))
+            tables, state = reader.read(folder / "table.md", str) or "", reader.object(folder / "state.json")
+            study = Study(folder, tables, verdicts, state, list(figures.values()))
             return Found(list(_study_runs(folder / "runs", reader)), study, analyses, reader)
         is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(folder.glob("evaluation-*/"))
         is_run = is_run or bool(_checkpoint_logs(folder))
@@ -330,13 +332,25 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, Evaluation
         if "identity" not in result:
             if predictions.with_name(f"{predictions.name}.partial").is_file() and metrics.name == METRICS:
                 yield name, Evaluation({})
-        elif result.get("weights") is not None and weights_digest(folder) not in (None, result["weights"]):
-            where = metrics.parent if metrics.name == METRICS else metrics
-            why = "is of an earlier model in this folder, and is left out; evaluate the present one again"
-            reader.leave_out(where, why)
         else:
             answers = (predictions.with_name(f"{predictions.name}.{suffix}") for suffix in ("jsonl", "json"))
-            yield name, Evaluation(result, next((path for path in answers if path.is_file()), None))
+            why = _stale(folder, metrics, result)
+            if why:
+                where = metrics.parent if metrics.name == METRICS else metrics
+                reader.stale.append(f"{where}: is of {why}; evaluate the present one again")
+            known = next((path for path in answers if path.is_file()), None)
+            yield f"{name}{STALE if why else ''}", Evaluation(result, known)
+
+
+def _stale(folder: Path, metrics: Path, result: Mapping[str, Any]) -> str:
+    """Which other model than the one in `folder` a result is of; empty where it is of that one."""
+    present, records = weights_digest(folder), [(folder / name).is_file() for name in ("run.json", METRICS)]
+    if all(records) and not RunFolder(folder).ended:
+        return "the model before this run went on"
+    if result.get("weights") is not None and present is not None:
+        return "" if result["weights"] == present else "an earlier model in this folder"
+    written = max((file.stat().st_mtime for file in folder.glob("*.safetensors")), default=0.0)
+    return "an earlier model, older than the weights" if written > metrics.stat().st_mtime else ""
 
 
 def _demo_evaluation(demo: dict[str, Any]) -> Evaluation:

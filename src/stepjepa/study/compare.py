@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from stepjepa.errors import DataError
-from stepjepa.evaluation.intervals import CONFIDENCE, mean
+from stepjepa.evaluation.intervals import CONFIDENCE, NO_COMPUTE, NO_CONTROL, Verdict, mean
 from stepjepa.utils.failures import library
 
 MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: nothing is said
@@ -193,17 +193,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What may be said of an arm, and why not more."""
-
-    label: Literal["better", "worse", "no difference shown", "not established"]
-    reasons: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.label}: {'; '.join(self.reasons)}" if self.reasons else self.label
-
-
-@dataclass(frozen=True)
 class ComparedArm:
     """One arm in one metric.
 
@@ -277,7 +266,7 @@ def _verdict(made: Mapping[Kind, Comparison], shown: Mapping[Kind, int], cheap: 
         return Verdict("worse")
     if shown["examples"] == 0:
         return Verdict("no difference shown", ("worse at equal compute",) if shown.get("compute", 0) < 0 else ())
-    missing = ["no shuffled control was run"] if "control" not in made and needs_control else []
+    missing = [NO_CONTROL] if "control" not in made and needs_control else []
     controls: tuple[tuple[Kind, str], ...] = (("control", "shuffled"), ("random", "random"))
     for kind, name in controls:
         if kind in made and made[kind].unusable:
@@ -285,7 +274,7 @@ def _verdict(made: Mapping[Kind, Comparison], shown: Mapping[Kind, int], cheap: 
         elif kind in made and shown[kind] <= 0:
             missing.append(f"its {name} control is not shown to be behind it")
     if "compute" not in made:
-        missing += [] if cheap else ["not compared at equal compute"]
+        missing += [] if cheap else [NO_COMPUTE]
     elif made["compute"].unusable:
         missing.append(f"at equal compute: {made['compute'].unusable}")
     elif shown["compute"] <= 0:

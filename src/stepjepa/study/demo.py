@@ -26,6 +26,7 @@ from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.utils.terminal import print_text
+from stepjepa.utils.text import PAGE, wrapped
 
 ARMS = (Regular.name, StepJEPA.name)
 # Long enough for the longest solution of the generator's default difficulty.
@@ -91,7 +92,7 @@ class DemoResult:
     arms: dict[str, ArmResult]
 
     def __str__(self) -> str:
-        from stepjepa.evaluation.intervals import paired_counts, paired_difference
+        from stepjepa.evaluation.intervals import conclusion, paired_counts, paired_difference
 
         lines = [f"{self.options.test_rows} held-out problems, seed {self.options.seed}"]
         rows: dict[str, Callable[[ArmResult], str]] = {
@@ -111,13 +112,12 @@ class DemoResult:
             f"{name:<28}" + "".join(f"{cell(arm):>14}" for arm in self.arms.values()) for name, cell in rows.items()
         ]
         gain = paired_difference(*paired_counts(*(arm.correct for arm in self.arms.values())))
-        points = [f"{100 * (value or 0):+.1f}" for value in gain]
         folder = self.options.output_dir
+        said = "\n".join(wrapped(conclusion(gain, *ARMS), PAGE))
         return "\n".join(lines) + (
-            f"\n\n{ARMS[1]} - {ARMS[0]}: {points[0]} points ({points[1]} to {points[2]}), 95 % interval over the problems.\n"
-            "One seed does not say whether JEPA helps: seeds differ by more than this, equal examples are not equal\n"
-            "compute, and a gain that shuffled targets give as well is not JEPA's. If the cosine is no higher than with\n"
-            f"targets shuffled, the states have collapsed. '{ARMS[0]}' is read at the last token of step 1.\n"
+            f"\n\n{ARMS[1]} - {ARMS[0]}: {gain.points()}, 95 % interval over the problems.\n{said}\n"
+            "If the cosine is no higher than with targets shuffled, the states have collapsed.\n"
+            f"'{ARMS[0]}' is read at the last token of step 1.\n"
             f"Written to {folder}: {'/ and '.join(ARMS)}/ (models), metrics.json, curves.png\n"
             f"All of it on a page: stepjepa report {folder}"
         )

@@ -271,6 +271,7 @@ def write_results(carried: StudyRun) -> tuple[Tables, list[str]]:
     rows = [{"block": block, "metric": name, **row} for (block, name), table in tables.items() for row in table.rows()]
     complete = {
         "title": study.title,
+        "verdicts": list(_verdict_lines(tables)),
         "tables": [{"block": block, **table.record()} for (block, _), table in tables.items()],
         "missing": [asdict(record) for record in records if record.status != "finished"],
     }
@@ -287,7 +288,7 @@ def write_results(carried: StudyRun) -> tuple[Tables, list[str]]:
     for name, text in texts.items():
         write_whole(folder / name, [text])
     names = ", ".join([*texts, *_draw(study, tables)])
-    return tables, [*_verdict_lines(tables), *missing, "", f"written to {folder}: {names}"]
+    return tables, [*complete["verdicts"], *missing, "", f"written to {folder}: {names}"]
 
 
 def _markdown(carried: StudyRun, tables: Tables, missing: Sequence[str]) -> str:

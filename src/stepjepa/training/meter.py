@@ -40,13 +40,14 @@ KEPT_TARGETS = 256
 MEANS = ("lm_loss", "jepa_loss", "cosine_similarity", "regularizer", "target_std", "effective_rank")
 IGNORED = -100  # fills the rows of predicted and of true ids
 _WATCHED = ("loss", "gradient norm")
+# What a line of the log shows, how it is called there, its format, and what the summary's legend says.
 _SHOWN = (
-    ("lm_loss", "lm", ".4f"),
-    ("jepa_loss", "jepa", ".4f"),
-    ("cosine_similarity", "cos", ".3f"),
-    ("eval_lm_loss", "eval lm", ".4f"),
-    ("eval_jepa_loss", "eval jepa", ".4f"),
-    ("tokens_per_second", "tok/s", ".0f"),
+    ("lm_loss", "lm", ".4f", "LM loss, nats a labelled token"),
+    ("jepa_loss", "jepa", ".4f", "JEPA loss, mean distance of the pairs"),
+    ("cosine_similarity", "cos", ".3f", "their mean cosine"),
+    ("eval_lm_loss", "eval lm", ".4f", "of the evaluation data"),
+    ("eval_jepa_loss", "eval jepa", ".4f", "the same"),
+    ("tokens_per_second", "tok/s", ".0f", "tokens a second without padding"),
 )
 _PAUSE = 0.1  # seconds between two drawings of the bar
 _TRAINING, _EVALUATION = "", "eval "  # the bars, by what stands in front of their numbers
@@ -289,10 +290,16 @@ class Predictions:
 
 def short(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
     """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are those of answers."""
-    shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
+    shown = [*_SHOWN, *((f"eval_{name}", name, ".3f", "") for name in metrics)]
     return "  ".join(
-        f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))
+        f"{name} {logs[key]:{form}}" for key, name, form, _ in shown if isinstance(logs.get(key), (int, float))
     )
+
+
+def meanings(makes_pairs: bool, evaluates: bool) -> dict[str, str]:
+    """What the words of the log's lines mean."""
+    left_out = [*(() if makes_pairs else ("jepa", "cos")), *(() if evaluates else ("eval",))]
+    return {name: words for _, name, _, words in _SHOWN if not any(word in name for word in left_out)}
 
 
 def clock(seconds: float) -> str:

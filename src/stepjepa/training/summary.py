@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import sys
 import textwrap
@@ -14,17 +15,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepjepa.config.option import Names, unread_options
+from stepjepa.config.option import Names, options_of, unread_options
+from stepjepa.data.report import MEANINGS as DATA_WORDS
 from stepjepa.data.sources import FILE_SUFFIXES, RowSource
 from stepjepa.data.steps import names_steps
 from stepjepa.data.types import Batch
 from stepjepa.errors import StepJepaError
+from stepjepa.modeling.flops import MEANINGS as POSITIONS
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.meter import clock, short
+from stepjepa.training.meter import clock, meanings, short
 from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 from stepjepa.training.trainer import JEPATrainer
+from stepjepa.utils.text import legend
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 20  # of each file, to see whether their answers have steps
@@ -101,7 +105,9 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
             ("flop", [f"a step costs {ratio:.2f} times a regular one: {steps} steps for {regular} regular ones"])
         )
     parts += [("steps", [steps_line(trainer)]), ("tokens", [tokens_line(trainer, first_batches(trainer))])]
-    return "\n".join(labelled([*parts, ("output", output_lines(trainer, checkpoint))], width))
+    parts.append(("output", output_lines(trainer, checkpoint)))
+    said = labelled(parts, width)
+    return "\n".join([*said, "words:", *legend(words(trainer, " ".join(said)))])
 
 
 def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float]) -> str:
@@ -196,6 +202,17 @@ def loss_line(args: JEPAOptions) -> str:
     if args.control != "none":
         parts.append(f"CONTROL: {args.control} targets")
     return ", ".join(parts)
+
+
+def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
+    """What the words of the summary, which is `said` by then, and of the log that follows mean."""
+    objective, options = trainer.setup.objective, options_of(JEPAOptions)
+    given = {"K": _NAME.predictors, objective.distance_name: _NAME.jepa_loss}
+    given |= {name: name for name in (_NAME.views, _NAME.forward)}
+    helps = {word: re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ") for word, name in given.items()}
+    known = {**DATA_WORDS, **{word: text[:1].lower() + text[1:] for word, text in helps.items()}, **POSITIONS}
+    printed = {word: text for word, text in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
+    return printed | meanings(objective.makes_pairs, trainer.eval_dataset is not None)
 
 
 def mixing_lines(trainer: JEPATrainer) -> list[str]:

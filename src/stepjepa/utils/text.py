@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from stepjepa.utils.files import json_bytes
 
+PAGE = 80  # columns of what is printed to be read
 LONGEST_LINE = 480  # characters of an error line
 _MIDDLE = " ... "
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
@@ -71,3 +74,25 @@ def scaled(value: float | None) -> str:
         return "-"
     power = 0 if value < 1 else min(int(math.log10(value) / 3), len(_PREFIXES) - 1)
     return f"{value / 1000**power:.3g} {_PREFIXES[power]}".rstrip()
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """`text` in lines of at most `width` characters that begin with `first` and with `rest`; words stay whole."""
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def folded(lines: Sequence[str], width: int = 100) -> list[str]:
+    """`lines` with those that are longer than a page is wide broken, indented further where they continue."""
+    out = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        short = len(line) <= width or len(line.split()) < 4
+        out += [line] if short else wrapped(line, width, "", indent)
+    return out
+
+
+def legend(words: Mapping[str, str], width: int = PAGE) -> list[str]:
+    """What words mean, ``word: meaning; word: meaning``, in lines of at most `width` characters."""
+    return wrapped("; ".join(f"{word}: {meaning}" for word, meaning in words.items()), width, "  ", "  ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,9 +16,7 @@ from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens
 from stepjepa.inspect.rows import method_from, tokenizer_of
 from stepjepa.objectives.base import OBJECTIVES, find_objective
 from stepjepa.training.options import ExampleOptions, without_effect
-from stepjepa.utils.text import printable
-
-_WIDTH = 100
+from stepjepa.utils.text import folded, printable, wrapped
 
 
 @dataclass
@@ -151,26 +148,10 @@ def check(
     return CheckReport(texts, tokens, [*warnings, *token_warnings(tokens)], notes)
 
 
-def folded(lines: Sequence[str]) -> list[str]:
-    """`lines` with those that are longer than a page is wide broken, indented further where they continue."""
-    out = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        short = len(line) <= _WIDTH or len(line.split()) < 4
-        out += [line] if short else _wrapped(line, _WIDTH, "", indent)
-    return out
-
-
-def warning_lines(warnings: Sequence[DataWarning], width: int = _WIDTH) -> list[str]:
+def warning_lines(warnings: Sequence[DataWarning], width: int = 100) -> list[str]:
     """The warnings in lines of `width` characters: what was found and what to do about it."""
     lines = [f"Warnings: {len(warnings)}" if warnings else "Warnings: none"]
     for number, warning in enumerate(warnings, 1):
         for mark, text in ((f"{number}.", warning.text), ("", warning.advice)):
-            lines += _wrapped(f"{text[:1].upper()}{text[1:]}.", width, f"{mark:>4} ", " " * 5)
+            lines += wrapped(f"{text[:1].upper()}{text[1:]}.", width, f"{mark:>4} ", " " * 5)
     return lines
-
-
-def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )

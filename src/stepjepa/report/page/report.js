@@ -209,6 +209,13 @@ function shown(set) {
   return set.models.length > 1 ? [state.a, state.b] : [state.a];
 }
 
+// A text that would fill a screen, folded behind its beginning.
+function fold(body) {
+  const [words, lines] = [body.textContent.trim(), body.textContent.split("\n").length];
+  if (lines <= 20 && words.length <= 2000) return body;
+  return make("details", "", text("summary", "", `${words.slice(0, 150)} ... (${lines} lines)`), body);
+}
+
 function card(set, row) {
   const sides = shown(set).map((number, place) => {
     const { label, letters } = set.models[number];
@@ -218,7 +225,7 @@ function card(set, row) {
     const side = make("div", "side", make("h4", "", name, make("span", "judged", VERDICTS[letter])));
     side.dataset.letter = letter;
     if (answer) {
-      side.append(text("div", "text", answer.text));
+      side.append(fold(text("div", "text", answer.text)));
       const stop = answer.stop === "length" ? " \u00b7 cut off" : answer.stop === "refused" ? " \u00b7 no room for the prompt" : "";
       side.append(make("p", "found", "answer read: ", text("bdi", "", answer.found || "none"), stop));
     }
@@ -227,8 +234,8 @@ function card(set, row) {
   const made = make(
     "article", "card",
     make("p", "about", `question ${row.index}`),
-    text("div", "text question", row.question),
-    make("div", "reference", "right answer: ", text("div", "text", row.reference)),
+    fold(text("div", "text question", row.question)),
+    make("div", "reference", "right answer: ", fold(text("div", "text", row.reference))),
     make("div", "sides", ...sides),
   );
   made.tabIndex = -1; // so that the focus can go on behind the button that showed more
