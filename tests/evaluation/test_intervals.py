@@ -77,4 +77,4 @@ def test_what_may_be_concluded_of_two_models(difference, shown):
 def test_intervals_as_text():
     assert Interval(0.61, 0.579, 0.64).percent() == "61.0 % (57.9 to 64.0)"
     assert Interval(0.5, None, None).percent() == "50.0 %" and Interval(None, None, None).percent() == "none"
-    assert Interval(0.025, -0.048, 0.0971).points() == "+2.5 points (-4.8 to +9.7)"
+    assert Interval(0.025, -0.048, 0.0971).percent("+", "points") == "+2.5 points (-4.8 to +9.7)"

@@ -57,7 +57,7 @@ def test_the_answer_comes_first(tmp_path):
     assert list(read.sections) == "answer accuracy signs losses predictions run geometry cost".split()
     assert "Compared: step (objective=step_jepa, seed=0, train_file=train.jsonl); regular (objective=regular, " in text
     assert "Run on 2026-11-19 to 2026-11-20; platform=Linux-6, cpus=2." in text
-    assert "step - regular: +37.5 points (" in text and "gsm8k of 8 questions (test), 95 % interval On these" in text
+    assert "step - regular: +37.5 points (" in text and "95 % interval; gsm8k of 8 questions (test) On these" in text
     assert text.endswith(
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
         "compared at equal compute."
@@ -229,11 +229,16 @@ def test_a_study(tmp_path):
     assert step[3:] == ["+0.0125 [-0.0075, +0.0325]", "not established (n=2, a | b)"]
     text = read.text("study")
     assert "The tables say what may be concluded." in read.text("answer")  # of a version that kept no verdicts
-    assert "3 trained and scored, 1 not begun" in read.text("answer") and "against regular where" in text
+    assert "Compared: regular; step_jepa; seed=0, train_file=train.jsonl; 3 trained and scored, 1 not" in read.text(
+        "answer"
+    )
+    assert "against regular where" in text
     lines = ["gsm8k, against regular:", "  step_jepa: worse", "    at equal examples: -1", "nll, against regular:"]
     write(tmp_path / "study" / "table.json", {"verdicts": lines})
     said = Reader(page_of(tmp_path / "study")).text("answer")
-    assert said.endswith("not begun. gsm8k, against regular: step_jepa: worse at equal examples: -1 nll, against regular:")
+    assert said.endswith(
+        "not begun. gsm8k, against regular: step_jepa: worse at equal examples: -1 nll, against regular:"
+    )
     assert "step_jepa: chose lbd=0.1. Validation means" in text
     assert '<li dir="auto">step_jepa seed 2: exit status 2</li>' in page
     assert "3 trainings: 1 min 30 s and 6 T FLOPs in all" in read.text("cost")

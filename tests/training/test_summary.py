@@ -68,7 +68,9 @@ def test_lines(trainer):
     meant = " ".join(legend.split())
     for word in "pairs p50 labelled K cosine forward trunk branch target padding lm jepa cos tok/s".split():
         assert f"{word}: " in meant, word
-    assert "K: learned predictor tokens after a source view; " in meant and "eval " not in meant and "views:" not in meant
+    assert (
+        "K: learned predictor tokens after a source view; " in meant and "eval " not in meant and "views:" not in meant
+    )
     assert max(map(len, legend.splitlines())) <= 80
     made.state.log_history = [{"tokens_per_second": speed} for speed in (10.0, 2500.0, 3000.0)]
     made.state.global_step = 3

@@ -180,7 +180,8 @@ class Comparison:
             yield f"right is what {self.a.metric} calls right"
         yield f"A  {self.a.file}: {self.a.accuracy.percent()}"
         yield f"B  {self.b.file}: {self.b.accuracy.percent()}"
-        yield f"B - A  {self.difference.points()}, 95 % intervals in brackets; McNemar's exact test p = {self.p:.3g}"
+        difference = self.difference.percent("+", "points")
+        yield f"B - A  {difference}, 95 % intervals in brackets; McNemar's exact test p = {self.p:.3g}"
         yield from wrapped(conclusion(self.difference, "A", "B"), PAGE)
         yield ""
         rows = [("", "B right", "B wrong"), ("A right", self.both, self.only_a), ("A wrong", self.only_b, self.neither)]

@@ -21,17 +21,13 @@ class Interval(NamedTuple):
     high: float | None
 
     def percent(self, sign: str = "", unit: str = "%") -> str:
-        """``61.0 % (57.9 to 64.0)``."""
+        """``61.0 % (57.9 to 64.0)``; of a difference with "+" and "points", ``+2.5 points (-4.8 to +9.7)``."""
         if self.value is None:
             return "none"
         middle = f"{100 * self.value:{sign}.1f} {unit}"
         if self.low is None or self.high is None:
             return middle
         return f"{middle} ({100 * self.low:{sign}.1f} to {100 * self.high:{sign}.1f})"
-
-    def points(self) -> str:
-        """Of a difference: ``+2.5 points (-4.8 to +9.7)``."""
-        return self.percent("+", "points")
 
 
 def share(successes: int, n: int) -> Interval:

@@ -49,7 +49,6 @@ UNREAD = "-"
 # The options that runs of an objective do not read.
 _IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
 _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a demo measures of held-out pairs
-# Of run.json: what it was run with, and where and when.
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "git_commit")
 _OWN = ("date", "durations", "command")  # differ from run to run
 _TEXT_ROOM = 1_200_000  # characters of all texts of the predictions
@@ -236,13 +235,15 @@ def _study_sections(study: Study, runs: Sequence[Run], reader: Reader) -> dict[s
     )
     spent = f"{charts.duration(sum(seconds) if seconds else None)} and {scaled(sum(flops) if flops else None)} FLOPs"
     first = next((run for run in runs if run.data), None)
+    known = {name: [plain(run.settings[name]) for run in runs if name in run.settings] for name in _TELLING[1:]}
+    told = {name: list(dict.fromkeys(values)) for name, values in known.items() if values}
     return {
         "study": {
             "parts": parts,
             "counts": ", ".join(f"{count} {state}" for state, count in states.items()),
             "cost": f"{len(seconds)} trainings: {spent} in all; means of each arm are in the tables.",
         },
-        "compared": list(study.arms),
+        "compared": [*study.arms, plain(told)],
         "answer": re.split(r"\n(?! )", "\n".join(study.verdicts)) if study.verdicts else [],
         "figures": [one for path in study.figures if (one := reader.picture(path, path.stem))],
         "title": parts[0][1] if parts and parts[0][0] == "heading" else study.path.resolve().name,
@@ -315,7 +316,7 @@ def made_on(records: Sequence[Mapping[str, Any]]) -> str:
     """The days and the machines of runs; empty where they were not recorded."""
     days = sorted({plain(one["date"])[:10] for one in records if one.get("date")})
     machines = dict.fromkeys(plain(table(one, "machine")) for one in records if table(one, "machine"))
-    return "; ".join([*([" to ".join(dict.fromkeys([days[0], days[-1]]))] if days else []), *machines])
+    return "; ".join(filter(None, [" to ".join(dict.fromkeys([*days[:1], *days[-1:]])), *machines]))
 
 
 def accuracy_rows(runs: Sequence[Run]) -> list[tuple[list[str], list[float] | None]]:
@@ -385,9 +386,8 @@ def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
                 continue
             difference, said = paired_difference(*counts), ""
             if a == labels[0] and not name.endswith(STALE):
-                said = (
-                    f"{b} - {a}: {difference.points()}, {metric} of {sum(counts)} questions ({name}), 95 % interval\n"
-                )
+                said = f"{b} - {a}: {difference.percent('+', 'points')}, 95 % interval; "
+                said += f"{metric} of {sum(counts)} questions ({name})\n"
                 said += conclusion(difference, a, b, controlled, bool(settings[b].get("same_flop")))
             value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in difference)
             ends = "" if low is None or high is None else f"[{low}, {high}]"

@@ -115,7 +115,7 @@ class DemoResult:
         folder = self.options.output_dir
         said = "\n".join(wrapped(conclusion(gain, *ARMS), PAGE))
         return "\n".join(lines) + (
-            f"\n\n{ARMS[1]} - {ARMS[0]}: {gain.points()}, 95 % interval over the problems.\n{said}\n"
+            f"\n\n{ARMS[1]} - {ARMS[0]}: {gain.percent('+', 'points')}, 95 % interval over the problems.\n{said}\n"
             "If the cosine is no higher than with targets shuffled, the states have collapsed.\n"
             f"'{ARMS[0]}' is read at the last token of step 1.\n"
             f"Written to {folder}: {'/ and '.join(ARMS)}/ (models), metrics.json, curves.png\n"

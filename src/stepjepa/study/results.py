@@ -269,7 +269,7 @@ def write_results(carried: StudyRun) -> tuple[Tables, list[str]]:
     study, folder, records = carried.study, carried.study.output_dir, records_of(carried)
     tables, missing = study_tables(study, records), missing_lines(carried)
     rows = [{"block": block, "metric": name, **row} for (block, name), table in tables.items() for row in table.rows()]
-    complete = {
+    complete: dict[str, Any] = {
         "title": study.title,
         "verdicts": list(_verdict_lines(tables)),
         "tables": [{"block": block, **table.record()} for (block, _), table in tables.items()],

@@ -93,6 +93,6 @@ def folded(lines: Sequence[str], width: int = 100) -> list[str]:
     return out
 
 
-def legend(words: Mapping[str, str], width: int = PAGE) -> list[str]:
-    """What words mean, ``word: meaning; word: meaning``, in lines of at most `width` characters."""
-    return wrapped("; ".join(f"{word}: {meaning}" for word, meaning in words.items()), width, "  ", "  ")
+def legend(words: Mapping[str, str]) -> list[str]:
+    """What words mean, ``word: meaning; word: meaning``, in lines of a page."""
+    return wrapped("; ".join(f"{word}: {meaning}" for word, meaning in words.items()), PAGE, "  ", "  ")
