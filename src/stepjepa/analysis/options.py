@@ -52,11 +52,6 @@ def slug(label: str) -> str:
     return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "model"
 
 
-def written(value: float | None, form: str) -> str:
-    """A number in a format, a blank in front of its percent sign; "-" for none."""
-    return "-" if value is None else format(value, form).replace("%", " %")
-
-
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns two blanks apart, the first flush left, the others right; no blanks at the end of a line."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

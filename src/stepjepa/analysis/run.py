@@ -30,7 +30,7 @@ from stepjepa.analysis.geometry import (
     singular_values,
 )
 from stepjepa.analysis.models import ABOUT, collect_all, labels_of
-from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug, text_table, written
+from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug, text_table
 from stepjepa.analysis.plots import (
     LOSS_CURVES,
     METHOD_TITLES,
@@ -50,7 +50,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
 from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import PAGE, folded, legend, one_line
+from stepjepa.utils.text import PAGE, folded, legend, one_line, written
 
 NUMBERS, TABLE, CURVES = "numbers.json", "numbers.csv", "curves"
 # Names of the figures; those of one model each are METHOD-MODEL.

@@ -21,7 +21,6 @@ import jinja2
 from markupsafe import Markup
 
 from stepjepa.analysis.geometry import ADVICE
-from stepjepa.analysis.options import written
 from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
@@ -42,7 +41,7 @@ from stepjepa.report.reading import (
     table,
 )
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, not_read
-from stepjepa.utils.text import scaled
+from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 
 UNREAD = "-"

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.analysis.options import written
 from stepjepa.errors import DataError
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
 from stepjepa.utils.files import json_bytes, write_whole
-from stepjepa.utils.text import scaled
+from stepjepa.utils.text import scaled, written
 
 if TYPE_CHECKING:
     from stepjepa.study.run import StudyRun

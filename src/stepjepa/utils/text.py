@@ -76,6 +76,11 @@ def scaled(value: float | None) -> str:
     return f"{value / 1000**power:.3g} {_PREFIXES[power]}".rstrip()
 
 
+def written(value: float | None, form: str) -> str:
+    """A number in a format, a blank in front of its percent sign; "-" for none."""
+    return "-" if value is None else format(value, form).replace("%", " %")
+
+
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """`text` in lines of at most `width` characters that begin with `first` and with `rest`; words stay whole."""
     return textwrap.wrap(
