@@ -48,7 +48,7 @@ UNREAD = "-"
 # The options that runs of an objective do not read.
 _IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
 _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a demo measures of held-out pairs
-_VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "git_commit")
+_VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
 _OWN = ("date", "durations", "command")  # differ from run to run
 _TEXT_ROOM = 1_200_000  # characters of all texts of the predictions
 _LONGEST, _SHORTEST = 6000, 400  # of one text, however many there are
@@ -307,7 +307,7 @@ def versions(records: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Versions by package, machine, date and command."""
     flat = [{**one, **table(one, "machine")} for one in records]
     names = dict.fromkeys([*_VERSIONS, *(name for one in records for name in table(one, "machine")), *_OWN])
-    rows = [(name, [plain(one[name]) if name in one else "" for one in flat]) for name in names]
+    rows = [(name, [plain(one[name]) if one.get(name) is not None else "" for one in flat]) for name in names]
     return [(name, cells, len(set(cells)) > 1 and name not in _OWN) for name, cells in rows if any(cells)]
 
 
