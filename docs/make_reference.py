@@ -12,11 +12,10 @@ import io
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from stepjepa.cli.main import COMMANDS
 from stepjepa.config.option import MISSING, Option
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import HelpShown, StrictParser
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
 # Pages of the API: one a package, these first and in the order in which data moves. The commands have pages of their own.
@@ -87,14 +86,11 @@ def parsers() -> dict[str, StrictParser]:
     asked = {name: (f"stepjepa.cli.{name}", ["--help"]) for name in COMMANDS}
     asked["analyze_energy"] = ("stepjepa.cli.analyze", ["--energy", "--help"])
     for command, (module, words) in asked.items():
-
-        def keep(parser: StrictParser, *_: Any, command: str = command, **__: Any) -> str:
-            found[command] = parser
-            return ""
-
-        quiet = contextlib.redirect_stdout(io.StringIO())
-        with mock.patch.object(StrictParser, "format_help", keep), contextlib.suppress(SystemExit), quiet:
-            importlib.import_module(module).run(words)
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                importlib.import_module(module).run(words)
+            except HelpShown as shown:
+                found[command] = shown.parser
     return found
 
 

@@ -82,17 +82,18 @@ def train(**options: Any) -> TrainResult:
     """
     from stepjepa.config.option import Names
     from stepjepa.config.parser import build
+    from stepjepa.config.spellings import published
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.options import RunOptions
     from stepjepa.training.run import AGAIN, run_training
     from stepjepa.training.summary import run_notes
     from stepjepa.utils.failures import explaining
-    from stepjepa.utils.terminal import is_main_process, print_text
+    from stepjepa.utils.terminal import is_main_process, say
 
-    run, config = build((RunOptions, JEPAConfig), options)
+    run, config = build((RunOptions, JEPAConfig), options, published(RunOptions, JEPAConfig))
     if is_main_process():
         for line in run_notes(run, config, options):
-            print_text(f"note   {line}")
+            say(f"note   {line}")
     name = Names(JEPAConfig)
     if run.debug_level >= 5 and name.logging_steps not in options:
         config.logging_steps = 1

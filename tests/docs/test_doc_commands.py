@@ -89,7 +89,15 @@ def test_it_is_understood(page, command, tmp_path, monkeypatch):
 
 
 def test_flags_in_the_text_exist(reference):
-    known = {"help", "help_all", "version", "config", *TrainingArguments.__dataclass_fields__}
+    known = {
+        "help",
+        "help_all",
+        "version",
+        "config",
+        "quiet",
+        "print_completion",
+        *TrainingArguments.__dataclass_fields__,
+    }
     for parser in reference.parsers().values():
         known |= {*parser.options, *parser.aliases}
     # torchrun's, TensorBoard's, those of benchmarks and examples, and the published evaluation's

@@ -17,6 +17,7 @@ from transformers import TrainerControl, TrainerState
 
 from stepjepa.cli.main import main
 from stepjepa.training.meter import RunDisplay, clock, short
+from stepjepa.utils.terminal import only_results
 from support.rows import step_rows
 
 FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no"
@@ -136,6 +137,22 @@ def test_a_resumed_run_starts_where_it_was_and_other_processes_show_nothing(term
     assert "5/9" in text and "6/9" in text and "0/9" not in text
     assert "lm 2.5000  jepa 0.2500  cos 0.750  tok/s 1234" in text
     assert capsys.readouterr().out == "step 6/9  lm 2.5000  jepa 0.2500  cos 0.750  tok/s 1234\n"  # no terminal there
+
+
+def test_losses_can_be_kept_and_nothing_shown(terminal, monkeypatch, capsys):
+    shown = terminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    for keep in (False, True):
+        run_a_step(RunDisplay(keep_losses=keep), TrainerState(max_steps=9, is_world_process_zero=True))
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+        assert ("step 1/9  lm 2.5000  jepa 0.2500" in text) == keep
+        assert text.count("1/9 ") >= 1 + keep and "cos 0.750  tok/s 1234" in text  # in the bar, too
+    shown.truncate(0)
+    shown.seek(0)
+    with only_results():
+        run_a_step(RunDisplay(keep_losses=True), TrainerState(max_steps=9, is_world_process_zero=True))
+        run_a_step(RunDisplay(disable_tqdm=True), TrainerState(max_steps=9, is_world_process_zero=True))
+    assert shown.getvalue() == ""
 
 
 def test_what_others_print_stands_above_the_bar(terminal):

@@ -6,17 +6,20 @@ at once. Each module has a function `run(argv: list[str]) -> int`, which gives t
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
 from types import ModuleType
 
+from stepjepa.config.parser import HelpShown
 from stepjepa.config.values import nearest
-from stepjepa.errors import StepJepaError
-from stepjepa.utils.terminal import open_missing_streams, print_error, print_text, stdout_trouble
+from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.utils.terminal import only_results, open_missing_streams, print_error, print_text, stdout_trouble
 from stepjepa.version import __version__
 
 # What each command does; its module has its name.
@@ -35,6 +38,9 @@ COMMANDS = {
 }
 # What was a command of its own once, and the command that says how it is written now (`WAS`).
 RENAMED = {"score": "analyze"}
+
+COMPLETION, QUIET = "--print-completion", "--quiet"
+SHELLS = ("bash", "zsh")
 
 # Of these the user's command is not the cause; the same command may work later.
 _SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -75,24 +81,30 @@ def _dispatch(argv: list[str]) -> int:
             print(_help(), file=sys.stderr, flush=True)
         return 2
     command, rest = argv[0], argv[1:]
-    if command in ("-h", "--help"):
+    if command == "help" and rest:
+        command, rest = rest[0], [*rest[1:], "--help"]
+    if command in ("-h", "--help", "help"):
         print_text(_help())
         return 0
-    if command == "--version":
+    if command in ("--version", "version"):
         print_text(f"stepjepa {__version__}")
         return 0
     if command in RENAMED:
         now = _module(RENAMED[command]).WAS[command]
         print_error(f"stepjepa: error: {command} is now: {' '.join(['stepjepa', now, *rest])}")
         return 2
-    if command not in COMMANDS:
+    if command not in (*COMMANDS, COMPLETION):
         kind = "option" if command.startswith("-") else "command"
-        known = [*COMMANDS, "--help", "--version"] if kind == "option" else list(COMMANDS)
+        known = [*COMMANDS, "--help", "--version", COMPLETION] if kind == "option" else list(COMMANDS)
         print_error(f"stepjepa: error: unknown {kind} {command!r}; did you mean {nearest(command, known)!r}?")
         print_error(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help")
         return 2
     try:
-        return _module(command).run(rest)
+        if command == COMPLETION:
+            print_text(completion(*rest))
+            return 0
+        with only_results(QUIET in rest):
+            return _module(command).run([word for word in rest if word != QUIET])
     except StepJepaError as error:
         return tell(error, _name(argv))
     except SystemExit as stop:  # argparse leaves this way after printing a help text
@@ -104,6 +116,29 @@ def _dispatch(argv: list[str]) -> int:
 
 def _module(command: str) -> ModuleType:
     return importlib.import_module(f"stepjepa.cli.{command}")
+
+
+def completion(*shell: str) -> str:
+    """The script that completes commands, options and their named values in a shell.
+
+    Raises:
+        ConfigError: another shell, or the package that writes the script is not there.
+    """
+    if len(shell) != 1 or shell[0] not in SHELLS:
+        raise ConfigError(f"{COMPLETION} takes the name of a shell: {', '.join(SHELLS)}")
+    try:
+        import shtab
+    except ImportError:
+        raise ConfigError(f"{COMPLETION} needs the package shtab: pip install 'stepjepa[completion]'") from None
+    root = argparse.ArgumentParser(prog="stepjepa")
+    commands = root.add_subparsers()
+    for name, text in COMMANDS.items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                _module(name).run(["--help"])
+            except HelpShown as shown:
+                shown.parser.describe_to(commands.add_parser(name, help=text), shtab.FILE)
+    return str(shtab.complete(root, shell=shell[0]))
 
 
 def tell(error: Exception, name: str, status: int | None = None) -> int:
@@ -132,7 +167,9 @@ def _help() -> str:
             "commands:",
             *lines,
             "",
-            "stepjepa COMMAND --help shows a command's options, stepjepa --version the version.",
+            "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options, stepjepa --version the version.",
+            f"With {QUIET} a command prints errors and its result only. stepjepa {COMPLETION} {'|'.join(SHELLS)}",
+            "prints the shell's completion.",
             "STEPJEPA_TRACEBACK=1 in the environment shows where in the code an error arose.",
         ]
     )

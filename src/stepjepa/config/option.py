@@ -158,6 +158,12 @@ class Option:
         return bool in union_members(self.hint)
 
     @property
+    def named(self) -> list[str]:
+        """The values that have a name: those of the metadata, or of the type."""
+        held = (choices_of(member) or () for member in union_members(self.hint))
+        return list(self.choices) or [choice for choices in held for choice in choices if isinstance(choice, str)]
+
+    @property
     def expects(self) -> str:
         """What its value must be, for an error message."""
         further = ", or file.py:Name of your own" if self.own else ""
@@ -183,8 +189,7 @@ class Option:
         members = [member for member in union_members(self.hint) if member is not type(None)]
         if value is None and len(members) < len(union_members(self.hint)):
             return
-        named = [choice for member in members for choice in choices_of(member) or () if isinstance(choice, str)]
-        named = list(self.choices) if self.own else named
+        named = self.named if self.own or not self.choices else []
         if named and len(members) == 1 and value not in named and not self._is_own(value):
             further = f", or file.py:Name of your own; did you mean {nearest(str(value), named)}?" if self.own else ""
             raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}{further}")

@@ -18,15 +18,24 @@ from stepjepa.config.values import BadValue, convert, named_by_file, nearest, sh
 from stepjepa.config.yaml_file import Entry, read_yaml
 from stepjepa.errors import ConfigError
 
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What is said to a word of another library that means nothing else here: `text`, about an option of ours."""
+
+    option: str
+    text: str
+
+
 # What another spelling stands for, see `StrictParser`.
-Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]"]
+Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]", Answer]
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _BARE = object()  # the value of a flag that was written without one
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 _FOOTER = (
     "--some_flag and --some-flag are the same. A true/false option is switched on by --flag alone and off by --no_flag. "
-    "'none' empties an option that may be empty."
+    "'none' empties an option that may be empty. --quiet prints errors and the result only."
 )
 
 
@@ -44,6 +53,14 @@ class Setting(NamedTuple):
     alias: bool
 
 
+class HelpShown(SystemExit):
+    """Ends a command, status 0, that was asked for its help; `parser` has printed it."""
+
+    def __init__(self, parser: StrictParser):
+        super().__init__(0)
+        self.parser = parser
+
+
 class StrictParser:
     """Parses flags and `--config run.yaml`, flags winning, into instances of dataclasses.
 
@@ -55,8 +72,10 @@ class StrictParser:
             - a field's name: `{"batch_size": "per_device_train_batch_size"}`;
             - a field and the value that the spelling alone gives it: `{"regular": ("objective", "regular")}`.
               `--regular true` is the same, `--regular false` and `regular: false` set nothing;
-            - a table from the words that it takes to the fields and values that they set. Where there is a field of this
-              name as well, all that the table lacks is for that one: `{"debug": {"5": (("debug_level", "5"),)}}`.
+            - a table from the words that it takes to the fields and values that they set; the spelling alone is "true".
+              Where there is a field of this name as well, all that the table lacks is for that one:
+              `{"debug": {"5": (("debug_level", "5"),)}}`;
+            - an `Answer`, which is the error that it raises.
         positional: fields that free words fill, in this order; those that a flag gives are passed over. One that takes
             several values takes all free words.
         headings: groups of options that the help shows, in this order; by default all.
@@ -129,7 +148,10 @@ class StrictParser:
             ConfigError: the value does not fit.
         """
         target = self.aliases.get(name, name)
+        word = "true" if given is _BARE else given.lower() if isinstance(given, str) else given
         try:
+            if isinstance(target, Answer):
+                raise BadValue(target.text.format(option=target.option))
             if isinstance(target, tuple):
                 yes = given is _BARE or convert(bool, given)
                 values = [(target[0], self.options[target[0]].read(target[1]))] if yes else []
@@ -138,8 +160,8 @@ class StrictParser:
                 values = [(target, option.bare if given is _BARE else option.read(given))]
                 if values[0][1] is MISSING:
                     raise BadValue(f"expected {option.expects}, got no value")
-            elif isinstance(given, str) and given in target:
-                values = [(field, self.options[field].read(value)) for field, value in target[given]]
+            elif isinstance(word, str) and word in target:
+                values = [(field, self.options[field].read(value)) for field, value in target[word]]
             elif name in self.options and given is not _BARE:
                 values = [(name, self.options[name].read(given))]
             else:
@@ -194,13 +216,26 @@ class StrictParser:
         formatter.add_text(self.epilog)
         return formatter.format_help()
 
+    def describe_to(self, layout: argparse.ArgumentParser, path: object) -> None:
+        """Add all options to an argparse parser that shtab completes; `path` is its mark of what may be a file's name."""
+        actions = [layout.add_argument("--config"), layout.add_argument("--quiet", action="store_true")]
+        actions += [layout.add_argument("words", nargs="*")] if self.positional else []
+        for option in self.options.values():
+            spellings = [f"--{name}" for name in (option.name, *self.spellings(option.name))]
+            nargs = "*" if option.many else "?" if option.bare is not MISSING else None
+            text, named = option.help.replace("%", "%%"), option.named or None
+            actions.append(layout.add_argument(*spellings, nargs=nargs, help=text, choices=named))
+        for action in actions:
+            if action.choices is None and action.nargs not in (0, "?"):
+                action.complete = path  # type: ignore[attr-defined]
+
     # Reading
 
     def _split(self, argv: list[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
         """The path after --config, and each other flag as it was spelt and the words that belong to it."""
         if "-h" in argv or "--help" in argv:
             sys.stdout.write(self.format_help())
-            raise SystemExit(0)
+            raise HelpShown(self)
         flags: list[tuple[str, list[str]]] = []
         for word in self._named(argv):
             match = _FLAG.fullmatch(word)
@@ -267,11 +302,13 @@ class StrictParser:
     def _hint(self, word: str) -> str:
         name = _plain(word)
         off = [f"no_{option.name}" for option in self.options.values() if option.boolean and name.startswith("no_")]
-        return f"; did you mean --{nearest(name, [*self.options, *self.aliases, 'config', 'help', *off])}?"
+        return f"; did you mean --{nearest(name, [*self.options, *self.aliases, 'config', 'help', 'quiet', *off])}?"
 
 
-def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Instances of dataclasses out of values by name.
+def build(
+    dataclass_types: Sequence[Any], values: Mapping[str, Any], aliases: Mapping[str, Alias] | None = None
+) -> tuple[Any, ...]:
+    """Instances of dataclasses out of values by name; `aliases` are names that are answered with ours.
 
     Raises:
         ConfigError: a name that none of them has, or values that their own checks refuse.
@@ -280,7 +317,8 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
     values = carried(known, values)
     for name in values:
         if name not in known:
-            raise ConfigError(f"unknown option {name!r}; did you mean {nearest(name, known)!r}?")
+            ours = alias_settings(aliases[name])[0][0] if aliases and name in aliases else nearest(name, known)
+            raise ConfigError(f"unknown option {name!r}; did you mean {ours!r}?")
     try:
         return tuple(
             dtype(**{name: one for name, one in values.items() if name in options_of(dtype)})
@@ -312,8 +350,8 @@ def _brought(brings: Brings, value: str) -> dict[str, Option]:
 
 def alias_settings(target: Alias) -> list[tuple[str, str | None]]:
     """The fields that another spelling may set, each with the value, None where that is written with it."""
-    if isinstance(target, str):
-        return [(target, None)]
+    if isinstance(target, (str, Answer)):
+        return [(target if isinstance(target, str) else target.option, None)]
     return [target] if isinstance(target, tuple) else [one for settings in target.values() for one in settings]
 
 

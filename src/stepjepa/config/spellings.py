@@ -1,11 +1,11 @@
-"""The table of other spellings: flags of the method's first scripts -> our options."""
+"""The table of other spellings: flags of the method's first scripts, and words of TRL and Hugging Face -> our options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from stepjepa.config.option import Option, options_of
-from stepjepa.config.parser import Alias, alias_settings
+from stepjepa.config.parser import Alias, Answer, alias_settings
 from stepjepa.config.values import BadValue
 
 # ``--linear`` chose the semantic tube and its mode in one.
@@ -39,6 +39,25 @@ PUBLISHED: dict[str, Alias] = {
     "length_adjustment": "tube_length_adjustment",
     # It was a level of chatter; `TrainingArguments` has a ``--debug`` of its own, which takes words.
     "debug": {str(level): (("debug_level", str(level)),) for level in range(11)},
+    # TRL's, and words in use at Hugging Face
+    "model_name_or_path": "model_name",
+    "dataset_name": "train_file",
+    "dataset_config": Answer("train_file", "write it after the data set's name, as in --{option} NAME:CONFIG"),
+    "dataset_train_split": "dataset_split",
+    "dataset_test_split": "eval_split",
+    "max_seq_length": "max_length",
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "use_peft": "lora",
+    "lora_r": "lora_rank",
+    "assistant_only_loss": {"true": (("labels", "assistant"),), "false": (("labels", "all"),)},
+    "completion_only_loss": Answer(
+        "labels",
+        "leave it out: the loss is on the assistant's messages as it is, and on every token with --{option} all",
+    ),
+    "packing": Answer(
+        "forward", "leave it out: examples are packed into rows as it is (--{option} packed), and do not see each other"
+    ),
 }
 
 

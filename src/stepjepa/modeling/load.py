@@ -357,6 +357,6 @@ def lora_config(
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
         lora_dropout=dropout,
-        target_modules=targets or "all-linear",
+        target_modules="all-linear" if targets in (None, [], ["all-linear"]) else targets,
         task_type="CAUSAL_LM",
     )

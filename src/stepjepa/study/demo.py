@@ -25,7 +25,7 @@ from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
-from stepjepa.utils.terminal import print_text
+from stepjepa.utils.terminal import say
 from stepjepa.utils.text import PAGE, wrapped
 
 ARMS = (Regular.name, StepJEPA.name)
@@ -144,7 +144,7 @@ def demo(options: DemoOptions) -> DemoResult:
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
         write_whole(output / f"{name}.jsonl", (json_bytes(row) + b"\n" for row in rows))
-    print_text(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; both arms at once\n")
+    say(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; both arms at once\n")
     _run_arms(options)
     arms = {arm: ArmResult(**read_json(output / arm / _RESULT)) for arm in ARMS}
     write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in arms.items()}})
@@ -164,7 +164,7 @@ def _run_arms(options: DemoOptions) -> None:
 
     def pass_on(arm: str, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():
-            print_text(f"{arm:<{max(map(len, ARMS))}}  {line.decode('utf-8', 'replace').rstrip()}")
+            say(f"{arm:<{max(map(len, ARMS))}}  {line.decode('utf-8', 'replace').rstrip()}")
         process.wait()
 
     readers = [threading.Thread(target=pass_on, args=pair) for pair in processes.items()]

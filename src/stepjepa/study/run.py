@@ -35,9 +35,9 @@ from stepjepa.study.spec import (
 )  # fmt: skip
 from stepjepa.study.tree import recipe_lines
 from stepjepa.training.options import TrainerOptions
+from stepjepa.utils import terminal
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
-from stepjepa.utils.terminal import print_text
 
 _NAME = Names(StudyOptions, TrainerOptions)
 # Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
@@ -63,7 +63,7 @@ class StudyResult:
         return "\n".join(self.lines)
 
 
-def study(options: StudyOptions, say: Callable[[str], None] = print_text) -> StudyResult:
+def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> StudyResult:
     """Run a study, or what is left of it; or list the recipes (``recipes``) or the study's runs (``dry_run``).
 
     Args:

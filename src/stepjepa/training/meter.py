@@ -32,7 +32,7 @@ from stepjepa.data.types import LM, Batch, ForestOutput, LossParts
 from stepjepa.modeling.flops import KINDS
 from stepjepa.modeling.load import broken_weights
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.terminal import print_text
+from stepjepa.utils.terminal import is_quiet, say
 
 # Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
@@ -316,12 +316,14 @@ class RunDisplay(TrainerCallback):
     Args:
         disable_tqdm: lines on a terminal, too.
         metrics: names of the scores of answers.
+        keep_losses: losses are lines above the bar, too.
     """
 
-    def __init__(self, disable_tqdm: bool = False, metrics: Sequence[str] = ()):
+    def __init__(self, disable_tqdm: bool = False, metrics: Sequence[str] = (), keep_losses: bool = False):
         console = Console(stderr=True)
-        self.has_bar = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal and not disable_tqdm
-        self.metrics = metrics
+        self.has_bar = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
+        self.has_bar = self.has_bar and not disable_tqdm and not is_quiet()
+        self.metrics, self._keep_losses = metrics, keep_losses
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
         self._drawn = 0.0
@@ -352,8 +354,8 @@ class RunDisplay(TrainerCallback):
         in_bar = "lm_loss" in logs and _TRAINING in self._bars
         line = f"step {state.global_step}/{state.max_steps}  {losses}"
         if self._progress is None or not sys.stdout.isatty():
-            print_text(line)
-        elif not in_bar:
+            say(line)
+        elif not in_bar or self._keep_losses:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         if in_bar:
             self._update(_TRAINING, at_once=True, note=losses)

@@ -80,6 +80,13 @@ class OutputOptions(Topic):
         OUTPUT,
         resume=True,
     )
+    keep_losses: bool = option(
+        False,
+        "On a terminal, keep the losses of every log entry as a line above the progress bar.",
+        OUTPUT,
+        resume=True,
+        identity=False,
+    )
     terminate_on_nan: bool = option(
         True,
         "Stop at the first step whose loss or gradient norm is NaN or infinite. false trains on.",

@@ -28,7 +28,7 @@ from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
-from stepjepa.utils.terminal import is_main_process, print_text, say
+from stepjepa.utils.terminal import is_main_process, say
 from stepjepa.version import __version__
 
 _NAME = Names(RunOptions, JEPAConfig)
@@ -110,7 +110,7 @@ def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: 
     if resuming and checkpoint is None:
         say(f"{output}: no checkpoint to resume from; starting at step 0")
     if is_main_process():
-        print_text(start_summary(trainer, run, checkpoint))
+        say(start_summary(trainer, run, checkpoint))
     if trainer.args.should_save:
         if overwrite and checkpoint is None:
             folder.clear()

@@ -179,7 +179,8 @@ class JEPATrainer(CheckpointedTrainer):
             self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(trained))))
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
-        self._view = RunDisplay(bool(args.disable_tqdm), getattr(score_answers, "metrics", ()))
+        metrics = getattr(score_answers, "metrics", ())
+        self._view = RunDisplay(bool(args.disable_tqdm), metrics, args.keep_losses)
         self.add_callback(self._view)
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
 

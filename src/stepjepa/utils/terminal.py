@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
@@ -21,6 +22,7 @@ _STDOUT = "standard output"
 _Bar = TypeVar("_Bar", bound="Bar")
 # Elsewhere than in a terminal: at most so many lines for one task, and none within so many seconds.
 _LINES, _PAUSE = 10, 10.0
+_quiet = False
 
 
 def print_text(text: str) -> None:
@@ -56,9 +58,33 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def is_quiet() -> bool:
+    """Whether results and errors alone are printed."""
+    return _quiet
+
+
+@contextlib.contextmanager
+def only_results(on: bool = True) -> Iterator[None]:
+    """Within this context, where `on`, what is printed are results and errors: no progress, notes, warnings or log."""
+    global _quiet
+    if not on:
+        yield
+        return
+    before, disabled = _quiet, logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _quiet = True
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            _quiet = before
+            logging.disable(disabled)
+
+
 def say(text: str) -> None:
-    """Print lines, once over all processes."""
-    if is_main_process():
+    """Print lines on how a command goes, once over all processes; none where only results are asked for."""
+    if is_main_process() and not _quiet:
         print_text(text)
 
 
@@ -93,7 +119,7 @@ class Bar:
             TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not self._console.is_terminal or _quiet,
         )
         self._task: Any = None
         self._name, self._total, self._done = "", 0, 0
@@ -135,7 +161,8 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        if not _quiet:
+            self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
