@@ -179,7 +179,8 @@ class Objective:
     @property
     def about(self) -> tuple[str, ...]:
         """Its own options in a few words each."""
-        return () if self.own is None else tuple(f"{name} {value}" for name, value in vars(self.own).items())
+        own = () if self.Options is None else options_of(self.Options)
+        return tuple(f"{name} {getattr(self.own, name)}" for name in own)
 
     @property
     def distance_name(self) -> str:
