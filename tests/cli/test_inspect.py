@@ -13,7 +13,7 @@ from stepjepa.training.options import ExampleOptions
 from support.drawings import cells
 from support.pages import read_page
 
-STEPS = {"question": "How many?", "answer": "First one.\n\nThen two.\n\nSo three."}
+STEPS = {"question": "How many?", "answer": "First one.\n\nThen two.\n\nSo three.", "plan": "Count."}
 ONE = {"question": "How many?", "answer": "Three."}
 HOSTILE = {
     "messages": [
@@ -84,6 +84,17 @@ def inspect(capsys, monkeypatch, file):
             ["llm_jepa, in_context, K = 0, packed"],
         ),
         ("--last_token -1", {"target 1": "First·one.↵↵Then·two.↵↵So·three.<end> «target 1»"}, []),
+        (
+            "--readout mean --jepa_target_column plan",
+            {"trunk: user": "How·many? «end of source 1; source 1»", "target 1": "Count. «target 1»"},
+            ["mean over a view, target from plan", "all its tokens: mean of h over"],
+        ),
+        (
+            "--readout mean --jepa_target_column plan --row 1",
+            {},
+            ["no pair: no text in the column of the target views"],
+        ),
+        ("--step_jepa --readout mean --forward inline", {}, ["all its tokens: mean of h", "(isolated in its place)"]),
         (
             "--step_jepa --row 1",
             {"trunk: step 1": "Three."},

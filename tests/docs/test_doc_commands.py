@@ -121,7 +121,8 @@ def test_flags_in_the_text_exist(reference):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Files and models of the names that the pages use."""
-    folder, rows = tmp_path_factory.mktemp("made"), step_rows(12)
+    folder = tmp_path_factory.mktemp("made")
+    rows = [{**row, "rationale": "Add one number after the other."} for row in step_rows(12)]
     raw, solved = [], []
     for n in range(12):
         raw.append({"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}.\nSo {n + 1}.\n#### {n + 1}"})

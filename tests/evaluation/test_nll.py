@@ -131,8 +131,11 @@ def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer):
     rows = [*ROWS[:2], {"messages": [{"role": "user", "content": "x " * 60}, {"role": "assistant", "content": "y"}]}]
     found = likelihood(tokenizer, rows, max_length=40)
     assert set(found.examples) == {0, 1} and found.report.rows_skipped == {"no_room_for_answer": 1}
-    summary = nll.summarise([nll.AnswerLoss(0, 3.0, 2), nll.AnswerLoss(1, 1.0, 4)], found.report)
+    summary = nll.summarise([nll.AnswerLoss(0, 3.0, 2), nll.AnswerLoss(1, 1.0, 4)], found)
     assert summary["value"] == pytest.approx(4 / 6) and summary["row_mean"] == pytest.approx((1.5 + 0.25) / 2)
+    kept = [tokenizer.decode(example.trunk[example.labels[0].start :]) for example in found.examples.values()]
+    size = sum(len(text.replace("<|end|>", "").encode()) for text in kept)
+    assert summary["bits_per_byte"] == pytest.approx(4 / math.log(2) / size)
     assert summary["n"] == 2 and summary["tokens"] == 6 and summary["skipped"] == {"no_room_for_answer": 1}
     assert summary["answers_truncated"] == found.report.answers_truncated > 0
     with pytest.raises(DataError, match="no row has an answer that can be used"):

@@ -19,11 +19,20 @@ from stepjepa.generation.store import open_locked
 from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.summary import loss_line
 from support.models import made_up_examples
 from support.tokenizers import fresh
 from support.training import trainer_for
 
 TOKEN = "hf_verysecretindeed"
+
+
+@pytest.mark.parametrize("objective", ["split", "semantic_tube", "step_jepa"])
+def test_the_start_of_a_run_says_the_options_of_its_objective_alone(objective):
+    config = JEPAConfig("out", objective=objective, hub_token=TOKEN, readout="mean")
+    said = loss_line(config)
+    assert TOKEN not in said and "hub_token" not in said and "out" not in said.replace("readout", "")
+    assert ("mean over a view" in said) == (objective != "semantic_tube")
 
 
 def test_the_token_of_the_hub_is_in_no_file(tmp_path, bpe_tokenizer):

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,8 @@ def test_vectors_of_the_tube_are_compared():
     )
     expected = source @ target / np.linalg.norm(source) / np.linalg.norm(target)
     assert pair_cosines(record, states) == pytest.approx([expected], abs=1e-6)
+    deeper = replace(record, pairs=(replace(record.pairs[0], layer=1),))
+    assert np.isnan(pair_cosines(deeper, states)).all()  # the states at hand are those of the last layer
 
 
 def test_attention_of_visible_pairs_alone():

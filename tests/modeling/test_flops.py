@@ -157,6 +157,10 @@ def test_tube():
     check(model, 0, examples=examples)
 
 
+def test_means_and_layers():
+    check(ready(), 0, examples=made_up_examples(0, mean=True, layer=1))
+
+
 def test_long_heads_are_computed_again():
     cost = ModelCost.of(ready("granite_scaled_logits"), TRAINED_VOCABULARY)
     assert cost.chunk == 2**26 // TRAINED_VOCABULARY

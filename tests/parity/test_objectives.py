@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stepjepa.analysis.states import FINAL, read_states
 from stepjepa.modeling.extras import with_predictors
 from stepjepa.modeling.forward import causal_lm
 from support.objectives import (
@@ -148,6 +149,54 @@ def test_views_are_what_the_texts_say(tokenizer, case, model):
 
 
 @pytest.mark.parametrize(
+    ("views", "layer"), [("in_context", None), ("in_context", 0), ("in_context", -2), ("standalone", 1)]
+)
+def test_means_and_layers_are_what_the_texts_say(tokenizer, views, layer):
+    """The question is read as its mean in the chat, or with its markup alone, and the plan as its mean alone."""
+    rows = [{**row, "plan": f"Plan {number}: add."} for number, row in enumerate(step_rows(3, seed=4))]
+    case = {"objective": "llm_jepa", "views": views, "readout": "mean", "readout_layer": layer, "model": "gpt2"}
+    run = prepare(tokenizer, {**case, "jepa_target_column": "plan", "predictors": 0}, rows)
+
+    def mean(text: str, skipped: str = "", first: int = 0) -> torch.Tensor:
+        ids, before = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text, skipped))
+        positions = torch.arange(first, first + len(ids))[None]
+        own = run.model.transformer(torch.tensor([ids]), position_ids=positions, output_hidden_states=True)
+        states = own.last_hidden_state if layer is None else own.hidden_states[layer]
+        return states[0, len(before) :].mean(0)
+
+    with torch.no_grad():
+        output = run.model(batch=run.collator()(run.examples))
+        for number, row in enumerate(rows):
+            question, header = f"<|bos|><|user|>{row['messages'][0]['content']}", "<|end|><|assistant|>"
+            source, target = mean(question, "<|bos|><|user|>"), None
+            if views == "standalone":
+                source, target = mean(f"{question}<|end|>"), mean(f"<|bos|><|assistant|>{row['plan']}<|end|>")
+            else:
+                start = len(tokenizer(question + header, add_special_tokens=False)["input_ids"])
+                target = mean(row["plan"], first=start)
+            torch.testing.assert_close(output.source_states[number], source, atol=1e-5, rtol=0)
+            torch.testing.assert_close(output.target_states[number], target, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("predictors", [0, 1])
+def test_an_analysis_reads_what_training_reads(tokenizer, predictors):
+    """Means, and the predictor head on the layer that it was trained on."""
+    case = {"objective": "llm_jepa", "readout": "mean", "readout_layer": -2, "predictor_head": "linear"}
+    run = prepare(tokenizer, {**case, "jepa_target_column": "plan", "predictors": predictors})
+    examples = [example for example in run.examples if example.pairs]
+    with torch.no_grad():
+        output = run.model(batch=run.collator()(examples))
+    for forward in ("two_pass", "packed"):
+        collator = run.collator(forward)
+        found = read_states(run.model, "m", collator, examples, (1, FINAL), batch_size=2, head_layer=1)
+        assert found.source.shape == (2, len(examples), 32)
+        for side in ("source", "target"):
+            trained = getattr(output, f"{side}_states")
+            torch.testing.assert_close(torch.from_numpy(getattr(found, side)[0]), trained, atol=1e-5, rtol=0)
+            assert (torch.from_numpy(getattr(found, side)[1]) - trained).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
     "case", [{**TUBE[1], "jepa_loss": "l2"}, {**TUBE[2], "tube_layer": 1}, TUBE[4], TUBE[7], TUBE[8]], ids=name_of
 )
 def test_a_tube_is_the_weighted_mean_over_spans(tokenizer, case):
@@ -158,7 +207,7 @@ def test_a_tube_is_the_weighted_mean_over_spans(tokenizer, case):
             own = run.model.model(torch.tensor([example.trunk.tolist()]), output_hidden_states=True)
         states = own.hidden_states[1][0] if "tube_layer" in case else own.last_hidden_state[0]
         for pair in example.pairs:
-            source, target = (sum(c * states[token] for _, token, c in read.terms) for read in pair[:2])
+            source, target = (sum(c * states[token] for _, token, c, _ in read.terms) for read in pair[:2])
             cosine = torch.cosine_similarity(source, target, dim=0)
             distance = (source - target).norm() if run.options.jepa_loss == "l2" else 1 - cosine
             distances.append(torch.arccos(cosine) if run.options.tube_mode == "curvature" else distance)

@@ -85,6 +85,7 @@ INLINE = [
     {"objective": "step_jepa", "step_pairs": "random"},
     {"objective": "step_jepa", "horizon": 2},
     {"objective": "llm_jepa"},
+    {"objective": "llm_jepa", "readout": "mean", "readout_layer": 1},
 ]
 
 

@@ -68,27 +68,27 @@ class Views(NamedTuple):
     target_end: int
 
 
-def paired(ids: Any, labels: Any, views: Sequence[Views] = (), predictors: int = 0) -> Example:
-    """An example of these tokens, with branches of so many predictors."""
+def paired(ids: Any, labels: Any, views: Sequence[Views] = (), predictors: int = 0, **how: Any) -> Example:
+    """An example of these tokens, with branches of so many predictors, read as the builder's arguments `how` say."""
     ids = np.asarray(ids, np.int32)
-    builder = PairBuilder(ids, predictors)
+    builder = PairBuilder(ids, predictors, **how)
     for source_end, start, stop in views:
         builder.pair(Span(0, source_end + 1), Span(start, stop))
     found = builder.found("")
     return Example(ids, tuple(Span(*span) for span in labels), found.segments, found.pairs)
 
 
-def made_up_example(length: int, views: Sequence[Views], seed: int = 0, predictors: int = 0) -> Example:
+def made_up_example(length: int, views: Sequence[Views], seed: int = 0, predictors: int = 0, **how: Any) -> Example:
     """Random tokens; the last two thirds are labelled."""
     ids = np.random.default_rng(seed).integers(3, TRAINED_VOCABULARY, length).astype(np.int32)
-    return paired(ids, ((length // 3, length),), views, predictors)
+    return paired(ids, ((length // 3, length),), views, predictors, **how)
 
 
-def made_up_examples(predictors: int = 0) -> list[Example]:
+def made_up_examples(predictors: int = 0, **how: Any) -> list[Example]:
     """Four examples: two pairs (one after the other), none, one, one."""
     views: list[list[Views]] = [[Views(8, 9, 14), Views(13, 14, 20)], [], [Views(11, 15, 25)], [Views(3, 5, 9)]]
     lengths = enumerate(zip((20, 15, 31, 9), views, strict=True), 1)
-    return [made_up_example(length, own, seed, predictors) for seed, (length, own) in lengths]
+    return [made_up_example(length, own, seed, predictors, **how) for seed, (length, own) in lengths]
 
 
 def add_to_vocabulary(model: Any, count: int, seed: int) -> list[int]:

@@ -95,6 +95,18 @@ def tube_cases() -> list[Options]:
     return cases
 
 
+READOUTS: tuple[Options, ...] = (
+    {"objective": "llm_jepa", "readout": "mean"},
+    {"objective": "llm_jepa", "readout_layer": 1},
+    {"objective": "llm_jepa", "jepa_target_column": "plan"},
+    {"objective": "llm_jepa", "views": "standalone", "readout": "mean", "readout_layer": -2},
+    {"objective": "llm_jepa", "views": "standalone", "readout": "mean", "jepa_target_column": "plan"},
+    {"objective": "llm_jepa", "front_pred": True, "readout": "mean"},
+    {"objective": "step_jepa", "step_pairs": "all", "readout": "mean", "readout_layer": 2},
+    {"objective": "step_jepa", "step_pairs": "all", "readout_layer": 0, "jepa_target_column": "plan"},
+    {"objective": "step_jepa", "step_pairs": "random", "readout": "mean", "control": "shuffled"},
+    {"objective": "split", "readout": "mean", "readout_layer": 1},
+)
 CONTROLS = [
     {**variant, "control": control, "predictors": 2, "model": "llama", **target}
     for variant in (IN_CONTEXT[0], STANDALONE[0], STEPS[1], SPLIT[0])
@@ -105,6 +117,7 @@ CONTROLS = [
 ]
 CASES = [*covering(IN_CONTEXT, 9), *covering(STANDALONE, 4), *covering(STEPS, 3), *covering(SPLIT, 6)]
 CASES += [*tube_cases(), *CONTROLS]
+CASES += [case | {"last_token": None} for case in covering(READOUTS, 2)]
 
 
 def name_of(case: Options) -> str:
@@ -116,7 +129,10 @@ def chats() -> list[dict[str, Any]]:
     rows = step_rows(14, seed=1)
     steps = [row["messages"][1]["content"].count("\n\n") + 1 for row in rows]
     chosen = [rows[steps.index(1)], *(row for row, count in zip(rows, steps, strict=True) if count > 2)][:5]
-    return [*chosen, rows[steps.index(2)], {"messages": rows[0]["messages"] + rows[1]["messages"]}]
+    found = [*chosen, rows[steps.index(2)], {"messages": rows[0]["messages"] + rows[1]["messages"]}]
+    return [
+        {**row, "plan": f"Add {'one after the other ' * number}and name the sum."} for number, row in enumerate(found)
+    ]
 
 
 @dataclass

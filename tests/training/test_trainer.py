@@ -24,9 +24,15 @@ def weights(model):
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("objective", "predictors"), [("step_jepa", 2), ("llm_jepa", 0)])
-def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, objective, predictors):
-    given = {"objective": objective, "predictors": predictors}
+READOUT = {"objective": "llm_jepa", "readout": "mean", "readout_layer": 1}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"objective": "step_jepa", "predictors": 2}, {"objective": "llm_jepa", "predictors": 0}, READOUT],
+    ids=name_of,
+)
+def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, given):
     results = []
     for options in ({"objective": "regular"}, {**given, "lbd": 0.0}, {**given, "lbd": 0.5}):
         trainer = trainer_for(tmp_path, tokenizer, **{"max_steps": 3, **options})

@@ -31,7 +31,7 @@ from stepjepa.analysis.models import (
     load_scorer,
 )
 from stepjepa.analysis.options import READING, RULES, AnalysisResult, EnergyOptions, energy_lines, slug
-from stepjepa.analysis.states import FINAL, read_states
+from stepjepa.analysis.states import read_states
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
 from stepjepa.data.chat import template_of
@@ -215,8 +215,8 @@ def _lines(
     examples = [one.example for one in encoded if one is not None]
     bar.begin("energies", len(examples), 0)
     vocabulary, collator = collator_of(model)
-    given = model.model, model.place.name, collator, examples, (FINAL,), vocabulary
-    read = read_states(*given, options.batch_size, bar.step)
+    given = model.model, model.place.name, collator, examples, (model.layer,), vocabulary
+    read = read_states(*given, options.batch_size, bar.step, model.layer)
     distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
     views = torch.from_numpy(read.source[0]), torch.from_numpy(read.target[0])
     counts = [0 if one is None else len(one.sources) for one in encoded]

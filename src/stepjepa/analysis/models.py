@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
 from stepjepa.analysis.states import (
+    FINAL,
     Pairs,
     States,
     check_alike,
@@ -52,7 +53,7 @@ from stepjepa.evaluation.models import (
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.questions import SolutionSet
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, predictor_rows
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward
@@ -94,6 +95,12 @@ class AnalyzedModel:
     description: str
     lacking: int
 
+    @property
+    def layer(self) -> int:
+        """The layer (see `states.States`) that its views are read from in training."""
+        layer = objective_of(self.method).layer
+        return FINAL if layer is None else known_layers(causal_lm(self.model), layer)[1]
+
 
 def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | EnergyOptions) -> AnalyzedModel:
     """A model with its predictors and head.
@@ -120,10 +127,12 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
         method,
         same_predictor=bool(own.get("same_predictor") if options.same_predictor is None else options.same_predictor),
         predictor_order=order,
+        readout_layer=own.get("readout_layer") if options.readout_layer is None else options.readout_layer,
     )
     count, ids = _find_predictors(model, tokenizer, place, record, options.predictors, method.same_predictor)
     method = replace(method, predictors=count)
-    where = f"sources at the last of {count} predictors" if count else "sources at their last token"
+    alone = "the mean of their tokens" if method.readout == "mean" else "their last token"
+    where = f"sources at the last of {count} predictors" if count else f"sources at {alone}"
     where = "sources at their predictor" if count == 1 else where
     trained = own.get("predictors") if trained_pairs(own) else None
     return AnalyzedModel(
@@ -291,6 +300,8 @@ def energy_notes(own: Mapping[str, Any]) -> Iterator[str]:
         yield f"it was trained with --{_NAME.lbd} 0; no step predicted the next one there"
     elif own.get("step_pairs") == "first":
         yield f"it was trained with --{_NAME.step_pairs} first: only step 1 -> step 2; all pairs are read here"
+    if own.get("jepa_target_column"):
+        yield f"it was trained with --{_NAME.jepa_target_column} {own['jepa_target_column']}; next steps are compared here"
     if own.get("target_encoder") == "ema":
         yield "it was trained with an EMA target encoder; targets are encoded by the model itself here"
 
@@ -308,7 +319,8 @@ def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> 
     names = [_NAME.system_prompt, *options_of(TemplateOptions)]
     if trained_pairs(own):
         other = own["objective"] != method.objective
-        names = [_NAME.objective] if other else [_NAME.views, _NAME.step_pairs, _NAME.last_token, *names]
+        reading = (_NAME.last_token, _NAME.readout, _NAME.readout_layer, _NAME.jepa_target_column)
+        names = [_NAME.objective] if other else [_NAME.views, _NAME.step_pairs, *reading, *names]
     for name in names:
         if name in own and own[name] != getattr(method, name):
             yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"
@@ -370,6 +382,7 @@ def collect_all(
                 pad_token_id=model.tokenizer.pad_token_id or 0,
                 batch_size=options.batch_size,
                 advance=bar.step,
+                head_layer=model.layer,
             )
             save_states(read, path)
             states[label] = load_states(path)

@@ -17,7 +17,7 @@ from stepjepa.evaluation.metrics import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
 from stepjepa.objectives.base import built_in, own_options
 from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
-from stepjepa.objectives.options import PredictorOptions
+from stepjepa.objectives.options import PredictorOptions, TargetOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
@@ -91,6 +91,7 @@ class _Loading:
         "predictor_order", "Order of the predictor tokens."
     )
     same_predictor: bool | None = _as_trained("same_predictor")
+    readout_layer: int | None = _as_trained("readout_layer", "Layer of the predictor head's input, and of energies.")
 
 
 @dataclass
@@ -137,7 +138,7 @@ class _Analysis:
 
 
 @dataclass
-class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, _Loading, _Analysis):
+class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Loading, _Analysis):
     """All options of ``stepjepa analyze``; those of training mean what they mean there."""
 
     objective: str = option(
@@ -153,6 +154,7 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
     last_token: int | None = option(
         None, "Readout by offset from a view's end (-1, -2, ...). Default: found by name.", _METHOD, secret=False
     )
+    readout: Literal["last", "mean"] = option("last", "A view's last state, or the mean over its tokens.", _METHOD)
 
     @property
     def layer_numbers(self) -> list[int] | None:
@@ -264,6 +266,7 @@ class EnergyOptions(_Loading):
     step_separator: str | None = _as_trained("step_separator")
     steps_column: str | None = _as_trained("steps_column")
     last_token: int | None = _as_trained("last_token")
+    readout: Literal["last", "mean"] | None = _as_trained("readout")
     max_length: int | None = _as_trained(
         "max_length", "Longest chat in tokens; longer ones are cut on the right and counted."
     )

@@ -41,7 +41,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import predictor_head
-from stepjepa.modeling.forward import causal_lm, layer_states
+from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
 from stepjepa.modeling.parts import backbone, decoder_layers, output_head
 from stepjepa.objectives.base import objective_of
 from stepjepa.utils.files import parse_object, replacing
@@ -140,7 +140,7 @@ def read_pairs(
     if objective is not None and options.needs_steps:  # a second reading pairs every step, and so counts them
         method = copy.copy(objective.options)
         method.step_pairs, method.horizon, method.multi_horizon = "all", 1, None
-        method.last_token, method.forward = None, "packed"
+        method.last_token, method.forward, method.jepa_target_column = None, "packed", None
         every = make_encoder(rows, tokenizer, renderer, replace(options, objective=objective_of(method)))
     report, examples, numbers, steps, first = DataReport(rows.name), list[Example](), list[int](), list[int](), 0
     numbered = islice(rows, max_rows)
@@ -208,6 +208,7 @@ def collect_states(
     pad_token_id: int = 0,
     batch_size: int = 16,
     advance: Advance = lambda count: None,
+    head_layer: int = FINAL,
 ) -> States:
     """States of both views in some layers, float32, in the two-pass form: it needs no mask but padding, so it serves every
     architecture and every layer, and the numbers are those of the other forms.
@@ -216,13 +217,14 @@ def collect_states(
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
         name: of the model, for the file and for messages.
         predictor_ids: ids of the K predictors in their order; with none a source is read at its last token.
+        head_layer: see `read_states`.
 
     Raises:
         ConfigError: see `layers_of`.
         StatesNotFinite: some are.
     """
     chosen, collator = layers_of(model, layers), TwoPassCollator(tuple(predictor_ids), pad_token_id, True)
-    read = read_states(model, name, collator, pairs.examples, chosen, batch_size=batch_size, advance=advance)
+    read = read_states(model, name, collator, pairs.examples, chosen, None, batch_size, advance, head_layer)
     return States(name, pairs.file, chosen, pairs.rows, read.source, read.target, pairs.steps)
 
 
@@ -249,16 +251,18 @@ def read_states(
     vocabulary: int | None = None,
     batch_size: int = 16,
     advance: Advance = lambda count: None,
+    head_layer: int = FINAL,
 ) -> Readings:
     """Run a model over examples.
 
-    A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources after the final norm, as in
+    A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources of one layer, as in
     training. Targets are encoded by the model itself, also where an EMA encoder did that in training.
 
     Args:
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
         collator: with the model's predictors.
         vocabulary: V of the LM softmax; with it the likelihoods are computed as well.
+        head_layer: the layer that the predictor head was trained on.
 
     Raises:
         StatesNotFinite: some states are not.
@@ -276,15 +280,20 @@ def read_states(
         for begin in range(0, len(order), batch_size):
             numbers = order[begin : begin + batch_size]
             batch = collator([examples[number] for number in numbers]).to(device)
-            parts, labels = batch.every_rows, batch.label_positions[: 0 if head is None else None]
+            rows, labels = batch.every_rows, batch.label_positions[: 0 if head is None else None]
             # Targets in rows of their own count from the first of these.
-            shift = 0 if batch.target_rows is None else sum(rows.input_ids.numel() for rows in parts[:-1])
-            reads = batch.sources.positions, batch.targets.positions + shift, labels
-            found = _states_at(inner, parts, layers, torch.cat(reads))
+            shift = 0 if batch.target_rows is None else sum(one.input_ids.numel() for one in rows[:-1])
+            compared = batch.sources, replace(batch.targets, positions=batch.targets.positions + shift)
+            reads = *(side.positions for side in compared), labels
+            found = _states_at(inner, rows, layers, torch.cat(reads))
             where = np.concatenate([np.arange(ends[n] - len(examples[n].pairs), ends[n]) for n in numbers])
             for index, layer in enumerate(layers):
-                *sides, predicting = found[layer].split([len(read) for read in reads])
-                if layer == FINAL and predictor is not None:
+                *parts, predicting = found[layer].split([len(read) for read in reads])
+                sides = [
+                    read_vectors(states, replace(side, positions=torch.arange(len(states), device=device)))
+                    for states, side in zip(parts, compared, strict=True)
+                ]
+                if layer == head_layer and predictor is not None:
                     sides[0] = predictor(sides[0].float())
                 if not len(views):
                     views = np.empty((2, len(layers), ends[-1], predicting.shape[1]), np.float32)

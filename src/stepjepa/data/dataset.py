@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _NAME = Names(ReadingOptions)
 _NONE = -1  # in an array, for None
-_VERSION = {"format": 4, "version": __version__}
+_VERSION = {"format": 5, "version": __version__}
 _REPORT = "report.json"  # written last: an entry without it is none
 logger = logging.getLogger("stepjepa")
 
@@ -57,7 +57,7 @@ class ExampleStore(Sequence):
         "segments": (7, np.int32),  # vocabulary tokens, attach, position, group, slots, slot, origin
         "pairs": (5, np.int32),  # terms of the source, terms of the target, their layers, horizon
         "weights": (0, np.float32),
-        "terms": (2, np.int32),  # segment, token
+        "terms": (3, np.int32),  # segment, token, tokens
         "coefficients": (0, np.float64),
         "view_spans": (4, np.int32),
     }
@@ -125,7 +125,7 @@ class ExampleStore(Sequence):
             segments.append(Segment(ids, attach, position, group, slots, slot, None if origin == _NONE else origin))
             start += length
         numbers = zip(own("terms").tolist(), own("coefficients").tolist(), strict=True)
-        terms = (Term(segment, token, coefficient) for (segment, token), coefficient in numbers)
+        terms = (Term(segment, token, coefficient, tokens) for (segment, token, tokens), coefficient in numbers)
 
         def read(count: int, layer: int) -> Read:
             return Read(tuple(next(terms) for _ in range(count)), None if layer == _NONE else layer)
@@ -162,7 +162,7 @@ def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
         list(chain.from_iterable(rows)),
         list(chain.from_iterable(counts)),
         [pair.weight for pair in pairs],
-        [number for term in terms for number in term[:2]],
+        [number for term in terms for number in (term.segment, term.token, term.tokens)],
         [term.coefficient for term in terms],
         [number for views in view_spans for span in views for number in span],
     )

@@ -16,7 +16,15 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, row_to_messages
 from stepjepa.data.dataset import ExampleStore
-from stepjepa.data.options import DataOptions, ReadingOptions, answer_column, is_stream, listed_columns, listed_steps
+from stepjepa.data.options import (
+    DataOptions,
+    ReadingOptions,
+    answer_column,
+    is_stream,
+    listed_columns,
+    listed_steps,
+    target_text,
+)
 from stepjepa.data.report import DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
@@ -52,6 +60,7 @@ class TokenChat(NamedTuple):
         turns: its assistant turns, in tokens.
         messages: as ``{"role", "content"}``.
         tokenizer, renderer: to write and tokenise other texts.
+        target: the text of the target view of the last answer, which alone is in `turns` then; None for views of the chat.
     """
 
     ids: np.ndarray
@@ -60,6 +69,12 @@ class TokenChat(NamedTuple):
     messages: Sequence[dict[str, str]]
     tokenizer: PreTrainedTokenizerBase
     renderer: ChatRenderer
+    target: str | None = None
+
+    @property
+    def target_ids(self) -> np.ndarray | None:
+        """The tokens (S,) int32 of `target` alone."""
+        return None if self.target is None else encode_texts(self.tokenizer, [self.target])[0][0]
 
 
 class PairMaker(Protocol):
@@ -73,6 +88,10 @@ class PairMaker(Protocol):
     @property
     def one_pair(self) -> bool:
         """Whether an example keeps its first pair only."""
+
+    @property
+    def target_column(self) -> str | None:
+        """The column with the text of the target views, None for views of the chat."""
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a chat."""
@@ -118,11 +137,13 @@ class ReadChat(NamedTuple):
     Attributes:
         messages, rendered: checked, and as the template writes them.
         steps: of its answers, by their characters in `rendered`; None where none are needed.
+        target: the text of the column of target views; an error where the row has none, None where there is no column.
     """
 
     messages: list[dict[str, str]]
     rendered: RenderedChat
     steps: RowSteps | None
+    target: str | RowError | None = None
 
     @property
     def answers(self) -> list[MessageSpan]:
@@ -131,8 +152,9 @@ class ReadChat(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Of the messages, and of the steps where they matter."""
+        """Of the messages, and of the steps and the target's text where they matter."""
         parts: Any = self.messages if self.steps is None else [self.messages, self.steps.spans]
+        parts = [parts, self.target] if isinstance(self.target, str) else parts
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
@@ -152,7 +174,9 @@ def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> Re
         RowError: the row holds no chat, or not the steps that it must hold, or the template refuses it.
     """
     messages = chat_of(row, options)
-    read = ReadChat(messages, renderer.render(messages), None)
+    read, objective = ReadChat(messages, renderer.render(messages), None), options.objective
+    if objective is not None and objective.target_column:
+        read = read._replace(target=target_text(row, objective.target_column))
     if not options.needs_steps:
         return read
     answers = [read.rendered.text[span.start : span.end] for span in read.answers]
@@ -328,8 +352,13 @@ class RowEncoder:
                 )
             report.answers_truncated += 1
         trunk, found = ids[:limit], PairsFound()
-        if objective is not None:
-            found = objective.pairs_of(TokenChat(ids, trunk, turns, chat.messages, self.tokenizer, self.chats))
+        if isinstance(chat.target, RowError):
+            found = PairsFound(reason=chat.target.reason)
+            report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
+        elif objective is not None:
+            told = turns if chat.target is None else turns[-1:]
+            whole = TokenChat(ids, trunk, told, chat.messages, self.tokenizer, self.chats, chat.target)
+            found = objective.pairs_of(whole)
         if chat.steps is not None:
             report.steps.count(place, chat.steps)
         report.system_folded += chat.rendered.folded_system
@@ -449,7 +478,7 @@ def make_encoder(
     if number is None:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     streams = options.columns is None and is_stream(row)
-    if streams and options.objective is not None and not options.objective.takes_text:
+    if streams and options.objective and (options.objective.target_column or not options.objective.takes_text):
         raise DataError(
             f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats "
             f"({KNOWN_CHATS}); objectives for plain text are split and regular"

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from stepjepa.config.option import Names, Topic, option, options_of
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.utils.text import escaped
+from stepjepa.utils.text import escaped, lone_surrogate
 
 VIEWS, DATA = "views", "data"
 _SHOWN_COLUMNS = 20
@@ -102,6 +102,15 @@ def listed_steps(row: object, name: str) -> list[str]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
         raise RowError("no_steps", f"column {name!r} is no list of texts")
     return list(value)
+
+
+def target_text(row: object, name: str) -> str | RowError:
+    """The text that a column holds for the target view, or what is wrong with it."""
+    row = as_object(row)
+    value = column_value(row, name)
+    if isinstance(value, str) and value.strip() and lone_surrogate(value) is None:
+        return value
+    return RowError("no_target_text", absent(row, name) if value is None else f"column {name!r} holds no text")
 
 
 def chat_column(row: Mapping[str, object]) -> str | None:

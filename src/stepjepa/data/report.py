@@ -43,6 +43,7 @@ REASONS = {
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "empty_view": "a view has no tokens",
     "no_user_message": "no user message before the answer",
+    "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",
     "beyond_positions": "the views need positions that the model has not",
 }
@@ -145,6 +146,7 @@ class DataReport:
         rows_skipped: reason -> number of rows that are not trained on.
         first_skipped: reason -> the first such row's place and what is wrong with it.
         examples_without_pairs: reason -> kept rows that train as plain language modelling only.
+        first_without_target: the first row without a text in the column of the target views, and what is wrong with it.
         pairs: source/target pairs in the kept rows.
         pairs_dropped: reason -> pairs of the kept rows that were found but cannot be used.
         answers_truncated: kept rows whose answer was cut at max_length.
@@ -162,6 +164,7 @@ class DataReport:
     rows_skipped: Counter[str] = field(default_factory=Counter)
     first_skipped: dict[str, str] = field(default_factory=dict)
     examples_without_pairs: Counter[str] = field(default_factory=Counter)
+    first_without_target: str = ""
     pairs: int = 0
     pairs_dropped: Counter[str] = field(default_factory=Counter)
     answers_truncated: int = 0
@@ -229,7 +232,8 @@ class DataReport:
             lines.append(f"  skipped {count:,}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
         lines += [f"  {line}" for line in self.steps.lines()]
         for reason, count in self.examples_without_pairs.most_common():
-            lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}")
+            first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
+            lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}{first}")
         for reason, count in self.pairs_dropped.most_common():
             lines.append(f"  {count:,} pairs dropped: {REASONS.get(reason, reason)}")
         if self.answers_truncated:

@@ -82,11 +82,12 @@ class Segment(NamedTuple):
 
 
 class Term(NamedTuple):
-    """``coefficient * state``, with the state of one token."""
+    """``coefficient`` times each state of a run of `tokens` tokens from `token` on."""
 
     segment: int
     token: int
     coefficient: float = 1.0
+    tokens: int = 1
 
 
 class Read(NamedTuple):
@@ -94,7 +95,7 @@ class Read(NamedTuple):
 
     Attributes:
         terms: its summands.
-        layer: after which layer the states are read (0: the embeddings); None after the final norm.
+        layer: after which layer the states are read (0: the embeddings, -2: the last but one); None after the final norm.
     """
 
     terms: tuple[Term, ...]
@@ -105,10 +106,16 @@ class Read(NamedTuple):
         """The state of one token."""
         return cls((Term(segment, token),))
 
+    @classmethod
+    def mean(cls, segment: int, view: Span) -> Read:
+        """The mean of the states of a segment's tokens [start, stop)."""
+        tokens = view.stop - view.start
+        return cls((Term(segment, view.start, 1 / tokens, tokens),))
+
     @property
     def is_state(self) -> bool:
         """Whether it is one state as it is."""
-        return len(self.terms) == 1 and self.terms[0].coefficient == 1.0
+        return len(self.terms) == 1 and self.terms[0][2:] == (1.0, 1)
 
 
 class Pair(NamedTuple):
@@ -171,7 +178,8 @@ class Example(NamedTuple):
     def sees(self, read: Read) -> int:
         """The last token of the trunk that a read's states have seen; `ISOLATED` for none."""
         return max(
-            term.token if term.segment == TRUNK else self.segments[term.segment - 1].attach for term in read.terms
+            term.token + term.tokens - 1 if term.segment == TRUNK else self.segments[term.segment - 1].attach
+            for term in read.terms
         )
 
     def reach(self, pair: Pair, positions: bool) -> int:
@@ -180,7 +188,7 @@ class Example(NamedTuple):
         reach = 0
         for term in (*pair.source.terms, *pair.target.terms):
             if term.segment == TRUNK:
-                reach = max(reach, term.token + 1)
+                reach = max(reach, term.token + term.tokens)
                 continue
             segment = self.segments[term.segment - 1]
             if positions:

@@ -46,11 +46,13 @@ class AnswerLikelihood:
     """What is computed of which rows.
 
     Attributes:
+        bytes: of each row, those of its labelled text in UTF-8, without the end of turn.
         report: rows that cannot be used, answers that are cut at `max_length`.
     """
 
     examples: dict[int, Example]
     report: DataReport
+    bytes: dict[int, int]
 
     @classmethod
     def of(
@@ -74,7 +76,8 @@ class AnswerLikelihood:
         if not kept:
             first = next(iter(encoded.report.first_skipped.values()), "no row")
             raise DataError(f"{questions.source}: {NLL}: no row has an answer that can be used; first: {first}")
-        return cls(dict(zip(kept, encoded.store, strict=True)), encoded.report)
+        examples = dict(zip(kept, encoded.store, strict=True))
+        return cls(examples, encoded.report, {index: labelled_bytes(one, prompter) for index, one in examples.items()})
 
     def compute(
         self, model: torch.nn.Module, batch_size: int, done: Collection[int] = (), vocabulary: int | None = None
@@ -129,15 +132,25 @@ def answer_losses(
     return losses
 
 
-def summarise(losses: Sequence[AnswerLoss], report: DataReport) -> dict[str, Any]:
-    """Mean per token, perplexity, and the mean of the rows' means with its interval."""
-    tokens = sum(one.tokens for one in losses)
-    value = math.fsum(one.total for one in losses) / tokens if tokens else None
+def labelled_bytes(example: Example, prompter: Prompter) -> int:
+    """Bytes of the labelled text in UTF-8, without the tokens that end a turn."""
+    ids = np.concatenate([example.trunk[start:stop] for start, stop in example.labels])
+    ids = ids[~np.isin(ids, prompter.stop_ids(None))]
+    text = prompter.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return len(str(text).encode())
+
+
+def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood) -> dict[str, Any]:
+    """Mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
+    total, tokens = math.fsum(one.total for one in losses), sum(one.tokens for one in losses)
+    value, size = total / tokens if tokens else None, sum(likelihood.bytes[one.row] for one in losses)
+    report = likelihood.report
     rows = mean([one.total / one.tokens for one in losses])
     return {
         "kind": "loss",
         "value": value,
         "perplexity": None if value is None else math.exp(min(value, 700.0)),
+        "bits_per_byte": total / math.log(2) / size if size else None,
         "row_mean": rows.value,
         "low": rows.low,
         "high": rows.high,

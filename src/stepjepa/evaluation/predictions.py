@@ -200,8 +200,9 @@ def _metric_text(found: Mapping[str, Any]) -> str:
     skipped = sum(found["skipped"].values())
     cut = f"; {found['answers_truncated']} answers cut" if found["answers_truncated"] else ""
     cut += f"; {skipped} rows left out" if skipped else ""
+    bits = f"{found['bits_per_byte']:.4f} bits per byte, " if found.get("bits_per_byte") else ""
     return (
-        f"{value:.4f} nats per token (perplexity {found['perplexity']:.4g}, {found['tokens']} tokens); "
+        f"{value:.4f} nats per token ({bits}perplexity {found['perplexity']:.4g}, {found['tokens']} tokens); "
         f"mean of {found['n']} rows {found['row_mean']:.4f}{ends}{cut}"
     )
 

@@ -263,7 +263,7 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
         metrics = predictions.summarise(task.metrics, found, asked.questions)
     if task.likelihood is not None:
         values = [answers.losses[index] for index in sorted(answers.losses)]
-        metrics[NLL] = nll.summarise(values, task.likelihood.report)
+        metrics[NLL] = nll.summarise(values, task.likelihood)
         texts = {question.index: question.text for question in asked.questions}
         losses = [
             {"index": one.row, "question": texts[one.row], NLL: one.total / one.tokens, "answer_tokens": one.tokens}

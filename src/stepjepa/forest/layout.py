@@ -149,11 +149,12 @@ def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_terms(reads: Sequence[Read], starts: Sequence[int]) -> ReadTerms:
-    """The terms of P reads, each state at the start of its segment plus its token."""
+    """The terms of P reads, one for each state, which is at the start of its segment plus its token."""
     terms = [
         (starts[segment] + token, pair, coefficient)
         for pair, read in enumerate(reads)
-        for segment, token, coefficient in read.terms
+        for segment, first, coefficient, tokens in read.terms
+        for token in range(first, first + tokens)
     ]
     position, pair, coefficient = zip(*terms, strict=True) if terms else ((), (), ())
     return ReadTerms(np.array(position, np.int64), np.array(pair, np.int64), np.array(coefficient, np.float32))
@@ -229,25 +230,22 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
     """
     trunk = np.asarray(example.trunk, dtype=np.int32)
     inserted, stop, begin, end = np.zeros(0, np.int32), len(trunk), 0, 0
-    sources, aims = [], []
+    sources, aims = read_terms((), ()), read_terms((), ())
 
     def place(token: int) -> int:
         return token if token < stop else token + len(inserted)
 
-    def one_state(places: list[int]) -> ReadTerms:
-        return ReadTerms(np.array(places, np.int64), np.arange(len(places)), np.ones(len(places), np.float32))
-
     for pair in example.pairs[:1]:
-        (source,), (target,) = pair.source.terms, pair.target.terms
         branch, copy = example.segment(pair.source), example.segment(pair.target)
         hangs = branch is None or (branch.attach != ISOLATED and not len(branch.ids))
-        if copy is None or copy.origin is None or not hangs:
+        if copy is None or copy.origin is None or not hangs or len(pair.source.terms) + len(pair.target.terms) > 2:
             raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
         if branch is not None:
             inserted, stop = branch.tokens(predictor_ids), branch.attach + 1
-        sources = [source.token + (0 if branch is None else stop)]
+        sources = read_terms([pair.source], [0 if branch is None else stop] * (1 + len(example.segments)))
         begin, end = place(copy.origin), place(copy.origin + len(copy.ids) - 1) + 1
-        aims = [place(copy.origin + target.token)] if targets else []
+        if targets:
+            aims = read_terms([pair.target], [begin] * (1 + len(example.segments)))
     length = len(trunk) + len(inserted)
     order, zeros, floor = np.arange(length, dtype=np.int32), np.zeros(length, np.int32), np.zeros(length, np.int32)
     floor[begin:end] = begin
@@ -262,8 +260,8 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
         attach=np.full(length, ISOLATED, np.int32),
         label_positions=(labelled + len(inserted) * (labelled >= stop) - 1).astype(np.int32),
         label_ids=label_ids,
-        sources=one_state(sources),
-        targets=one_state(aims),
+        sources=sources,
+        targets=aims,
         starts=(0, *([ABSENT] * len(example.segments))),
         trunk_length=length,
         floor=floor,

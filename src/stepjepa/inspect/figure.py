@@ -152,14 +152,12 @@ class Strip:
             if name not in placed.names[:lane]:
                 x = -0.08 / self.unit
                 axes.text(x, middles[lane], name, fontsize=_SMALL, ha="right", va="center", color=INK)
-        for index, read in record.readouts.items():
-            for what, _ in read:
-                colour, top = TARGET if what == "target" else SOURCE, tops[self.lane_of[index]] - 0.03
-                axes.plot([columns[index] + 0.5], [top], marker="v", markersize=5, color=colour, clip_on=False)
+        for index, what in record.marked.items():
+            colour, top = TARGET if what == "target" else SOURCE, tops[self.lane_of[index]] - 0.03
+            axes.plot([columns[index] + 0.5], [top], marker="v", markersize=5, color=colour, clip_on=False)
         for pair in (pair for pair in record.pairs if pair.views):
             source, target = (
-                (columns[side.index] + 0.5, tops[self.lane_of[side.index]] - 0.05)
-                for side in (pair.source, pair.target)
+                (columns[token.index] + 0.5, tops[self.lane_of[token.index]] - 0.05) for _, token in pair.ends
             )
             axes.annotate(
                 "", target, xytext=source,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -295,7 +296,7 @@ class ModelNumbers:
 
 
 def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
-    """Cosine of the two sides of each pair, of the last states (L, D) float32 of the row's tokens."""
+    """Cosine of the two sides of each pair, of the last states (L, D) float32 of the row's tokens; NaN of another layer."""
 
     def vector(side: Vector) -> np.ndarray:
         return sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))
@@ -303,7 +304,8 @@ def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
     wide = states.astype(np.float64)
     sides = [(vector(pair.source), vector(pair.target)) for pair in record.pairs]
     lengths = [float(np.linalg.norm(source) * np.linalg.norm(target)) for source, target in sides]
-    return [float(s @ t) / length if length else 0.0 for (s, t), length in zip(sides, lengths, strict=True)]
+    found = [float(s @ t) / length if length else 0.0 for (s, t), length in zip(sides, lengths, strict=True)]
+    return [value if pair.layer is None else math.nan for value, pair in zip(found, record.pairs, strict=True)]
 
 
 def choose_maps(layers: int, heads: int, visible: int, room: int, asked: Sequence[int] | None = None) -> list[Map]:

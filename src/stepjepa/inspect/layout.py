@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Term
-from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
+from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read
+from stepjepa.forest.layout import Forest, ReadTerms, build_forest, build_inline, plan_rows, segment_use
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views
 from stepjepa.objectives.base import VectorNames, objective_of
 from stepjepa.training.options import JEPAOptions
@@ -165,7 +165,8 @@ def _in_rows_of_their_own(example: Example) -> Example:
     seen = [0, *(segment.attach + 1 for segment in example.segments)]  # tokens of the trunk that each segment sees
 
     def moved(read: Read) -> Read:
-        return Read(tuple(Term(place[one], token + seen[one], c) for one, token, c in read.terms), read.layer)
+        terms = (one._replace(segment=place[one.segment], token=one.token + seen[one.segment]) for one in read.terms)
+        return read._replace(terms=tuple(terms))
 
     segments = [
         segment._replace(
@@ -200,36 +201,34 @@ class _LaidOut(NamedTuple):
         """Its pairs that are laid out (the inline form has the first one only)."""
         forest, found = self.forest, list[RowPair]()
         for number, pair in enumerate(self.example.pairs):
-            states = (forest.sources, forest.targets)
-            source, target = (
-                [
-                    Readout(index, self.texts[index], term.coefficient)
-                    for index, term in zip(
-                        (self.start + side.position[side.pair == number]).tolist(), terms, strict=False
-                    )
-                ]
-                for side, (terms, _) in zip(states, pair[:2], strict=True)
-            )
+            source, target = self._states(forest.sources, number), self._states(forest.targets, number)
             if not source:
                 break
             views = self._views(pair, source[0].index, target[0].index)
             if views:
-                sides = Vector(tuple(source)), Vector(tuple(target))
-                read = (("source", source[0]), ("target", target[0]))
-                found.append(RowPair(self.number, number + 1, *sides, read, views, weight=pair.weight))
+                sides = _vector("", source), _vector("", target)
+                read, layer = (("source", source[-1]), ("target", target[-1])), pair.source.layer
+                found.append(RowPair(self.number, number + 1, *sides, read, views, weight=pair.weight, layer=layer))
                 continue
             names = self.form.vector_names
             first, second = _vector(names.source, source), _vector(names.target, target)
             bounds = (*second.terms[:1], *second.terms[-1:], *first.terms[-1:]) if second.terms else ()
             ends = tuple(zip(names.ends, bounds, strict=False))
             total = _vector(names.total, [*source, *target]) if names.total else None
-            found.append(RowPair(self.number, number + 1, first, second, ends, None, names.kind, pair.weight, total))
+            more = names.kind, pair.weight, total, pair.source.layer
+            found.append(RowPair(self.number, number + 1, first, second, ends, None, *more))
         return found
 
+    def _states(self, side: ReadTerms, number: int) -> list[Readout]:
+        """The states of one side of a pair."""
+        own = side.pair == number
+        places = zip((self.start + side.position[own]).tolist(), side.coefficient[own].tolist(), strict=True)
+        return [Readout(index, self.texts[index], coefficient) for index, coefficient in places]
+
     def _views(self, pair: Pair, source: int, target: int) -> Views | None:
-        """The views of a pair that is read at `source` and `target`; None for sums of states."""
+        """The views of a pair whose first states are `source` and `target`; None for sums of states."""
         segment, forest = self.example.segment(pair.target), self.forest
-        if not (segment and pair.source.is_state and pair.target.is_state):
+        if not segment or len(pair.source.terms) + len(pair.target.terms) > 2:
             return None
         on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + self.start  # of each token of the trunk
         own = next((part for part in forest.parts if part.start <= source - self.start < part.stop), None)

@@ -127,7 +127,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Views:
-    """The views of a pair whose sides are one state each.
+    """The views of a pair whose sides are one state each, or the mean of several.
 
     Attributes:
         source_end: last token of the source view: on the trunk, or in its own segment.
@@ -152,11 +152,13 @@ class RowPair:
         example: number of the example in its batch.
         number: from 1, within the example.
         source, target: the two sides.
-        ends: the states that are marked, by name: of views "source" and "target", of sums those that bound what was sampled.
+        ends: the states that are named: of views "source" and "target" (of a mean the last), of sums those that bound what
+            was sampled.
         views: None for sums of states, which are named by `objectives.base.VectorNames`.
         kind: what such sums are called.
         weight: of the pair in the loss.
         total: the sum of both sides, where that is of interest.
+        layer: of the states, see `data.types.Read`.
     """
 
     example: int
@@ -168,6 +170,7 @@ class RowPair:
     kind: str = ""
     weight: float = 1.0
     total: Vector | None = None
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,14 @@ class RowRecord:
             for name, term in pair.ends:
                 found.setdefault(term.index, []).append((name, pair))
         return found
+
+    @cached_property
+    def marked(self) -> dict[int, str]:
+        """Index of a token -> what is read there: of views every state, of sums those that are named."""
+        named = {term.index: name for pair in self.pairs for name, term in pair.ends}
+        sides = [("source", pair.source) for pair in self.pairs if pair.views]
+        sides += [("target", pair.target) for pair in self.pairs if pair.views]
+        return named | {term.index: name for name, side in sides for term in side.terms}
 
     @cached_property
     def counts(self) -> str:

@@ -136,7 +136,7 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
             if used:
                 line.append(glyphs.bar, style=_FAINT)
             style = KINDS[record.kinds[index]].style
-            line.append(label, style=f"{style} underline" if index in record.readouts else style)
+            line.append(label, style=f"{style} underline" if index in record.marked else style)
             if tag:
                 line.append(f" {tag}", style="italic")
             used += needs
@@ -187,14 +187,20 @@ def _view_lines(record: RowRecord, pair: RowPair, views: Views, glyphs: Glyphs) 
         line.append(f"source ends at {_token(views.source_end, glyphs)}", style=KINDS["source_end"].style)
         if views.source_segment:
             line.append(f" (row {_range(views.source_segment)})", style=KINDS["source"].style)
-    yield line.append(", read at ").append(_token(source, glyphs), style=KINDS[record.kinds[source.index]].style)
+    read = _read(record, pair.source, source, glyphs)
+    yield line.append(", read at ").append(read, style=KINDS[record.kinds[source.index]].style)
     style = KINDS[record.kinds[target.index]].style
     line = Text(" " * len(title)).append(f"target {_range(views.copy)}", style=style)
     if views.original == views.copy:
         line.append(" (isolated in its place)")
     elif views.original:
         line.append(f" (on the trunk {_range(views.original)})", style=KINDS["original"].style)
-    yield line.append(", read at ").append(_token(target, glyphs), style=style)
+    yield line.append(", read at ").append(_read(record, pair.target, target, glyphs), style=style)
+
+
+def _read(record: RowRecord, side: Vector, token: Readout, glyphs: Glyphs) -> str:
+    """Where one side of a pair of views is read."""
+    return _token(token, glyphs) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side, glyphs)}"
 
 
 def _sum_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:

@@ -184,13 +184,13 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
 
 @contextmanager
 def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Tensor]]:
-    """Within this context the states (R, T, D) after a layer (0: the embeddings) are kept in the list it yields.
+    """Within this context the states (R, T, D) after a layer (see `Read`) are kept in the list it yields.
 
     Raises:
         ConfigError: the model has no such layer, or no list of layers.
     """
     kept: list[torch.Tensor] = []
-    layers = known_layers(model, layer)
+    layers, layer = known_layers(model, layer)
 
     def keep(tensor: Any) -> None:
         if not kept:  # gradient checkpointing runs the layer again
@@ -209,17 +209,18 @@ def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Ten
         handle.remove()
 
 
-def known_layers(model: PreTrainedModel, layer: int) -> nn.ModuleList:
-    """The decoder's layers, of which `layer` counts so many (0: the embeddings).
+def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int]:
+    """The decoder's layers, and after how many of them (0: the embeddings) the states of `layer` (see `Read`) are.
 
     Raises:
         ConfigError: there are fewer, or they go by no known name.
     """
     layers = decoder_layers(backbone(model))
-    if layers is None or not 0 <= layer <= len(layers):
+    place = layer + (0 if layers is None or layer >= 0 else 1 + len(layers))
+    if layers is None or not 0 <= place <= len(layers):
         known = "its layers have no known name" if layers is None else f"the model has layers 0 to {len(layers)}"
         raise ConfigError(f"no states can be read after layer {layer}: {known}")
-    return layers
+    return layers, place
 
 
 def last_states(

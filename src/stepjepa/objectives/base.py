@@ -26,9 +26,10 @@ from stepjepa.objectives.options import (
     LossOptions,
     PairOptions,
     PredictorOptions,
+    TargetOptions,
     own_values,
 )
-from stepjepa.objectives.pairs import VectorNames
+from stepjepa.objectives.pairs import PairBuilder, VectorNames
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from stepjepa.data.encode import TokenChat
 
-_NAME = Names(LossOptions, PredictorOptions)
+_NAME = Names(LossOptions, PredictorOptions, TargetOptions)
 JEPA, REGULARIZER = _NAME.jepa_loss, _NAME.regularizer  # parts of the loss, as the log has them
 
 
@@ -143,12 +144,17 @@ class Objective:
                 f"forward={self.options.forward} cannot compute {self.options.objective}; use forward "
                 f"{' or '.join(self.forwards)}, or objective {' or '.join(able)}"
             )
+        if self.options.forward == "inline" and self.target_column:
+            raise ConfigError(
+                f"forward=inline isolates a view inside the chat, and {_NAME.jepa_target_column}={self.target_column} is "
+                "not in it; use forward packed"
+            )
 
     @property
     def pairing(self) -> Mapping[str, Any]:
         """What decides which pairs a chat has, by name: part of the key under which examples are cached."""
         readout = {_NAME.predictors: self.predictors, _NAME.last_token: self.options.last_token}
-        return {**readout, "one": self.one_pair}
+        return {**readout, "readout": self.readout, "one": self.one_pair}
 
     # What it is called in summaries
 
@@ -214,10 +220,28 @@ class Objective:
 
     @property
     def layer(self) -> int | None:
-        """Behind which layer states are read (0: the embeddings); None for those behind the final norm."""
-        return None
+        """Behind which layer states are read (see `Read.layer`)."""
+        layer = self.options.readout_layer if self.takes_predictors else None
+        return None if layer == -1 else layer
+
+    @property
+    def target_column(self) -> str | None:
+        """The column with the text of the target views; None where they are views of the chat."""
+        return self.options.jepa_target_column if TargetOptions in self.reads else None
+
+    @property
+    def readout(self) -> tuple[str, ...]:
+        """What is read, in a few words each, where that is not the default."""
+        mean = "mean over a view" if self.takes_predictors and self.options.readout == "mean" else ""
+        layer = f"layer {self.layer}" if self.takes_predictors and self.layer is not None else ""
+        return tuple(filter(None, (mean, layer, self.target_column and f"target from {self.target_column}")))
 
     # From chats to examples
+
+    def builder(self, ids: np.ndarray, target: np.ndarray | None = None) -> PairBuilder:
+        """Collects the pairs of a chat of tokens `ids` (T,), read as the run's options say; `target`: see `PairBuilder`."""
+        options = self.options
+        return PairBuilder(ids, self.predictors, options.last_token, options.readout == "mean", self.layer, target)
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a tokenised chat."""

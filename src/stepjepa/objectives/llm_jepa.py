@@ -20,11 +20,11 @@ from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.chat import RowError
 from stepjepa.data.options import VIEWS
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
-from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment, Span
+from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults, PredictorOptions
-from stepjepa.objectives.pairs import PairBuilder, question_and_answer
+from stepjepa.objectives.options import Defaults, PredictorOptions, TargetOptions
+from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -72,7 +72,7 @@ class LLMJEPAOptions(Topic):
             )
 
 
-_NAME = Names(LLMJEPAOptions, PredictorOptions)
+_NAME = Names(LLMJEPAOptions, PredictorOptions, TargetOptions)
 
 
 class LLMJEPA(Objective):
@@ -83,6 +83,7 @@ class LLMJEPA(Objective):
     """
 
     name = "llm_jepa"
+    reads = (*Objective.reads, TargetOptions)
     forwards = ("packed", "two_pass", "inline")
     defaults = Defaults(predictor_order="descending")
     Options = LLMJEPAOptions
@@ -118,6 +119,11 @@ class LLMJEPA(Objective):
                 f"forward=inline isolates a view inside the chat, and {_NAME.views}=standalone has none there; use "
                 f"{_NAME.views}=in_context, or forward packed"
             )
+        if self.options.reverse_pred and self.target_column:
+            raise ConfigError(
+                f"{_NAME.reverse_pred} makes the question the target, and {_NAME.jepa_target_column} a column; leave one "
+                "of them out"
+            )
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """See the class."""
@@ -125,7 +131,7 @@ class LLMJEPA(Objective):
 
     def _in_context(self, chat: TokenChat) -> PairsFound:
         turns, reason = question_and_answer(chat.turns)
-        builder = PairBuilder(chat.ids, self.predictors, self.options.last_token)
+        builder = self.builder(chat.ids, chat.target_ids)
         for turn in turns:
             user, answer = turn.user, turn.answer
             assert user is not None
@@ -136,20 +142,22 @@ class LLMJEPA(Objective):
         return builder.found(reason)
 
     def _standalone(self, chat: TokenChat) -> PairsFound:
-        builder, reason = PairBuilder(chat.ids, self.predictors), "no_user_message"
+        builder, reason = self.builder(chat.ids), "no_user_message"
         user: Message | None = None
+        *_, last = (message for message in chat.messages if message["role"] == "assistant")
         for message in chat.messages:
             if message["role"] == "user":
                 user = message
-            if message["role"] != "assistant" or user is None:
+            if message["role"] != "assistant" or user is None or (chat.target is not None and message is not last):
                 continue
-            left, right = (message, user) if self.options.reverse_pred else (user, message)
+            answer = message if chat.target is None else {**message, "content": chat.target}
+            left, right = (answer, user) if self.options.reverse_pred else (user, answer)
             try:
                 source, target = self._source(chat, left), self._target(chat, right)
             except RowError as error:
                 reason = error.reason
                 continue
-            left_read, right_read = (Read.one(builder.add(view.segment), view.readout) for view in (source, target))
+            left_read, right_read = (builder.alone(view.segment, view.readout) for view in (source, target))
             builder.pairs.append(Pair(left_read, right_read))
         return builder.found(reason)
 

@@ -87,6 +87,37 @@ class PredictorOptions(Topic):
         secret=False,
         at_most=-1,
     )
+    readout: Literal["last", "mean"] = option(
+        "last",
+        "What stands for a view: the state of its last token, or the mean of its tokens' states. With predictors a source "
+        "is read at the last of them.",
+        VIEWS,
+    )
+    readout_layer: int | None = option(
+        None,
+        "Layer whose states are read (0: the embeddings, i: after layer i, -2: after the last but one). Default: -1, the "
+        "last, after the final norm.",
+        VIEWS,
+    )
+
+    def check(self) -> None:
+        """As `Topic.check`; raises ConfigError."""
+        if self.readout == "mean" and self.last_token is not None:
+            raise ConfigError(
+                f"{_NAME.readout}=mean reads all tokens of a view, and {_NAME.last_token} names one; leave one of them out"
+            )
+
+
+@dataclass
+class TargetOptions(Topic):
+    """Where the target views come from."""
+
+    jepa_target_column: str | None = option(
+        None,
+        "Column with the text of the target view (a rationale, a plan, a second solution) of the (last) answer, in place of "
+        "the answer or its step. The LM loss stays on the answer.",
+        VIEWS,
+    )
 
 
 @dataclass
@@ -180,7 +211,7 @@ class LossOptions(Topic):
             )
 
 
-_NAME = Names(LossOptions)
+_NAME = Names(LossOptions, PredictorOptions)
 
 
 def own_values(cls: type[Objective], values: Mapping[str, Any]) -> object:

@@ -17,17 +17,30 @@ class PairBuilder:
         ids: tokens of the chat, cut or not.
         predictors: K; with 0 a source is read on the trunk.
         last_token: what `readout` counts; None for a view's last token.
+        mean: a view is read as the mean of its tokens' states, but at its predictors' last where it has some.
+        layer: see `Read`.
+        target: tokens of a text of its own that every `pair` has as its target, (S,) int32.
     """
 
-    def __init__(self, ids: np.ndarray, predictors: int, last_token: int | None = None):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        predictors: int,
+        last_token: int | None = None,
+        mean: bool = False,
+        layer: int | None = None,
+        target: np.ndarray | None = None,
+    ):
         self.ids, self.predictors, self.last_token = ids, predictors, last_token
+        self.mean, self.layer, self.target = mean, layer, target
         self.pairs: list[Pair] = []
         self._segments: list[Segment] = []
         self._branches: dict[tuple[int, int], int] = {}
         self._copies: dict[tuple[int, int], int] = {}
 
     def pair(self, source: Span, target: Span, close: int | None = None, horizon: int = 1) -> bool:
-        """Add the pair of two views on the trunk: `source`, and the target as a `copy`.
+        """Add the pair of two views on the trunk: `source`, and the target as a `copy`; or, of a builder with a text for the
+        targets, that text at the target's place.
 
         Args:
             close: see `readout`, of the source.
@@ -35,12 +48,21 @@ class PairBuilder:
         Returns:
             Whether it was added: not where a view that is read by offset is too short for it.
         """
-        aim = self.readout(target)
+        text = self.target
+        view = target if text is None else Span(0, len(text))
+        aim = self.readout(view)
         read = None if aim is None else self.source(source, close)
         if read is None or aim is None:
             return False
-        self.pairs.append(Pair(read, self.copy(*target, aim), horizon=horizon))
+        if text is not None and view not in self._copies:
+            self._copies[view] = self.add(Segment(text, ISOLATED, target.start + self.predictors))
+        self.pairs.append(Pair(read, self.copy(*view, aim), horizon=horizon))
         return True
+
+    def read(self, segment: int, token: int, view: Span | None = None) -> Read:
+        """The state of a token that stands for its segment's tokens `view`; their mean where views are read so."""
+        read = Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
+        return read._replace(layer=self.layer)
 
     def readout(self, view: Span, close: int | None = None) -> int | None:
         """The token that stands for a view: its last, or the one that `last_token` counts from `close` (its end unless
@@ -55,12 +77,12 @@ class PairBuilder:
         `readout`, None where that is in front of it."""
         if not self.predictors:
             token = self.readout(view, close)
-            return None if token is None else Read.one(TRUNK, token)
+            return None if token is None else self.read(TRUNK, token, view)
         number = self._branches.get((view.stop, group))
         if number is None:
             branch = Segment(np.zeros(0, np.int32), view.stop - 1, view.stop, group, self.predictors)
             number = self._branches[view.stop, group] = self.add(branch)
-        return Read.one(number, self.predictors - 1)
+        return self.read(number, self.predictors - 1)
 
     def copy(self, start: int, stop: int, readout: int) -> Read:
         """Token `readout` in an isolated copy of the trunk's tokens [start, stop), at the positions where these would be
@@ -69,7 +91,11 @@ class PairBuilder:
         if number is None:
             ids = self.ids[start:stop]
             number = self._copies[start, stop] = self.add(Segment(ids, ISOLATED, start + self.predictors, origin=start))
-        return Read.one(number, readout - start)
+        return self.read(number, readout - start, Span(0, stop - start))
+
+    def alone(self, segment: Segment, readout: int) -> Read:
+        """Add a view that is a segment of its own, which is read at token `readout`."""
+        return self.read(self.add(segment), readout, None if segment.slots else Span(0, segment.length))
 
     def add(self, segment: Segment) -> int:
         """Add a segment; its number."""

@@ -16,10 +16,9 @@ import numpy as np
 
 from stepjepa.config.option import Topic, option
 from stepjepa.data.options import VIEWS
-from stepjepa.data.types import ISOLATED, Pair, PairsFound, Read, Segment, Span
+from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
 from stepjepa.objectives.base import Objective
 from stepjepa.objectives.options import Defaults
-from stepjepa.objectives.pairs import PairBuilder
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -55,10 +54,10 @@ class Split(Objective):
         cut = max(2, int(len(trunk) * self.options.split_ratio))
         if len(trunk) - cut < 2:
             return PairsFound(reason="too_short_to_split")
-        builder = PairBuilder(trunk, self.predictors, self.options.last_token)
+        builder = self.builder(trunk)
         source, aim = builder.source(Span(0, cut)), builder.readout(Span(cut, len(trunk)))
         if source is None or aim is None:
             return PairsFound(reason="view_shorter_than_last_token")
-        target = builder.add(Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut))
-        builder.pairs.append(Pair(source, Read.one(target, aim - cut)))
+        target = builder.alone(Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut), aim - cut)
+        builder.pairs.append(Pair(source, target))
         return builder.found("")

@@ -16,8 +16,7 @@ from stepjepa.data.options import VIEWS, StepsOptions
 from stepjepa.data.types import Example, PairsFound
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults
-from stepjepa.objectives.pairs import PairBuilder
+from stepjepa.objectives.options import Defaults, TargetOptions
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -62,6 +61,7 @@ class StepJEPA(Objective):
 
     name = "step_jepa"
     needs_steps = True
+    reads = (*Objective.reads, TargetOptions)
     forwards = ("packed", "two_pass", "inline")
     defaults = Defaults(predictors=2)
     Options = StepJEPAOptions
@@ -109,7 +109,7 @@ class StepJEPA(Objective):
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """By source, and then by horizon."""
         options, reason = self.options, "fewer_than_two_steps"
-        builder = PairBuilder(chat.ids, self.predictors, options.last_token)
+        builder = self.builder(chat.ids, chat.target_ids)
         for turn in chat.turns:
             steps = turn.steps
             if len(steps) >= 2 and len(steps) <= min(options.horizons):

@@ -350,7 +350,9 @@ def _metric(found: dict[str, Any]) -> tuple[list[str], list[float] | None]:
     ends = "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
     if "perplexity" in found:  # the interval is that of the rows' mean
         mean = written(number(found, "row_mean"), ".4f")
-        of = f"nats per token; mean of {found.get('n')} rows {mean} {ends}"
+        bits = number(found, "bits_per_byte")
+        per_byte = "" if bits is None else f", {bits:.4f} bits per byte"
+        of = f"nats per token{per_byte}; mean of {found.get('n')} rows {mean} {ends}"
         return [written(value, ".4f"), "", of.strip()], None
     return [written(value, ".4f"), ends, f"mean of {found.get('n')} answers"], None
 

@@ -124,6 +124,8 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
         advice = f"no answer has a step that far on: lower the horizon (now {horizons})"
     elif "view_refused" in report.examples_without_pairs:
         advice = f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
+    elif report.first_without_target:
+        advice = f"name a column that holds text with --{_NAME.jepa_target_column}"
     elif find_objective(options.objective).needs_steps:
         advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {plain}"
     else:

@@ -35,6 +35,7 @@ from stepjepa.objectives.options import (
     LossOptions,
     PairOptions,
     PredictorOptions,
+    TargetOptions,
 )
 from stepjepa.objectives.semantic_tube import TubeOptions
 from stepjepa.objectives.split import SplitOptions
@@ -113,6 +114,7 @@ class ExampleOptions(
     LLMJEPAOptions,
     StepJEPAOptions,
     PredictorOptions,
+    TargetOptions,
     PairOptions,
     MethodOptions,
 ):
@@ -223,7 +225,11 @@ def summary(method: JEPAOptions) -> str:
         return str(method.objective)
     parts = [str(method.objective), objective.brief]
     if objective.takes_predictors:
-        parts += [f"K = {method.predictors}", "packed" if method.forward == "auto" else method.forward]
+        parts += [
+            f"K = {method.predictors}",
+            *objective.readout,
+            "packed" if method.forward == "auto" else method.forward,
+        ]
     return ", ".join(part for part in parts if part)
 
 

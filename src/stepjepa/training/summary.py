@@ -192,7 +192,7 @@ def loss_line(args: JEPAOptions) -> str:
     parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {objective.distance_name}"]
     if objective.takes_predictors:
         parts.append(f"K = {args.predictors}")
-    parts += objective.about
+    parts += [*objective.readout, *objective.about]
     if args.predictor_head != "none":
         parts.append(f"{args.predictor_head} head")
     if not args.target_grad:

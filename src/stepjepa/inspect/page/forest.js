@@ -116,8 +116,11 @@ class Forest {
     const bend = Math.min(y, toY) - 10;
     const arrow = this.part("path", { class: "arrow", d: `M${x} ${y - 6}Q${(x + toX) / 2} ${bend} ${toX} ${toY - 7}` });
     svg.append(arrow);
-    for (const [at, top, side] of [[x, y, "source"], [toX, toY, "target"]]) {
-      svg.append(this.part("path", { class: `read-${side}`, d: `M${at - 4} ${top - 6}h8l-4 6z` }));
+    for (const side of ["source", "target"]) {
+      for (const [token] of pair[side].terms) {
+        const [at, top] = end(token);
+        svg.append(this.part("path", { class: `read-${side}`, d: `M${at - 4} ${top - 6}h8l-4 6z` }));
+      }
     }
     return arrow;
   }

@@ -44,7 +44,9 @@ function viewLines(pair) {
   const source = standalone ? [`source ${span(segment)}, `] : [`source: up to ${end} `, isolated(row.text(end)), ", "];
   const positions = range("position", raw.positions[copy[0]], raw.positions[copy[1] - 1]);
   const where = !original ? "" : original[0] === copy[0] ? ", isolated in its place" : `; on the trunk ${span(original)}`;
-  const [sourceRead, targetRead] = pair.ends.map(([, token]) => read(token));
+  const [sourceRead, targetRead] = [pair.source, pair.target].map((side) =>
+    side.terms.length === 1 ? read(side.terms[0][0]) : [`read at all its tokens: mean of ${side.covered.map(span).join(", ")}`],
+  );
   return [
     make("span", "what", swatch("source"), ...source, ...sourceRead),
     make("span", "what", swatch("target"), `target ${span(copy)} (${positions})${where}, `, ...targetRead),
@@ -88,6 +90,8 @@ function choosePair(number) {
   const parts = [["source", row.seen(ends[0])]];
   if (original && original[0] !== copy[0]) parts.push(["original", original]);
   parts.push(["target", copy]);
-  tokens.choose(parts, ends);
-  say(`${named(pair)}: source read at token ${ends[0]}, target read at token ${ends[1]}`);
+  const states = [...pair.source.terms, ...pair.target.terms].map(([token]) => token);
+  tokens.choose(parts, states);
+  const [from, to] = [pair.source, pair.target].map((side) => range("token", side.terms[0][0], side.terms.at(-1)[0]));
+  say(`${named(pair)}: source read at ${from}, target read at ${to}`);
 }
