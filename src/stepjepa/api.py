@@ -133,6 +133,7 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
         RowSource(run.eval_file, run.eval_split),
         run.eval_metrics,
         run.eval_samples,
+        metric_options=run.permission(run.eval_metrics),
         columns=config.columns,
         max_new_tokens=run.eval_max_new_tokens,
         batch_size=config.per_device_eval_batch_size,

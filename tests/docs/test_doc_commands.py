@@ -128,6 +128,7 @@ def made(tmp_path_factory):
         raw.append({"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}.\nSo {n + 1}.\n#### {n + 1}"})
         solution = f"First we add the number 1 to {n}.\n\nThe answer is then \\boxed{{{n + 1}}}."
         solved.append({"problem": f"What is {n} + 1?", "solution": solution})
+    write(folder / "mbpp.jsonl", [{"text": "Add one.", "code": "def f(x): ...", "test_list": ["assert f(1) == 2"]}])
     (folder / "shards").mkdir()
     for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
         write(folder / f"{name}.jsonl", rows)

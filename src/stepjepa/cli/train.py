@@ -16,7 +16,7 @@ from stepjepa.config.spellings import published
 from stepjepa.training.options import COMMON, JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import is_main_process, print_text, show_log
 
-_GROUPS = ("options", "run", "model", "method", "loss", "views", "semantic tube", "data", "lora", "output", COMMON)
+_GROUPS = (*"options run model method loss views".split(), "semantic tube", *"data lora metric output".split(), COMMON)
 
 
 def run(argv: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -13,6 +13,7 @@ from stepjepa.utils.text import escaped, lone_surrogate
 
 VIEWS, DATA = "views", "data"
 _SHOWN_COLUMNS = 20
+CODE = "code_execution"  # the metric that runs what a model writes
 STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
 
 
@@ -167,6 +168,20 @@ class ColumnOptions(Topic):
             raise ConfigError(f"{columns} go together; give both")
         if self.choice_column is not None and self.target_column is None:
             raise ConfigError(f"{_NAME.choice_column} picks a text of {_NAME.target_column}; give {columns} too")
+
+
+@dataclass
+class CodeOptions:
+    """Whether the programs that a model writes may run."""
+
+    allow_code_execution: bool = option(
+        False, f"Let the metric {CODE} run what the model writes, on this machine, without a security boundary.",
+        "metric", resume=True, identity=False,
+    )  # fmt: skip
+
+    def permission(self, metrics: Sequence[str]) -> dict[str, bool]:
+        """As an option of these metrics, where one of them takes it."""
+        return {name: getattr(self, name) for name in options_of(CodeOptions)} if CODE in metrics else {}
 
 
 @dataclass

@@ -15,7 +15,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
-from stepjepa.evaluation.metrics import INVALID, UNDECIDED
+from stepjepa.evaluation.metrics import FAILED, INVALID, UNDECIDED
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
 from stepjepa.utils.text import PAGE, one_line, wrapped
@@ -35,6 +35,7 @@ KINDS = {
     "elsewhere": "the right answer elsewhere in the text",
     "undecided": "the metric could not decide",
     "invalid": "no valid expression or query",
+    "failed": "the program does not pass its tests",
     "more_around": "the reference with more around it",
     "wrong_number": "another number",
     "wrong_text": "another text",
@@ -344,6 +345,8 @@ def error_kind(one: Prediction) -> str:
         return "undecided"
     if note.startswith(INVALID):
         return "invalid"
+    if note.startswith(FAILED):
+        return "failed"
     gold, answer = (one.gt_answer or one.ground_truth).strip(), one.gen_answer.strip()
     expected, found = number_of(gold), number_of(answer)
     numbers = expected is not None and found is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, option, options_of, unread_options
-from stepjepa.data.options import ColumnOptions
+from stepjepa.data.options import CODE, CodeOptions, ColumnOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, NLL
 from stepjepa.generation.options import SAMPLING, GeneratorOptions
@@ -19,7 +19,7 @@ _KNOWN = f"one or several of {', '.join([*METRICS, *MODEL_METRICS])}, or module:
 
 
 @dataclass
-class EvaluateOptions(GeneratorOptions, ColumnOptions):
+class EvaluateOptions(GeneratorOptions, ColumnOptions, CodeOptions):
     """Which model answers which questions, by which measure, and where the answers go."""
 
     model_name: str | None = option(
@@ -60,6 +60,10 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
         "answer_nll: longest chat in tokens. Default: that of training; else no limit but the model's.",
         _METRIC,
         at_least=1,
+    )
+
+    samples_per_question: int = option(
+        1, "Answers to each question, for pass@k; needs a temperature.", SAMPLING, at_least=1
     )
 
     output_dir: str | None = option(
@@ -135,6 +139,8 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             silent = {name: why for name in own if known[name].group == SAMPLING and not self.generates}
             if self.max_length is not None and NLL not in (self.metric or ()):
                 silent[_NAME.max_length] = f"without --{_NAME.metric} {NLL}"
+            if self.allow_code_execution and CODE not in (self.metric or ()):
+                silent[_NAME.allow_code_execution] = f"without --{_NAME.metric} {CODE}"
             silent |= {one.name: one.reason for one in unread_options(self, set(own).difference(silent))}
         yield from (f"note     --{name} has no effect {reason}" for name, reason in silent.items())
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import comb
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.data.sources import file_rows
@@ -25,7 +27,8 @@ if TYPE_CHECKING:  # torch
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _LARGEST, _QUOTED = 1e100, 80
-_OPTIONAL = ("note", "answer_nll", "answer_tokens")
+_PASS_AT = (5, 10, 100)  # k of pass@k besides 1 and all samples
+_OPTIONAL = ("note", "answer_nll", "answer_tokens", "sample")
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Prediction:
     Attributes:
         index: the row's number in the data, from 0; rows that cannot be asked count too.
         question: the last message of the user.
+        sample: number of the answer, from 1, where every question has several.
         ground_truth: the column `ground_truth`, else the text of the reference answer.
         generated_response: what the model wrote.
         gt_answer, gen_answer: the answers as the first metric read them from the reference and from the response.
@@ -59,6 +63,7 @@ class Prediction:
     note: str | None = None
     answer_nll: float | None = None
     answer_tokens: int | None = None
+    sample: int | None = None
 
     def record(self) -> dict[str, Any]:
         """As it is written."""
@@ -82,8 +87,8 @@ def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[byte
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """Predictions of a file of JSON lines, or of one JSON array. Only ``question`` and ``generated_response`` must be there;
-    `index` is then the position in the file.
+    """Predictions of a file of JSON lines, or of one JSON array, of several to a question the first. Only ``question`` and
+    ``generated_response`` must be there; `index` is then the position in the file.
 
     Raises:
         DataError: the file cannot be read, or a row is no prediction.
@@ -102,6 +107,8 @@ def read_predictions(path: Path) -> list[Prediction]:
         trouble = _trouble(row)
         if trouble:
             raise DataError(f"{path} {'entry' if is_array else 'line'} {number}: is no prediction: {trouble}")
+        if isinstance(row.get("sample"), int) and row["sample"] > 1:
+            continue
         known: dict[str, Any] = {one.name: row[one.name] for one in fields(Prediction) if row.get(one.name) is not None}
         known |= {name: str(known[name]) for name in ("gt_answer", "gen_answer", "ground_truth") if name in known}
         # NaN is written as null.
@@ -143,7 +150,7 @@ class EvaluationResult:
         metrics: metric -> ``value``, ``low`` and ``high`` (95 %), ``n`` and what else belongs to its kind.
         generation: share that did not stop, tokens, seconds; empty where nothing was generated.
         rows: how many rows were read, evaluated, and skipped for which reason.
-        predictions: one for each question, in order; empty where they were written before.
+        predictions: one for each question, or each of its samples, in order; empty where they were written before.
         answer_nll: of each question its index, text, nats per token of the reference answer and its tokens.
         record: what ``metrics.json`` holds; empty where no file is written.
         files: those that are written.
@@ -237,19 +244,19 @@ def drop_unscorable(metrics: Sequence[Metric], questions: QuestionSet) -> None:
 
 def predictions_of(
     questions: Sequence[Question],
-    replies: Mapping[int, Reply],
+    replies: Mapping[int, Sequence[Reply]],
     losses: Mapping[int, AnswerLoss],
     metrics: Sequence[Metric],
     step: Callable[[int], object] = lambda count: None,
 ) -> list[Prediction]:
-    """A record for each question; `step` is called with how many more were scored.
+    """A record for each reply to each question; `step` is called with how many more were scored.
 
     Raises:
         DataError: a function of the user's failed.
     """
     found = []
-    for question in questions:
-        reply, loss = replies[question.index], losses.get(question.index)
+    for question, number in [(one, number) for one in questions for number in range(len(replies[one.index]))]:
+        reply, loss = replies[question.index][number], losses.get(question.index)
         verdicts = [_verdict(metric, reply, question) for metric in metrics]
         first = verdicts[0]
         binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
@@ -266,6 +273,8 @@ def predictions_of(
             {metric.name: verdict.score for metric, verdict in zip(metrics, verdicts, strict=True)},
             first.note or None,
         )
+        if len(replies[question.index]) > 1:
+            one.sample = number + 1
         if loss is not None:
             one.answer_nll, one.answer_tokens = loss.total / loss.tokens, loss.tokens
         found.append(one)
@@ -293,20 +302,35 @@ def summarise(
 ) -> dict[str, dict[str, Any]]:
     """What each metric comes to: a share with its Wilson interval, or a mean with its t interval.
 
-    A function of the user's that has returned nothing but yes and no is a share too.
+    Both are over questions: one with several samples counts with their mean, which is its pass@1, and in a further summary
+    with its pass@k. A function of the user's that has returned nothing but yes and no is a share too.
     """
     summary: dict[str, dict[str, Any]] = {}
+    n, samples = len(questions), len(predictions) // max(len(questions), 1)
     for metric in metrics:
         scores = [prediction.scores[metric.name] for prediction in predictions]
-        more: dict[str, Any] = {}
-        if metric.kind == "accuracy" or (metric.is_custom and all(score in (0.0, 1.0) for score in scores)):
-            right = sum(score == 1.0 for score in scores)
-            kind, interval, more = "accuracy", share(right, len(scores)), {"correct": right}
-        else:
-            corpus = metric.corpus_score([p.generated_response for p in predictions], [q.row for q in questions])
-            kind, interval, more = "score", mean(scores), {} if corpus is None else {"corpus": corpus}
-        summary[metric.name] = {"kind": kind, **interval._asdict(), **more, "n": len(scores)}
+        groups = [scores[begin : begin + samples] for begin in range(0, len(scores), samples)]
+        binary = metric.kind == "accuracy" or (metric.is_custom and all(score in (0.0, 1.0) for score in scores))
+        found = {metric.name: [fmean(group) for group in groups]}
+        for k in sorted({samples, *(k for k in _PASS_AT if k < samples)}) if binary and samples > 1 else ():
+            found[f"{metric.name} pass@{k}"] = [pass_at_k(samples, group.count(1.0), k) for group in groups]
+        for name, values in found.items():
+            if binary and all(value in (0.0, 1.0) for value in values):
+                right = values.count(1.0)
+                summary[name] = {"kind": "accuracy", **share(right, n)._asdict(), "correct": right, "n": n}
+            else:
+                summary[name] = {"kind": "score", **mean(values)._asdict(), "n": n}
+        rows = [question.row for question in questions for _ in range(samples)]
+        corpus = metric.corpus_score([one.generated_response for one in predictions], rows)
+        if corpus is not None:
+            summary[metric.name]["corpus"] = corpus
     return summary
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """The chance that one of k answers is right, of n of which `right` are: 1 - C(n - right, k) / C(n, k), which is unbiased
+    (Chen et al. 2021, equation 1)."""
+    return 1.0 - comb(n - right, k) / comb(n, k)
 
 
 def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dict[str, Any]:

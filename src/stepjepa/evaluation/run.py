@@ -79,6 +79,7 @@ class Task:
         generator: answers the questions; None where no metric reads an answer.
         likelihood: the reference answers whose likelihood is computed, None for none.
         model, vocabulary: for the likelihood.
+        samples: answers to each question.
     """
 
     questions: QuestionSet
@@ -90,7 +91,17 @@ class Task:
     vocabulary: int | None = None
     temperature: float = 0.0
     seed: int = 42
+    samples: int = 1
     bar: Bar | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples > 1 and self.metrics and not self.temperature:
+            given, needed = f"--{_NAME.samples_per_question} {self.samples}", f"--{_NAME.temperature}"
+            raise ConfigError(f"{given}: all answers to a question would be the same; give a {needed} above 0")
+
+    def numbers(self, index: int) -> range:
+        """The numbers of the requests, and so of the seeds, of the answers to a question."""
+        return range(index * self.samples, (index + 1) * self.samples)
 
     def with_model(
         self,
@@ -123,6 +134,7 @@ def evaluate_model(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 42,
+    samples_per_question: int = 1,
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     columns: PairColumns | None = None,
@@ -141,6 +153,7 @@ def evaluate_model(
         metrics: names of metrics, see `stepjepa.evaluation.metrics`, or ``answer_nll``.
         metric_options: of the metrics; each takes those that it has.
         max_new_tokens, batch_size, temperature, top_p, seed: of the generation, see `generate_batch`.
+        samples_per_question: answers to each; more than one need a temperature.
         system_prompt: put in front of chats that have none, as in training.
         chat_template_kwargs: what the chat template takes in addition to the messages.
         columns: the two columns of a data set of pairs.
@@ -165,6 +178,7 @@ def evaluate_model(
         asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
         _drop_useless(asked, chosen, prompter)
         task = Task(asked, chosen, batch_size=batch_size, vocabulary=vocabulary, temperature=temperature, seed=seed)
+        task = replace(task, samples=samples_per_question)
         task = task.with_model(model, prompter, metrics, max_new_tokens, top_p, max_length)
         answers = Answers()
         answer(task, answers)
@@ -182,7 +196,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         bar = stack.enter_context(Bar())
         for line in options.without_effect():
             bar.say(line)
-        metrics = [stack.enter_context(metric) for metric in make_metrics(options.metric or (), options.metric_options)]
+        names = options.metric or ()
+        scoring = {**options.permission(names), **(options.metric_options or {})}
+        metrics = [stack.enter_context(metric) for metric in make_metrics(names, scoring)]
         place = models.find_model(str(options.model_name))
         if options.backend == "vllm" and place.base is not None and not options.no_lora:
             raise ConfigError(
@@ -246,8 +262,10 @@ def answer(task: Task, answers: Answers) -> None:
             if task.bar is not None:
                 task.bar.step(len(losses))
     if task.generator is not None:
-        asked = task.questions.questions
-        requests = [Request(one.index, one.prompt, task.temperature, seed_of(task.seed, one.index)) for one in asked]
+        numbered = [(one, number) for one in task.questions.questions for number in task.numbers(one.index)]
+        requests = [
+            Request(number, one.prompt, task.temperature, seed_of(task.seed, number)) for one, number in numbered
+        ]
         answers.ask(task.generator, requests, "answers", task.bar)
 
 
@@ -257,9 +275,12 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
     metrics, found, losses = {}, [], []
     if task.metrics:
         if task.bar is not None:
-            task.bar.begin("scores", len(asked.questions))
+            task.bar.begin("scores", len(asked.questions) * task.samples)
         step = (lambda count: None) if task.bar is None else task.bar.step
-        found = predictions.predictions_of(asked.questions, answers.replies, answers.losses, task.metrics, step)
+        replies = {
+            one.index: [answers.replies[number] for number in task.numbers(one.index)] for one in asked.questions
+        }
+        found = predictions.predictions_of(asked.questions, replies, answers.losses, task.metrics, step)
         metrics = predictions.summarise(task.metrics, found, asked.questions)
     if task.likelihood is not None:
         values = [answers.losses[index] for index in sorted(answers.losses)]
@@ -339,6 +360,7 @@ def _load(
     """The task with what answers it, and a phrase that describes that."""
     size, tokenizer = options.batch_size or local.BATCH_SIZE, prompter.tokenizer
     task = replace(task, batch_size=size, temperature=options.temperature, seed=options.seed)
+    task = replace(task, samples=options.samples_per_question)
     transformers.utils.logging.disable_progress_bar()  # of loading
     if options.backend == "vllm":
         return replace(task, generator=local.VllmGenerator(place.base or place.name, prompter, options)), "vLLM"
@@ -362,18 +384,17 @@ def sample_solutions(task: Task, output: Output, samples: int) -> Path:
     target = output.paths.results[0]
     if output.complete is not None:
         return target
-    # One request for each sample, with a number, and so a seed, of its own.
-    sampled = [(one, number) for one in task.questions.questions for number in range(samples)]
-    requests = [replace(one, index=one.index * samples + number) for one, number in sampled]
-    answers, records = Answers(output), []
+    task, answers, records = replace(task, samples=samples), Answers(output), []
     with output.opened(answers.take):
-        answer(replace(task, questions=QuestionSet(task.questions.source, questions=requests)), answers)
-        for question, number in sampled:
-            reply = answers.replies[question.index * samples + number]
+        answer(task, answers)
+        for question, number in (
+            (one, number) for one in task.questions.questions for number in task.numbers(one.index)
+        ):
+            reply = answers.replies[number]
             records.append({
                 **json.loads(json.dumps(question.row, default=str)),  # a table may hold dates and the like
                 "index": question.index,
-                "sample": number + 1,
+                "sample": number % samples + 1,
                 GENERATED: reply.text,
                 "stop_reason": stop_reason(reply),
                 "tokens": reply.new_tokens,
@@ -402,7 +423,7 @@ class AnswerScorer:
             )
         if samples < 1:
             raise ConfigError(f"samples is {samples}; it must be at least 1")
-        for metric in make_metrics(metrics):  # so that a typo is found before training
+        for metric in make_metrics(metrics, settings.get("metric_options")):  # so that a typo is found before training
             metric.close()
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]

@@ -3,8 +3,8 @@
     with make_metric("gsm8k") as metric:
         verdict = metric.score(generated, row)  # score, gold, answer, note
 
-Each is a pure function of the generated text and the row; none evaluates either as Python. A function of the user's own
-serves as one too.
+Each is a function of the generated text and the row. `code_execution` alone, which must be allowed, runs either as Python.
+A function of the user's own serves as one too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from stepjepa.config.named import current_folder_too, load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
-from stepjepa.data.options import column_value, listed_columns
+from stepjepa.data.options import CODE, column_value, listed_columns
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import text_of
 
@@ -29,6 +29,7 @@ OPTIONS = "metric"  # the group of a metric's options
 NLL = "answer_nll"
 # How a note begins where the metric could not decide, and where the answer is no expression or query at all.
 UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the query fails")
+FAILED = "the program fails"  # and where a program does not pass its tests
 
 
 class MetricEntry(NamedTuple):
@@ -47,6 +48,7 @@ METRICS = {
         "regex_equivalence:RegexEquivalence", "the regular expressions match the same lines"
     ),
     "sql_execution": MetricEntry("sql:SqlExecution", "the queries return the same rows (SQLite)"),
+    CODE: MetricEntry("code:CodeExecution", "the program passes the row's tests"),
     "multiple_choice": MetricEntry("answers:MultipleChoice", "the letter of the option"),
     "rouge": MetricEntry("answers:Rouge", "ROUGE F measure (rouge-score)"),
     "bleu": MetricEntry("answers:Bleu", "BLEU (sacrebleu)"),
