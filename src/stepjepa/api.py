@@ -189,6 +189,10 @@ def evaluate(**options: Any) -> EvaluationResult:
     from stepjepa.evaluation.options import EvaluateOptions
 
     checked = _options(EvaluateOptions, options)
+    if checked.harness is not None:
+        from stepjepa.evaluation.harness import evaluate_harness
+
+        return evaluate_harness(checked)
     from stepjepa.evaluation.run import evaluate as run
 
     return run(checked)

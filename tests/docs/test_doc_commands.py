@@ -42,6 +42,7 @@ PARSED_ONLY = {
     "--backend": "needs a server: tests/generation",
     "--from_states": "needs another command's files: tests/cli/test_analyze.py",
     "--runs": "needs trained runs: tests/cli/test_analyze.py",
+    "--harness": "needs lm-eval: tests/cli/test_harness.py",
     "report": "needs trained runs: its own tests",
     "--energy": "needs trained runs: tests/cli/test_energy.py",
     "demo": "minutes: tests/cli/test_demo.py",

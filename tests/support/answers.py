@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import sys
 import types
@@ -45,4 +46,56 @@ def vllm_stand_in(monkeypatch, texts):
     module = types.ModuleType("vllm")
     module.LLM, module.SamplingParams, module.__spec__ = LLM, SimpleNamespace, SimpleNamespace()
     monkeypatch.setitem(sys.modules, "vllm", module)
+    return seen
+
+
+def harness_stand_in(monkeypatch, fails=()):
+    """A module with the interface of lm-eval 0.4.13 and three tasks; what it is asked goes to the list that comes back.
+
+    Of `sums`, whose answers the model generates, odd documents are right; of `capitals`, a choice of two, all are.
+    """
+    seen = []
+
+    class TaskManager:
+        all_tasks = ["sums", "capitals", "capitals_more"]
+
+        def __init__(self, verbosity=None, include_path=None, include_defaults=True, metadata=None):
+            self.include_path = include_path
+
+        def match_tasks(self, names):
+            return sorted({one for name in names for one in fnmatch.filter(self.all_tasks, name)})
+
+    class HFLM:
+        def __init__(self, pretrained, backend="default", *, tokenizer, batch_size, add_bos_token, chat_template_args):
+            self.__dict__.update(locals())
+
+    def simple_evaluate(
+        model, model_args=None, tasks=None, num_fewshot=None, *, limit=None, log_samples=True, system_instruction=None,
+        apply_chat_template=False, task_manager=None, confirm_run_unsafe_code=False,
+    ):  # fmt: skip
+        (task,) = tasks
+        seen.append({**locals(), "include": task_manager.include_path})
+        if task in fails:
+            raise ConnectionError("no network\nat all")
+        samples = []
+        for doc in range(limit or 6):
+            one = {"doc_id": doc, "filter": "none", "doc": {}, "metrics": ["exact_match", "words"], "words": [1]}
+            if task == "sums":
+                one |= {"target": str(doc), "filtered_resps": [str(doc * (doc % 2))], "exact_match": float(doc % 2)}
+                samples += [one | {"arguments": [(f"{doc} + 0?", {"until": []})]}]
+                samples += [samples[-1] | {"filter": "strict", "exact_match": 0.0}]
+            else:
+                pair = {"filtered_resps": [(-2.0, False), (-1.0, True)], "target": 1, "exact_match": 1.0}
+                samples += [one | pair | {"arguments": [(f"{doc}?", " Bonn"), (f"{doc}?", " Rome")]}]
+        value = sum(one["exact_match"] for one in samples if one["filter"] == "none") / (limit or 6)
+        found = {"name": task, "alias": task, "sample_len": limit or 6, "exact_match,none": value}
+        found |= {"exact_match_stderr,none": 0.1, "exact_match,strict": 0.0, "exact_match_stderr,strict": "N/A"}
+        part = {"alias": "part", "sample_len": 3, "acc,none": 0.5, "acc_stderr,none": 0.25}
+        return {"results": {"part": part, task: found}, "samples": {task: samples}}
+
+    parts = {"tasks": {"TaskManager": TaskManager}, "models": {}, "models.huggingface": {"HFLM": HFLM}}
+    for name, values in {"": {"simple_evaluate": simple_evaluate}, **parts}.items():
+        module = types.ModuleType(f"lm_eval.{name}".rstrip("."))
+        module.__dict__.update(values)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return seen

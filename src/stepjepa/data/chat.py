@@ -286,19 +286,19 @@ class ChatRenderer:
                 "as enable_thinking"
             )
         self._tokenizer: Any = tokenizer
-        self._kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
+        self.kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
         template = template_of(tokenizer)
         if "strftime_now" in template:  # write `DEFAULT_DATE` in place of today's date
             day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
-            self._kwargs["chat_template"] = macro + template
+            self.kwargs["chat_template"] = macro + template
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._fold_system: bool | None = None
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
         """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`."""
         return self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self._kwargs
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
         )
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:

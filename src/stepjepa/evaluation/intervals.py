@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import Literal, NamedTuple
 
 CONFIDENCE = 0.95
@@ -52,6 +52,14 @@ def mean(values: Sequence[float]) -> Interval:
 
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return Interval(middle, middle - half, middle + half)
+
+
+def normal(value: float, error: float | None) -> Interval:
+    """An estimate with the normal interval of its standard error; none without one."""
+    if error is None:
+        return Interval(value, None, None)
+    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
+    return Interval(value, value - half, value + half)
 
 
 def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, int]:

@@ -8,18 +8,35 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, option, options_of, unread_options
-from stepjepa.data.options import CODE, CodeOptions, ColumnOptions
+from stepjepa.data.options import CODE, VIEWS, CodeOptions, ColumnOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, NLL
 from stepjepa.generation.options import SAMPLING, GeneratorOptions
 
 AS_TRAINED = "as_trained"
-_MODEL, _DATA, _METRIC, _OUTPUT, _ANALYSIS = "model", "data", "metric", "output", "analysis"
+_MODEL, _DATA, _METRIC, _OUTPUT, _ANALYSIS, _HARNESS = "model", "data", "metric", "output", "analysis", "harness"
+HARNESS = "harness:"  # how a study names a task of the harness
 _KNOWN = f"one or several of {', '.join([*METRICS, *MODEL_METRICS])}, or module:function"
 
 
 @dataclass
-class EvaluateOptions(GeneratorOptions, ColumnOptions, CodeOptions):
+class HarnessOptions:
+    """What the lm-evaluation-harness runs."""
+
+    harness: list[str] | None = option(
+        None, "Tasks of the lm-evaluation-harness instead of a file, as in mmlu,ifeval.", _HARNESS, resume=True
+    )
+    harness_include: str | None = option(
+        None, "Folder with further tasks (YAML).", _HARNESS, needs={"harness": True}, resume=True
+    )
+    harness_fewshot: int | None = option(
+        None, "Solved questions in front of each. Default: as the task says, or none.", _HARNESS, at_least=0,
+        needs={"harness": True},
+    )  # fmt: skip
+
+
+@dataclass
+class EvaluateOptions(GeneratorOptions, ColumnOptions, CodeOptions, HarnessOptions):
     """Which model answers which questions, by which measure, and where the answers go."""
 
     model_name: str | None = option(
@@ -101,6 +118,12 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions, CodeOptions):
             if self.metric is not None and len(self.metric) > 1:
                 raise ConfigError(f"--{_NAME.analyze} goes by one --{_NAME.metric} of those that the predictions hold")
             return
+        if self.harness is not None:
+            given = [name for name in (_NAME.test_file, _NAME.metric, _NAME.output_file) if getattr(self, name)]
+            if given or not self.model_name or not self.harness or self.backend != "transformers":
+                what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
+                raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
+            return
         if not self.model_name or not self.test_file:
             missing = _NAME.test_file if self.model_name else _NAME.model_name
             example = f"write: stepjepa evaluate RUN test.jsonl --{_NAME.metric} NAME"
@@ -134,6 +157,9 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions, CodeOptions):
         if self.analyze is not None:
             used = {_NAME.metric, _NAME.json, *(name for name, one in known.items() if one.group == _ANALYSIS)}
             silent = {name: f"with --{_NAME.analyze}" for name in own if name not in used}
+        elif self.harness is not None:
+            unread = {name for name in own if known[name].group in (SAMPLING, VIEWS, _METRIC)}
+            silent = dict.fromkeys(unread, f"with --{_NAME.harness}")
         else:
             why = f"where nothing is generated, as for {NLL}"
             silent = {name: why for name in own if known[name].group == SAMPLING and not self.generates}

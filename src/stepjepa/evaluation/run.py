@@ -206,7 +206,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 "transformers"
             )
         record = models.read_record(place)
-        options = _resolved(options, record)
+        options = resolved(options, record)
         columns = None
         if options.source_column and options.target_column:
             columns = PairColumns(options.source_column, options.target_column, options.choice_column)
@@ -216,7 +216,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         tokenizer = models.load_place_tokenizer(place, options.trust_remote_code)
         prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
         _drop_useless(asked, metrics, prompter)
-        output = _open_output(options, place, asked, prompter.tokenizer)
+        output = open_output(options, place, str(options.test_file), asked.fingerprint(), prompter.tokenizer)
         target = output.paths.results[0 if metrics else 1]
         files = [target, output.paths.record]
         if output.complete is not None:
@@ -235,21 +235,28 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 bar.say(f"note     --{_NAME.no_lora} changes nothing: {place.name} is no adapter")
             answer(task, answers)
             result = score(task, answers)
-            versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-            result.files, result.record = files, {
-                "metrics": result.metrics,
-                "generation": result.generation,
-                "rows": result.rows,
-                "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
-                "settings": asdict(options),
-                "versions": {**versions, "python": platform.python_version()},
-                "identity": output.identity,
-                "scoring": output.scoring,
-                "weights": None if place.folder is None else weights_digest(place.folder),
-            }  # fmt: skip
+            result.files, result.record = files, record_of(result, options, place, system, output)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
         return result
+
+
+def record_of(
+    result: EvaluationResult, options: EvaluateOptions, place: models.Place, system: SystemPrompt, output: Output
+) -> Record:
+    """What ``metrics.json`` holds."""
+    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {
+        "metrics": result.metrics,
+        "generation": result.generation,
+        "rows": result.rows,
+        "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
+        "settings": asdict(options),
+        "versions": {**versions, "python": platform.python_version()},
+        "identity": output.identity,
+        "scoring": output.scoring,
+        "weights": None if place.folder is None else weights_digest(place.folder),
+    }
 
 
 def answer(task: Task, answers: Answers) -> None:
@@ -308,31 +315,37 @@ def _drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Promp
     asked.check()
 
 
-def _resolved(options: EvaluateOptions, record: models.TrainingRecord) -> EvaluateOptions:
+def resolved(options: EvaluateOptions, record: models.TrainingRecord) -> EvaluateOptions:
     """The options with what they leave open."""
     default = local.VLLM_BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
-    resolved = replace(options, batch_size=options.batch_size or default)
+    found = replace(options, batch_size=options.batch_size or default)
     if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
-        resolved.chat_template_kwargs = record.settings.get("chat_template_kwargs")
+        found.chat_template_kwargs = record.settings.get("chat_template_kwargs")
     if options.max_length is None and NLL in (options.metric or ()):
-        resolved.max_length = record.settings.get("max_length")
-    return resolved
+        found.max_length = record.settings.get("max_length")
+    return found
 
 
-def _open_output(options: EvaluateOptions, place: models.Place, asked: QuestionSet, tokenizer: Any) -> Output:
-    """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id."""
+def open_output(
+    options: EvaluateOptions, place: models.Place, data: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase
+) -> Output:
+    """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id.
+
+    Raises:
+        ConfigError: they cannot be used, or are of another evaluation.
+    """
     if options.output_file is not None:
         file = Path(options.output_file)
         results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
         record, partial = (file.with_name(f"{file.stem}.{kind}") for kind in ("metrics.json", "partial"))
     else:
-        data = Path(str(options.test_file))
-        name = re.sub(r"[^\w.-]+", "-", data.stem if data.exists() else str(data)).strip("-.") or "data"
+        name = re.sub(r"[^\w.-]+", "-", Path(data).stem if Path(data).exists() else data).strip("-.") or "data"
         if place.folder is None:
             folder = Path(f"evaluation-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.name)}-{name}")
         else:
             folder = place.folder / f"evaluation-{name}"
-        folder = Path(options.output_dir) if options.output_dir else folder
+        if options.output_dir:
+            folder = Path(options.output_dir) / (f"evaluation-{name}" if options.harness else "")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
         results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
@@ -341,7 +354,7 @@ def _open_output(options: EvaluateOptions, place: models.Place, asked: QuestionS
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
         "chat_template": hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16],
         "model": models.fingerprint(place, options.no_lora),
-        "data": asked.fingerprint(),
+        "data": fingerprint,
     }
     return Output(
         Paths(results, record, partial),

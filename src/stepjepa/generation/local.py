@@ -117,7 +117,7 @@ def generate_batch(
     random = nullcontext() if seed is None else torch.random.fork_rng([device] if device.type == "cuda" else [])
     results: dict[int, Generation] = {}
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    with torch.inference_mode(), eval_mode(model), _config_set_aside(model, config), random:
+    with torch.inference_mode(), eval_mode(model), config_set_aside(model, config), random:
         if seed is not None:
             torch.manual_seed(seed)
         for begin in range(0, len(order), batch_size):
@@ -153,7 +153,8 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[None]:
+def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[None]:
+    """This generation config alone within this context; the model's own after it."""
     # `generate` fills every value that the call leaves open from the model's own generation config. PEFT
     # keeps one on the wrapper and one on the model inside.
     owners: list[Any] = [module for module in model.modules() if "generation_config" in vars(module)]

@@ -21,7 +21,9 @@ from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.synthetic import ArithmeticConfig
 from stepjepa.errors import ConfigError
+from stepjepa.evaluation.harness import Harness
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
+from stepjepa.evaluation.options import HARNESS, HarnessOptions
 from stepjepa.objectives.base import OBJECTIVES, objective_of
 from stepjepa.study.spec import (
     SAME_FLOP,
@@ -330,6 +332,11 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
         return MetricSpec(name, _read_views({key: options[key] for key in values}, where), higher)
     if name in MODEL_METRICS and values:
         raise ConfigError(f"{where} has no options")
+    if name.startswith(HARNESS):
+        own = field_values(HarnessOptions, {key: options[key] for key in values}, where)
+        task = HarnessOptions([name.removeprefix(HARNESS)], **own)
+        Harness(task)  # which knows it
+        return MetricSpec(name, asdict(task), higher)
     near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
     if name not in METRICS and ":" not in name and near in GEOMETRY:
         raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")

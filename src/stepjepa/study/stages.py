@@ -270,6 +270,9 @@ def score_model(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from stepjepa.data.tokens import Prompter
+    from stepjepa.evaluation.harness import Harness
+    from stepjepa.evaluation.options import HARNESS, HarnessOptions
     from stepjepa.evaluation.run import evaluate_model
     from stepjepa.modeling.load import check_finite
     from stepjepa.training.encoding import chat_tokenizer
@@ -280,17 +283,22 @@ def score_model(
     check_finite(model, str(model_folder))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = chat_tokenizer(AutoTokenizer.from_pretrained(model_folder), method)
-    values: dict[str, float | None] = {}
+    values, kwargs = dict[str, float | None](), method.chat_template_kwargs
     # Metrics of states are read together where their views are the same, metrics of answers where they have no options.
     groups: dict[str, list[str]] = {}
     for name, options in metrics.items():
-        together = name in GEOMETRY or not options
+        together = name in GEOMETRY or not options  # tasks of the harness have some
         groups.setdefault(f"{name in GEOMETRY} {dict(options)}" if together else name, []).append(name)
     for names in groups.values():
         options = metrics[names[0]]
         if names[0] in GEOMETRY:
             views = JEPAOptions(**{**(chat or {}), **options}, predictors=0)
             values |= _geometry(model, tokenizer, rows, names, views, max_examples, batch_size)
+            continue
+        if names[0].startswith(HARNESS):
+            harness, prompter = Harness(HarnessOptions(**options)), Prompter(tokenizer, template_kwargs=kwargs)
+            found, _ = harness.run(harness.tasks[0], model, prompter, method.system_prompt, batch_size, max_examples)
+            values[names[0]] = next(iter(found.values()))["value"]
             continue
         result = evaluate_model(
             model,
@@ -301,7 +309,7 @@ def score_model(
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             system_prompt=method.system_prompt,
-            chat_template_kwargs=method.chat_template_kwargs,
+            chat_template_kwargs=kwargs,
             columns=method.columns,
             max_examples=max_examples,
             max_length=method.max_length,

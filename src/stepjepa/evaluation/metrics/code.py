@@ -48,10 +48,7 @@ Run = tuple[str, "str | None"]  # standard input, and the output that is expecte
 
 @dataclass(kw_only=True)
 class CodeExecution(CodeOptions, Metric):
-    """Runs the program in the answer's last fenced block (or the answer) with the tests of its row.
-
-    Every run is a process of its own, in a temporary folder, with an empty environment.
-    """
+    """Runs the program in the answer's last fenced block (or the answer) with the row's tests, in a process of its own."""
 
     time_limit: float = option(10.0, "Seconds for each run of a program.", OPTIONS, above=0)
 
@@ -62,7 +59,7 @@ class CodeExecution(CodeOptions, Metric):
         if not self.allow_code_execution:
             raise ConfigError(
                 f"the metric {CODE} runs the programs that a model writes on this machine, without a security boundary; "
-                f"--{_NAME.allow_code_execution}, or the option of that name in metric_options, allows it"
+                f"--{_NAME.allow_code_execution}, or the metric's option of that name, allows it"
             )
         trouble = execute("", "", self.time_limit, True)[0] if os.name == "posix" else "it needs Linux or macOS"
         if trouble:
@@ -150,11 +147,8 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def execute(program: str, given: str, seconds: float, tests_itself: bool) -> tuple[str, str]:
-    """Run a program on standard input: what went wrong, empty for nothing, and what it has printed.
-
-    Args:
-        tests_itself: it must come to its end, and is no ``__main__``.
-    """
+    """Run a program on standard input: what went wrong, empty for nothing, and what it has printed. One that tests itself
+    is no ``__main__``, and must come to its end."""
     limits = {"RLIMIT_CPU": math.ceil(seconds) + 1, "RLIMIT_AS": _MEMORY, "RLIMIT_FSIZE": _FILE}
     with contextlib.suppress(OSError):  # no Linux; this counts every thread of the machine, the limit those of the user
         limits["RLIMIT_NPROC"] = int(Path("/proc/loadavg").read_text().split("/")[1].split()[0]) + _PROCESSES

@@ -1,0 +1,142 @@
+"""``stepjepa evaluate --harness``: tasks of the lm-evaluation-harness, asked with the chat template and system message of
+the training. Each is an evaluation with files of its own, which reports and comparisons read as any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from torch import nn
+from transformers import GenerationConfig
+from transformers.utils.logging import disable_progress_bar
+
+from stepjepa.config.option import Names
+from stepjepa.config.values import nearest
+from stepjepa.data.tokens import Prompter
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation import models
+from stepjepa.evaluation.intervals import normal
+from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
+from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
+from stepjepa.evaluation.questions import choose_system_prompt
+from stepjepa.evaluation.run import open_output, record_of, resolved
+from stepjepa.generation import digest_of
+from stepjepa.generation.local import config_set_aside
+from stepjepa.utils.failures import library
+from stepjepa.utils.terminal import Bar
+from stepjepa.utils.text import one_line
+
+_NAME = Names(EvaluateOptions)
+
+
+class Harness:
+    """The tasks that are asked for by names and patterns (``mmlu_*``). Raises ConfigError: no harness, or no such task."""
+
+    def __init__(self, options: HarnessOptions):
+        self._manager = library("lm_eval.tasks", "eval").TaskManager(include_path=options.harness_include)
+        self._fewshot, names = options.harness_fewshot, ",".join(options.harness or ()).split(",")
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it names every default
+        for name in names:
+            if not self._manager.match_tasks([name]):
+                near = nearest(name, self._manager.all_tasks)
+                raise ConfigError(f"--{_NAME.harness}: the harness has no task {name!r}; did you mean {near!r}?")
+        self.tasks: list[str] = self._manager.match_tasks(names)
+
+    def run(
+        self, task: str, model: nn.Module, prompter: Prompter, system: str | None, batch_size: int, limit: int | None
+    ) -> tuple[dict[str, dict[str, Any]], list[Prediction]]:
+        """Metrics and answers of a task, of the first `limit` questions of each of its data sets.
+
+        Raises:
+            ConfigError: the harness cannot run it.
+        """
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+
+        inner: Any = model
+        stop_ids = prompter.stop_ids(getattr(inner.generation_config, "eos_token_id", None))
+        template = {"add_bos_token": False, "chat_template_args": prompter.renderer.kwargs}  # which writes all tokens
+        count = {"num_fewshot": self._fewshot, "limit": limit}
+        try:
+            with config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
+                lm = HFLM(pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template)
+                chat = {"apply_chat_template": True, "system_instruction": system}
+                found = simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
+        except Exception as error:
+            raise ConfigError(f"--{_NAME.harness} {task}: {type(error).__name__}: {one_line(str(error))}") from error
+        return metrics_of(task, found["results"]), predictions_of(found["samples"])
+
+
+def metrics_of(task: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The results of a task, its own before those of its parts, with normal intervals of their standard errors."""
+    found = {}
+    for name, values in sorted(results.items(), key=lambda one: one[0] != task):
+        for key, value in values.items():
+            metric, _, kept = key.partition(",")
+            if kept and isinstance(value, Real) and not metric.endswith("_stderr"):
+                error = values.get(f"{metric}_stderr,{kept}")
+                error = float(error) if isinstance(error, Real) else None
+                words = [name] * (name != task) + [metric] + [kept] * (kept != "none")
+                one = {"kind": "score", **normal(float(value), error)._asdict(), "stderr": error}
+                found[" ".join(words)] = {**one, "n": values["sample_len"]}
+    return found
+
+
+def predictions_of(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Prediction]:
+    """The samples of a task, by the first of its filters; of several choices the likeliest is the answer."""
+    found = list[Prediction]()
+    for one in (one for rows in samples.values() for one in rows if one["filter"] == rows[0]["filter"]):
+        given, answers, target = one["arguments"], one["filtered_resps"], one["target"]
+        if isinstance(answers[0], str):
+            text = answers[0]
+        else:
+            text = str(given[max(range(len(given)), key=lambda place: answers[place])][-1])
+            target = given[target][-1] if isinstance(target, int) and target < len(given) else target
+        scores = {name: float(one[name]) for name in one["metrics"] if isinstance(one[name], Real)}
+        first = next(iter(scores.values()), None)
+        right = first == 1.0 if first in (0.0, 1.0) else None
+        found.append(Prediction(len(found), given[0][0], str(target), text, str(target), text, right, scores=scores))
+    return found
+
+
+def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
+    """Run the tasks, each into a folder of its own; those that are done are not run again.
+
+    Raises:
+        ConfigError, DataError: what cannot be used; what is done by then is kept.
+    """
+    options.check()
+    harness, model = Harness(options), None
+    disable_progress_bar()  # of loading
+    place = models.find_model(str(options.model_name))
+    record = models.read_record(place)
+    options = resolved(options, record)
+    system = choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
+    tokenizer = models.load_place_tokenizer(place, options.trust_remote_code)
+    prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
+    done = EvaluationResult({}, {}, {"skipped": {}}, already=True)
+    asked = [(task, digest_of([task, system.text])) for task in harness.tasks]
+    outputs = {one[0]: open_output(options, place, *one, prompter.tokenizer) for one in asked}
+    with Bar() as bar:
+        for line in (*options.without_effect(), f"system   {system.origin}"):
+            bar.say(line)
+        for task, output in outputs.items():
+            result = EvaluationResult({}, {}, {}, record=output.complete or {})
+            if output.complete is None:
+                if model is None:
+                    model, description = models.load_place(place, tokenizer, options)
+                    bar.say(f"model    {place.name} ({description})")
+                with output.opened(lambda line: None):
+                    limits = int(options.batch_size or 1), options.max_examples
+                    result.metrics, answers = harness.run(task, model, prompter, system.text, *limits)
+                    result.record = record_of(result, options, place, system, output)
+                    lines = record_lines(output.paths.results[0], [one.record() for one in answers])
+                    output.finish({output.paths.results[0]: lines}, result.record)
+                done.already = False
+            done.record[task] = result.record
+            done.metrics |= {f"{task} {name}": one for name, one in result.record["metrics"].items()}
+            done.files += [output.paths.results[0], output.paths.record]
+    return done

@@ -1,0 +1,161 @@
+"""``stepjepa evaluate --harness``: against a stand-in of lm-eval, and against lm-eval itself on tasks of one's own."""
+
+import json
+import sys
+
+import pytest
+import yaml
+
+import stepjepa
+from stepjepa.cli.main import main
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.study.reading import read_study
+from stepjepa.study.stages import score_model
+from stepjepa.study.tree import parse_tree
+from support.answers import SYSTEM, TEST, TRAIN, harness_stand_in, lines, write
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    tokenizer = load_tokenizer("tiny", (message["content"] for row in TRAIN for message in row["messages"]))
+    for seed, name in enumerate(("a", "b")):
+        load_model("tiny", tokenizer, seed=seed).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def evaluate(capsys, *words, status=0):
+    assert main(["evaluate", *words]) == status
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return said.out if status == 0 else said.err.splitlines()[-1]
+
+
+def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
+    seen = harness_stand_in(monkeypatch)
+    (home / "own").mkdir()
+    flags = "--harness sums,capitals --harness_include own --harness_fewshot 2 --system_prompt Short. --batch_size 3".split()
+    said = evaluate(capsys, "a", *flags)
+    assert "sums exact_match 0.5000, 95 % interval 0.3040 to 0.6960" in said and "capitals part acc 0.5000" in said
+    assert [one["task"] for one in seen] == ["capitals", "sums"] and seen[0]["include"] == "own"
+    asked = {name: seen[0][name] for name in ("num_fewshot", "limit", "system_instruction", "apply_chat_template")}
+    assert asked == {"num_fewshot": 2, "limit": None, "system_instruction": "Short.", "apply_chat_template": True}
+    model = seen[0]["model"]
+    assert model.batch_size == 3 and model.add_bos_token is False and "date_string" in model.chat_template_args
+    folder = home / "a" / "evaluation-sums"
+    found = json.loads((folder / "metrics.json").read_text())
+    assert list(found["metrics"]) == ["exact_match", "exact_match strict", "part acc"]
+    one = found["metrics"]["exact_match"]
+    assert (one["kind"], one["value"], one["stderr"], one["n"]) == ("score", 0.5, 0.1, 6)
+    assert found["metrics"]["exact_match strict"]["low"] is None and {"weights", "versions", "settings"} < set(found)
+    row, other = (
+        lines(folder / "predictions.jsonl")[1],
+        lines(home / "a" / "evaluation-capitals" / "predictions.jsonl")[0],
+    )
+    assert (row["question"], row["generated_response"], row["correct"]) == ("1 + 0?", "1", True)
+    assert row["scores"] == {"exact_match": 1.0} and len(lines(folder / "predictions.jsonl")) == 6
+    assert (other["ground_truth"], other["generated_response"]) == (" Rome", " Rome")
+    # What reads evaluations reads these.
+    assert evaluate(capsys, "a", *flags).startswith("complete already") and len(seen) == 2
+    assert "harness_fewshot 2, not none" in evaluate(capsys, "a", *flags[:2], "--system_prompt", "Short.", status=2)
+    evaluate(capsys, "b", *flags)
+    files = [str(home / name / "evaluation-sums" / "predictions.jsonl") for name in "ab"]
+    assert "McNemar" in evaluate(capsys, "--analyze", *files)
+    assert main(["report", "a", "b", "--output_file", "report.html"]) == 0
+    page = (home / "report.html").read_text()
+    assert "exact_match strict" in page and "mean of 6 answers" in page
+
+
+def test_a_task_that_fails_loses_no_other(home, capsys, monkeypatch):
+    harness_stand_in(monkeypatch, fails=["sums"])
+    words = {"model_name": "a", "harness": ["capitals*", "sums"], "output_dir": "out", "max_examples": 3}
+    with pytest.raises(ConfigError, match="--harness sums: ConnectionError: no network"):
+        stepjepa.evaluate(**words)
+    assert sorted(path.name for path in (home / "out").iterdir()) == ["evaluation-capitals", "evaluation-capitals_more"]
+    seen = harness_stand_in(monkeypatch)
+    result = stepjepa.evaluate(**words)
+    assert [one["task"] for one in seen] == ["sums"] and seen[0]["limit"] == 3
+    assert result.value("capitals exact_match") == 1.0 and set(result.record) == {"capitals", "capitals_more", "sums"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("a --harness sumz", "the harness has no task 'sumz'; did you mean 'sums'?"),
+        ("a --harness sums --metric exact", "leave --metric out"),
+        ("a rows.jsonl --harness sums", "leave --test_file out"),
+        ("a --harness sums --backend vllm", "with transformers"),
+        ("--harness sums", "write: stepjepa evaluate RUN --harness TASK"),
+        ("none --harness sums", "no such folder"),
+        ("a --harness sums --harness_fewshot -1", "harness_fewshot is -1"),
+    ],
+)
+def test_mistakes(home, capsys, monkeypatch, flags, said):
+    harness_stand_in(monkeypatch)
+    assert said in evaluate(capsys, *flags.replace("none ", "./none ").split(), status=2)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "lm_eval.tasks")
+    assert "pip install 'stepjepa[eval]'" in evaluate(capsys, "a", "--harness", "sums", status=2)
+    assert not list(home.glob("a/evaluation-*"))
+
+
+def test_a_study_tabulates_them(home, monkeypatch):
+    seen = harness_stand_in(monkeypatch)
+    study = {
+        "title": "General ability", "data": {"train_file": "rows.jsonl", "test_file": "test.jsonl"}, "seeds": [1, 2, 3],
+        "base": {"model_name": "tiny"}, "arms": {"regular": {"objective": "regular"}},
+        "metrics": ["exact", {"harness:sums": {"harness_fewshot": 1}}],
+    }  # fmt: skip
+    for name in ("rows.jsonl", "test.jsonl"):
+        write(home / name, TRAIN[:2])
+    (block,) = read_study(parse_tree(yaml.safe_dump(study), "study.yaml"), "study.yaml").blocks
+    metrics = {metric.name: metric.options for metric in block.metrics}
+    assert block.metrics[1].higher_is_better
+    values = score_model(home / "a", RowSource("rows.jsonl"), metrics, max_examples=4, max_new_tokens=2)
+    assert values == {"exact": 0.0, "harness:sums": 0.5}
+    assert (seen[0]["num_fewshot"], seen[0]["limit"]) == (1, 4)
+    for name, said in (("harness:sum", "has no task 'sum'"), ({"harness:sums": {"fewshot": 1}}, "fewshot")):
+        with pytest.raises(ConfigError, match=said):
+            read_study(parse_tree(yaml.safe_dump({**study, "metrics": [name]}), "study.yaml"), "study.yaml")
+
+
+@pytest.mark.long
+def test_lm_eval_itself_asks_as_we_do(home, capsys):
+    """Tasks of one's own, no network: an adapter, whose generated answers are those of an evaluation of the same rows."""
+    pytest.importorskip("lm_eval")
+    train = f"--train_file {write(home / 'train.jsonl', TRAIN)} --step_jepa --batch_size 8 --disable_tqdm true"
+    words = [*train.split(), "--save_strategy", "no", "--system_prompt", SYSTEM]
+    run = "--model_name tiny --learning_rate 3e-3 --max_steps 40 --output_dir run"
+    assert main(["train", *words, *run.split()]) == 0
+    adapter = "--model_name run --lora --merge_lora false --max_steps 6 --learning_rate 0.02 --output_dir adapter"
+    assert main(["train", *words, *adapter.split()]) == 0
+    rows = [{"question": row["messages"][0]["content"], "answer": row["ground_truth"]} for row in TEST]
+    data = write(home / "rows.jsonl", [{**row, "choices": ["3", "5"], "right": n % 2} for n, row in enumerate(rows)])
+    shared = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": data}}, "test_split": "test"}
+    shared |= {"doc_to_text": "{{question}}"}
+    sums = {"task": "own_sums", "output_type": "generate_until", "doc_to_target": "{{answer}}"}
+    sums |= {"generation_kwargs": {"max_gen_toks": 24, "until": ["zzz"]}, "metric_list": [{"metric": "exact_match"}]}
+    choice = {"task": "own_choice", "output_type": "multiple_choice", "doc_to_target": "{{right}}"}
+    choice |= {"doc_to_choice": "{{choices}}", "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+    (home / "tasks").mkdir()
+    for task in (sums, choice):
+        (home / "tasks" / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))
+    evaluate(capsys, "adapter", "--harness", "own_*", "--harness_include", "tasks", "--max_examples", "5")
+    evaluate(capsys, "adapter", data, "--metric", "exact", "--max_new_tokens", "24", "--max_examples", "5")
+    found = {
+        name: lines(home / "adapter" / f"evaluation-{name}" / "predictions.jsonl") for name in ("own_sums", "rows")
+    }
+    assert len(found["rows"]) == 5 and len({row["generated_response"] for row in found["rows"]}) > 1
+    assert [row["generated_response"] for row in found["own_sums"]] == [
+        row["generated_response"] for row in found["rows"]
+    ]
+    metrics = json.loads((home / "adapter" / "evaluation-own_choice" / "metrics.json").read_text())["metrics"]
+    assert list(metrics) == ["acc", "acc_norm"] and metrics["acc"]["n"] == 5 and metrics["acc"]["stderr"] > 0
+    right = [row["correct"] for row in lines(home / "adapter" / "evaluation-own_choice" / "predictions.jsonl")]
+    assert metrics["acc"]["value"] == pytest.approx(sum(right) / 5)
+    assert "no task 'own_sum'; did you mean 'own_sums'?" in evaluate(
+        capsys, "a", "--harness", "own_sum", "--harness_include", "tasks", status=2
+    )
