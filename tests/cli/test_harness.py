@@ -50,7 +50,7 @@ def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
     assert list(found["metrics"]) == ["exact_match", "exact_match strict", "part acc"]
     one = found["metrics"]["exact_match"]
     assert (one["kind"], one["value"], one["stderr"], one["n"]) == ("score", 0.5, 0.1, 6)
-    assert found["metrics"]["exact_match strict"]["low"] is None and {"weights", "versions", "settings"} < set(found)
+    assert found["metrics"]["exact_match strict"]["low"] is None and found["versions"]["lm_eval"] == "0.4.13"
     row, other = (
         lines(folder / "predictions.jsonl")[1],
         lines(home / "a" / "evaluation-capitals" / "predictions.jsonl")[0],
@@ -117,7 +117,11 @@ def test_a_study_tabulates_them(home, monkeypatch):
     values = score_model(home / "a", RowSource("rows.jsonl"), metrics, max_examples=4, max_new_tokens=2)
     assert values == {"exact": 0.0, "harness:sums": 0.5}
     assert (seen[0]["num_fewshot"], seen[0]["limit"]) == (1, 4)
-    for name, said in (("harness:sum", "has no task 'sum'"), ({"harness:sums": {"fewshot": 1}}, "fewshot")):
+    for name, said in (
+        ("harness:sum", "has no task 'sum'"),
+        ({"harness:sums": {"fewshot": 1}}, "fewshot"),
+        ({"harness:no": {"harness": "sums"}}, "no task 'no'"),
+    ):
         with pytest.raises(ConfigError, match=said):
             read_study(parse_tree(yaml.safe_dump({**study, "metrics": [name]}), "study.yaml"), "study.yaml")
 

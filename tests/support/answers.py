@@ -91,7 +91,7 @@ def harness_stand_in(monkeypatch, fails=()):
         found = {"name": task, "alias": task, "sample_len": limit or 6, "exact_match,none": value}
         found |= {"exact_match_stderr,none": 0.1, "exact_match,strict": 0.0, "exact_match_stderr,strict": "N/A"}
         part = {"alias": "part", "sample_len": 3, "acc,none": 0.5, "acc_stderr,none": 0.25}
-        return {"results": {"part": part, task: found}, "samples": {task: samples}}
+        return {"results": {"part": part, task: found}, "samples": {task: samples}, "lm_eval_version": "0.4.13"}
 
     parts = {"tasks": {"TaskManager": TaskManager}, "models": {}, "models.huggingface": {"HFLM": HFLM}}
     for name, values in {"": {"simple_evaluate": simple_evaluate}, **parts}.items():

@@ -47,8 +47,8 @@ class Harness:
 
     def run(
         self, task: str, model: nn.Module, prompter: Prompter, system: str | None, batch_size: int, limit: int | None
-    ) -> tuple[dict[str, dict[str, Any]], list[Prediction]]:
-        """Metrics and answers of a task, of the first `limit` questions of each of its data sets.
+    ) -> dict[str, Any]:
+        """What `simple_evaluate` finds in a task, of the first `limit` questions of each of its data sets.
 
         Raises:
             ConfigError: the harness cannot run it.
@@ -64,10 +64,9 @@ class Harness:
             with config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
                 lm = HFLM(pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template)
                 chat = {"apply_chat_template": True, "system_instruction": system}
-                found = simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
+                return simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
         except Exception as error:
             raise ConfigError(f"--{_NAME.harness} {task}: {type(error).__name__}: {one_line(str(error))}") from error
-        return metrics_of(task, found["results"]), predictions_of(found["samples"])
 
 
 def metrics_of(task: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -90,9 +89,8 @@ def predictions_of(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[P
     found = list[Prediction]()
     for one in (one for rows in samples.values() for one in rows if one["filter"] == rows[0]["filter"]):
         given, answers, target = one["arguments"], one["filtered_resps"], one["target"]
-        if isinstance(answers[0], str):
-            text = answers[0]
-        else:
+        text = str(answers[0])
+        if len(given) > 1:
             text = str(given[max(range(len(given)), key=lambda place: answers[place])][-1])
             target = given[target][-1] if isinstance(target, int) and target < len(given) else target
         scores = {name: float(one[name]) for name in one["metrics"] if isinstance(one[name], Real)}
@@ -131,9 +129,12 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
                     bar.say(f"model    {place.name} ({description})")
                 with output.opened(lambda line: None):
                     limits = int(options.batch_size or 1), options.max_examples
-                    result.metrics, answers = harness.run(task, model, prompter, system.text, *limits)
+                    found = harness.run(task, model, prompter, system.text, *limits)
+                    result.metrics = metrics_of(task, found["results"])
                     result.record = record_of(result, options, place, system, output)
-                    lines = record_lines(output.paths.results[0], [one.record() for one in answers])
+                    result.record["versions"]["lm_eval"] = found["lm_eval_version"]
+                    answers = [one.record() for one in predictions_of(found["samples"])]
+                    lines = record_lines(output.paths.results[0], answers)
                     output.finish({output.paths.results[0]: lines}, result.record)
                 done.already = False
             done.record[task] = result.record

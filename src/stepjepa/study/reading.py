@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from itertools import product
@@ -334,7 +334,7 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
         raise ConfigError(f"{where} has no options")
     if name.startswith(HARNESS):
         own = field_values(HarnessOptions, {key: options[key] for key in values}, where)
-        task = HarnessOptions([name.removeprefix(HARNESS)], **own)
+        task = replace(HarnessOptions(**own), harness=[name.removeprefix(HARNESS)])
         Harness(task)  # which knows it
         return MetricSpec(name, asdict(task), higher)
     near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])

@@ -271,7 +271,7 @@ def score_model(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from stepjepa.data.tokens import Prompter
-    from stepjepa.evaluation.harness import Harness
+    from stepjepa.evaluation.harness import Harness, metrics_of
     from stepjepa.evaluation.options import HARNESS, HarnessOptions
     from stepjepa.evaluation.run import evaluate_model
     from stepjepa.modeling.load import check_finite
@@ -297,8 +297,9 @@ def score_model(
             continue
         if names[0].startswith(HARNESS):
             harness, prompter = Harness(HarnessOptions(**options)), Prompter(tokenizer, template_kwargs=kwargs)
-            found, _ = harness.run(harness.tasks[0], model, prompter, method.system_prompt, batch_size, max_examples)
-            values[names[0]] = next(iter(found.values()))["value"]
+            task, *_ = harness.tasks
+            made = harness.run(task, model, prompter, method.system_prompt, batch_size, max_examples)
+            values[names[0]] = next(iter(metrics_of(task, made["results"]).values()))["value"]
             continue
         result = evaluate_model(
             model,
