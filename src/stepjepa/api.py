@@ -150,6 +150,7 @@ def _next_commands(run: RunOptions, output: Path) -> str:
     name, folder = Names(EvaluateOptions), shlex.quote(str(output))
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
     what = f"--{name.test_file} {test} --{name.metric} {' '.join(run.eval_metrics or ['exact'])}"
+    what += f" --{name.allow_code_execution}" if run.permission(run.eval_metrics or ()) else ""
     return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"
 
 

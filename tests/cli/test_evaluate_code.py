@@ -155,5 +155,6 @@ def test_while_training(home, tmp_path, capsys):
     assert main(words.split()) == 2
     assert "--allow_code_execution, or" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert main([*words.split(), "--allow_code_execution"]) == 0
+    assert "--metric code_execution --allow_code_execution\n" in capsys.readouterr().out
     history = json.loads((tmp_path / "out" / "metrics.json").read_text())["log_history"]
     assert any(entry.get("eval_code_execution") == 0.0 for entry in history)

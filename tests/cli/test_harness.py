@@ -60,7 +60,7 @@ def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
     assert (other["ground_truth"], other["generated_response"]) == (" Rome", " Rome")
     # What reads evaluations reads these.
     assert evaluate(capsys, "a", *flags).startswith("complete already") and len(seen) == 2
-    assert "harness_fewshot 2, not none" in evaluate(capsys, "a", *flags[:2], "--system_prompt", "Short.", status=2)
+    assert "harness_fewshot 2, not none" in evaluate(capsys, "a", *flags[:4], *flags[6:], status=2)
     evaluate(capsys, "b", *flags)
     files = [str(home / name / "evaluation-sums" / "predictions.jsonl") for name in "ab"]
     assert "McNemar" in evaluate(capsys, "--analyze", *files)

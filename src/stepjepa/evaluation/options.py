@@ -36,7 +36,7 @@ class HarnessOptions:
 
 
 @dataclass
-class EvaluateOptions(GeneratorOptions, ColumnOptions, CodeOptions, HarnessOptions):
+class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptions):
     """Which model answers which questions, by which measure, and where the answers go."""
 
     model_name: str | None = option(

@@ -207,12 +207,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             )
         record = models.read_record(place)
         options = resolved(options, record)
-        columns = None
-        if options.source_column and options.target_column:
-            columns = PairColumns(options.source_column, options.target_column, options.choice_column)
         system = questions.choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
         source = RowSource(options.test_file, options.dataset_split)
-        asked = questions.read_questions(source, system, columns, options.max_examples)
+        asked = questions.read_questions(source, system, options.columns, options.max_examples)
         tokenizer = models.load_place_tokenizer(place, options.trust_remote_code)
         prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
         _drop_useless(asked, metrics, prompter)
