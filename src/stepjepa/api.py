@@ -332,7 +332,7 @@ def demo(**options: Any) -> DemoResult:
         options: those of ``stepjepa demo`` by name, such as ``output_dir="runs/demo"``.
 
     Raises:
-        ConfigError: the folder holds something, or matplotlib is not installed.
+        ConfigError: the folder holds something.
         StepJepaError: an arm failed.
     """
     from stepjepa.study.demo import DemoOptions
@@ -340,4 +340,6 @@ def demo(**options: Any) -> DemoResult:
     checked = _options(DemoOptions, options)
     from stepjepa.study.demo import demo as run
 
-    return run(checked)
+    result = run(checked)
+    result.page = report(folders=[checked.output_dir], overwrite=True).path
+    return result

@@ -157,6 +157,9 @@ def test_the_final_model_is_plain_and_the_predictors_are_next_to_it(tmp_path, to
     assert weights.name == ("adapter_model.safetensors" if kind == "adapter" else "model.safetensors")
     assert names and not [name for name in names if "jepa" in name or "embed" in name and kind == "adapter"]
     assert not (final / "target_encoder.safetensors").exists()
+    index = final / "model.safetensors.index.json"  # loaders that take every .safetensors take those that it names
+    assert index.exists() == (kind != "adapter")
+    assert not index.exists() or json.loads(index.read_text())["weight_map"] == dict.fromkeys(names, weights.name)
     assert AutoTokenizer.from_pretrained(final).get_vocab() == tokenizer.get_vocab()
     if kind == "adapter":
         return

@@ -38,11 +38,6 @@ _METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"D
 
 # Key in the Trainer's log and label of its axis.
 LOSS_CURVES = (("lm_loss", "LM loss (nats a token)"), ("jepa_loss", "JEPA loss"))
-DEMO_CURVES = (
-    ("lm_loss", "LM loss (nats a token)"),
-    ("cosine_similarity", "cosine of both views"),
-    ("effective_rank", "effective rank of targets"),
-)
 SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
 # t-SNE and UMAP start from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
 COMPONENTS = 50

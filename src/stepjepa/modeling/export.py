@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
@@ -44,6 +46,7 @@ from stepjepa.utils.files import (
     read_json,
     read_object,
     share,
+    write_json,
     write_manifest,
     write_whole,
 )
@@ -141,7 +144,17 @@ def _write(
         bare.generation_config = copy.deepcopy(inner.generation_config)
         bare.save_pretrained(folder)
     save_predictors(inner, folder, state_dict)
+    _index_weights(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _index_weights(folder: Path) -> None:
+    """Name the model's file in an index: without one vLLM and SGLang load every .safetensors, the predictors as well."""
+    weights = folder / SAFE_WEIGHTS_NAME
+    if weights.is_file() and (folder / PREDICTORS_FILE).is_file():
+        with safe_open(weights, "pt") as file:
+            names = {name: weights.name for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+        write_json(folder / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {}, "weight_map": names})
 
 
 def _kept_predictors(tokenizer: Any, rows: PredictorRows, keep: bool) -> tuple[Any, list[int], bool]:

@@ -23,7 +23,6 @@ from stepjepa.data.synthetic import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
-from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.utils.terminal import say
 from stepjepa.utils.text import PAGE, wrapped
@@ -38,7 +37,7 @@ _RESULT = "demo_result.json"
 class DemoOptions:
     """Options of ``stepjepa demo``. The defaults were chosen on `regular` alone (docs/demo.md)."""
 
-    output_dir: str = option("runs/demo", "Folder for both models, metrics.json and curves.png.", "demo")
+    output_dir: str = option("runs/demo", "Folder for both models, metrics.json and report.html.", "demo")
     overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", "demo")
     seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo")
     train_rows: int = option(16_000, "Generated problems to train on, once each.", "demo", at_least=1)
@@ -86,10 +85,11 @@ class ArmResult:
 
 @dataclass
 class DemoResult:
-    """Both arms by name; `str` of it is the table, and what it does and does not say."""
+    """Both arms by name, and their report; `str` of it is the table, and what it does and does not say."""
 
     options: DemoOptions
     arms: dict[str, ArmResult]
+    page: Path | None = None
 
     def __str__(self) -> str:
         from stepjepa.evaluation.intervals import conclusion, paired_counts, paired_difference
@@ -118,8 +118,8 @@ class DemoResult:
             f"\n\n{ARMS[1]} - {ARMS[0]}: {gain.percent('+', 'points')}, 95 % interval over the problems.\n{said}\n"
             "If the cosine is no higher than with targets shuffled, the states have collapsed.\n"
             f"'{ARMS[0]}' is read at the last token of step 1.\n"
-            f"Written to {folder}: {'/ and '.join(ARMS)}/ (models), metrics.json, curves.png\n"
-            f"All of it on a page: stepjepa report {folder}"
+            f"Written to {folder}: {'/ and '.join(ARMS)}/ (models), metrics.json"
+            + (f"\nAll of it on a page: {self.page}" if self.page else "")
         )
 
 
@@ -127,11 +127,9 @@ def demo(options: DemoOptions) -> DemoResult:
     """Generate the data, train and evaluate both arms, write everything to `options.output_dir`.
 
     Raises:
-        ConfigError: the folder holds something, or matplotlib is not installed.
+        ConfigError: the folder holds something.
         StepJepaError: an arm failed; its own message was printed.
     """
-    from stepjepa.analysis.plots import DEMO_CURVES, curve_figure, save_figure
-
     output = Path(options.output_dir)
     check_writable(output)
     if output.is_dir() and any(output.iterdir()) and not options.overwrite_output_dir:
@@ -139,7 +137,6 @@ def demo(options: DemoOptions) -> DemoResult:
             f"--{_NAME.output_dir} {output}: the folder is not empty; give another one, or start over with "
             f"--{_NAME.overwrite_output_dir} (make demo ARGS=--{_NAME.overwrite_output_dir})"
         )
-    library("matplotlib", "analysis")  # before the work, whose curves could not be drawn
     train, test = generate_split(options.train_rows, options.test_rows, seed=options.seed)
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
@@ -148,8 +145,6 @@ def demo(options: DemoOptions) -> DemoResult:
     _run_arms(options)
     arms = {arm: ArmResult(**read_json(output / arm / _RESULT)) for arm in ARMS}
     write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in arms.items()}})
-    histories = {arm: result.history for arm, result in arms.items()}
-    save_figure(curve_figure(histories, DEMO_CURVES, "stepjepa demo"), output / "curves.png")
     return DemoResult(options, arms)
 
 
