@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import io
 from functools import cache
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,14 @@ TOP = (
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages into the navigation, under Reference."""
+    """Put the pages into the navigation, under Reference, and the package's links on every page."""
+    links = dict(link.split(", ", 1) for link in metadata("stepjepa").get_all("Project-URL") or ())
+    config.repo_url = links.get("Repository")
+    icons = {"Repository": "material/source-repository", "Package": "material/package-variant"}
+    config.extra["social"] = [
+        {"icon": icons.get(name, "material/file-document-outline"), "link": link, "name": name}
+        for name, link in links.items()
+    ]
     (reference,) = (item["Reference"] for item in config.nav if "Reference" in item)
     reference += [
         {"Python": [{_title(path): path} for path in api_pages()]},

@@ -101,8 +101,9 @@ def test_flags_in_the_text_exist(reference):
     }
     for parser in reference.parsers().values():
         known |= {*parser.options, *parser.aliases}
-    # torchrun's, TensorBoard's, those of benchmarks and examples, and the published evaluation's
+    # those of other programs, of benchmarks and examples, and the published evaluation's
     foreign = set("nproc_per_node nnodes logdir profile threads clock template notes startswith".split())
+    foreign |= {"max_lora_rank", "base", "apply_chat_template"}
     unknown = []
     for page in PAGES:
         text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -195,6 +196,21 @@ def test_python_names_what_exists_and_yaml_can_be_read():
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepjepa"):
                     module = importlib.import_module(node.module)
                     assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], block
+
+
+def test_the_words_of_trl_are_our_options_or_its_aliases(reference):
+    text = (ROOT / "docs" / "howto" / "from_trl.md").read_text(encoding="utf-8")
+    train = reference.parsers()["train"]
+    rows = [
+        [re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:3]] for row in re.findall(r"^\| `.*", text, re.M)
+    ]
+    assert len(rows) > 12
+    for theirs, ours in rows:
+        assert set(ours) <= set(train.options), ours
+        for word in theirs:
+            target = train.aliases.get(word)  # an option, one with a value, or for each value what it sets
+            names = {target} if isinstance(target, str) else set(re.findall(r"\w+", repr(target))) if target else set()
+            assert not names or not ours or names & set(ours), (word, target, ours)
 
 
 def test_the_table_of_methods_names_recipes_that_use_its_options(reference):

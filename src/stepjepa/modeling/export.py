@@ -153,7 +153,7 @@ def _index_weights(folder: Path) -> None:
     weights = folder / SAFE_WEIGHTS_NAME
     if weights.is_file() and (folder / PREDICTORS_FILE).is_file():
         with safe_open(weights, "pt") as file:
-            names = {name: weights.name for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+            names = dict.fromkeys(file.keys(), weights.name)
         write_json(folder / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {}, "weight_map": names})
 
 
