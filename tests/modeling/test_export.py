@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.export import export_model
+from stepjepa.modeling.export import export_checkpoint, export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras, predictor_names, with_predictors
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import add_lora, load_model, load_tokenizer, lora_config
@@ -110,6 +110,26 @@ def test_predictors_in_an_adapter_are_refused(tmp_path, tokenizer):
     model = add_lora(base_model(tokenizer, True, tmp_path / "base"), lora_config(4))
     with pytest.raises(ConfigError, match="an adapter cannot change the vocabulary"):
         export_model(model, tokenizer, tmp_path, merge_lora=False, keep_predictors=True)
+
+
+KINDS = [{"use_dora": True}, {"lora_bias": True}, {"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [5]}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_from_elsewhere_that_cannot_be_merged_is_refused(kind, tmp_path, tokenizer):
+    """DoRA's magnitudes and a LoRA's bias were left out of the merged weights, without a word."""
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(
+        base_model(tokenizer, False, tmp_path / "base"), LoraConfig(target_modules=["q_proj"], **kind)
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(
+        ConfigError, match=f"LoRA with {next(iter(kind))} cannot be exported; merge .*adapter with PEFT"
+    ):
+        export_checkpoint(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_predictors_leave_the_global_random_state_alone(tokenizer):

@@ -34,7 +34,7 @@ from stepjepa.modeling.extras import (
     predictor_rows,
     save_predictors,
 )
-from stepjepa.modeling.load import is_preset, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.load import check_lora, is_preset, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import SEGMENTS
 from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
@@ -324,15 +324,18 @@ def export_checkpoint(
     recorded = read_object(run / "run.json").get("settings")
     settings = recorded if isinstance(recorded, dict) else {}
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+    merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
+    model: nn.Module
     if adapter:
         base = _load_base(folder, tokenizer, settings, base_model, trust_remote_code)
-        model: nn.Module = load_adapter(base, folder, str(folder), "its base")
+        model = adapted = load_adapter(base, folder, str(folder), "its base")
+        if merge:
+            check_lora(adapted.peft_config["default"], f"merge {folder} with PEFT (merge_and_unload)")
     elif base_model is not None:
         raise ConfigError(f"{folder}: is no adapter; leave out --{_NAME.base_model}")
     else:
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trust_remote_code)
     attach_saved(causal_lm(model), folder)
-    merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
     written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors)
     # How the weights were trained: `evaluate`, for one, asks for the system prompts.
     records = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]

@@ -327,7 +327,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
         raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
 
 
-def check_lora(peft_config: object) -> None:
+def check_lora(peft_config: object, advice: str = "leave it out") -> None:
     """Refuse LoRA of a kind that cannot be exported.
 
     Raises:
@@ -335,7 +335,7 @@ def check_lora(peft_config: object) -> None:
     """
     for name in ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices"):
         if getattr(peft_config, name, None):
-            raise ConfigError(f"LoRA with {name} cannot be exported; leave it out")
+            raise ConfigError(f"LoRA with {name} cannot be exported; {advice}")
 
 
 def own_configs(model: PreTrainedModel) -> None:
