@@ -234,14 +234,21 @@ def test_what_vllm_is_asked(evaluate, home, tmp_path, monkeypatch):
     text = " The answer is 7. "
     seen = vllm_stand_in(monkeypatch, lambda params: {"text": text, "finish_reason": "length"})
     evaluate("run", "--metric", "gsm8k", "--backend", "vllm", output="out")
-    assert seen[0] == {"model": str(home / "run"), "dtype": "auto", "trust_remote_code": False, "seed": 42}
-    assert [(size, one.temperature, one.max_tokens) for size, one in seen[1:]] == [(5, 0, 24), (5, 0, 24), (2, 0, 24)]
+    own = {"model": str(home / "run"), "tokenizer": str(home / "run"), "dtype": "auto", "seed": 42}
+    own |= {"trust_remote_code": False, "tensor_parallel_size": 1}
+    assert seen[0] == own
+    asked = [(len(one.params), one.params[0].temperature, one.params[0].max_tokens) for one in seen[1:]]
+    assert asked == [(5, 0, 24), (5, 0, 24), (2, 0, 24)]
     row = of(tmp_path / "out")[0][0]
     found = row["generated_response"], row["gen_answer"], row["stop_reason"], row["tokens"]
     assert found == (text, "7", "length", 2)
-    assert "takes no adapter" in evaluate("adapter", "--metric", "gsm8k", "--backend", "vllm", output="b", status=2)
-    evaluate("adapter", "--metric", "gsm8k", "--backend", "vllm", "--no_lora", output="b")
-    assert seen[4]["model"] == str(home / "run")
+    evaluate("adapter", "--metric", "gsm8k", "--backend", "vllm", output="b")
+    own["tokenizer"] = str(home / "adapter")
+    assert seen[4] == {**own, "enable_lora": True, "max_lora_rank": 16}
+    assert {one.lora.lora_path for one in seen[5:]} == {str(home / "adapter")}
+    del seen[:]
+    evaluate("adapter", "--metric", "gsm8k", "--backend", "vllm", "--no_lora", output="c")
+    assert seen[0] == own and not any(one.lora for one in seen[1:])
 
 
 @pytest.mark.parametrize(
@@ -265,7 +272,10 @@ def test_what_vllm_is_asked(evaluate, home, tmp_path, monkeypatch):
 )
 def test_mistakes_are_one_line_and_leave_nothing(evaluate, home, tmp_path, monkeypatch, model, flags, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "vllm", None)
+    if "pip install" in words:
+        monkeypatch.setitem(sys.modules, "vllm", None)
+    else:
+        vllm_stand_in(monkeypatch)
     before = sorted(str(path) for path in home.rglob("*"))
     where = "" if "--output_file" in flags else "--output_dir out "
     message = evaluate(model, *f"{where}{flags}".split(), status=2)

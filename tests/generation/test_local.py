@@ -223,7 +223,7 @@ def test_bad_arguments(model, tokenizer):
     ("flags", "words"),
     [
         (["--model_name", "tiny"], "a preset has random weights"),
-        (["--model_name", "./nowhere"], "./nowhere: the tokenizer cannot be loaded"),
+        (["--model_name", "./nowhere"], "./nowhere: no such folder"),
         (["--chat_template", "nowhere.jinja"], "nowhere.jinja: cannot be read"),
         (["--attn_implementation", "fast"], "cannot be loaded"),
         (["--base_url", "http://localhost:1"], "--backend openai"),
@@ -243,9 +243,11 @@ def test_what_vllm_is_asked(generate, folder, tmp_path, monkeypatch):
     seen = vllm_stand_in(monkeypatch, lambda params: {"text": f" {params.seed} "})
     flags = ["--backend", "vllm", "--greedy_first", "--vllm_options", '{"max_model_len": 2048}']
     assert generate("out.jsonl", *flags) == 0
-    expected = {"model": str(folder), "dtype": "auto", "trust_remote_code": False, "seed": 42, "max_model_len": 2048}
-    assert seen[0] == expected
-    assert [size for size, _ in seen[1:3]] == [4, 2]
-    assert seen[1][1].temperature == 0.0 and seen[-1][1].temperature == 1.0 and len(seen[1][1].stop_token_ids) == 1
+    expected = {"model": str(folder), "tokenizer": str(folder), "dtype": "auto", "trust_remote_code": False, "seed": 42}
+    assert seen[0] == {**expected, "tensor_parallel_size": 1, "max_model_len": 2048}
+    assert [len(one.params) for one in seen[1:3]] == [4, 2] and not any(one.lora for one in seen[1:])
+    greedy, sampled = seen[1].params[0], seen[-1].params[0]
+    assert greedy.temperature == 0.0 and sampled.temperature == 1.0 and len(greedy.stop_token_ids) == 1
+    assert sampled.top_p == 1.0 and sampled.max_tokens == 6 and sampled.seed != greedy.seed
     solved = rows(tmp_path / "out.jsonl")
     assert solved and all(row["response"].isdigit() and row["new_tokens"] == 2 for row in solved)

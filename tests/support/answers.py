@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import json
 import sys
 import types
 from pathlib import Path
-from types import SimpleNamespace
 
 from support.rows import step_rows
 
@@ -28,25 +28,15 @@ def write(path, rows):
     return str(path)
 
 
-def vllm_stand_in(monkeypatch, texts):
-    """A module with vLLM's interface that answers `texts(params)`; what it is asked goes to the list that comes back."""
-    seen = []
-
-    class LLM:
-        def __init__(self, **kwargs):
-            seen.append(kwargs)
-            self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=2048))
-
-        def generate(self, prompts, params, use_tqdm):
-            assert all(prompt["prompt_token_ids"] for prompt in prompts)
-            seen.append((len(prompts), params[0]))
-            made = [{"finish_reason": "stop", "token_ids": [1, 2], **texts(one)} for one in params]
-            return [SimpleNamespace(outputs=[SimpleNamespace(**one)]) for one in made]
-
-    module = types.ModuleType("vllm")
-    module.LLM, module.SamplingParams, module.__spec__ = LLM, SimpleNamespace, SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    return seen
+def vllm_stand_in(monkeypatch, texts=None):
+    """Let `support/vllm_api` be vLLM, which answers `texts(params)`; what it is asked goes to the list that comes back."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "vllm_api")
+    for name in ("vllm", "vllm.lora", "vllm.lora.request"):  # so that it is gone afterwards
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    module = importlib.import_module("vllm")
+    module.answer = texts or module.answer
+    return module.seen
 
 
 def harness_stand_in(monkeypatch, fails=()):

@@ -41,17 +41,10 @@ from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
 from stepjepa.data.tokens import encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.models import (
-    Place,
-    TrainingRecord,
-    find_model,
-    load_place,
-    load_place_tokenizer,
-    read_record,
-    softmax_size,
-)
+from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.questions import SolutionSet
+from stepjepa.generation.local import Place, find_model, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, predictor_rows
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
 from stepjepa.modeling.load import max_positions

@@ -23,8 +23,7 @@ from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
 from stepjepa.evaluation.questions import choose_system_prompt
 from stepjepa.evaluation.run import open_output, record_of, resolved
-from stepjepa.generation import digest_of
-from stepjepa.generation.local import config_set_aside
+from stepjepa.generation import digest_of, local
 from stepjepa.utils.failures import library
 from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import one_line
@@ -61,7 +60,7 @@ class Harness:
         template = {"add_bos_token": False, "chat_template_args": prompter.renderer.kwargs}  # which writes all tokens
         count = {"num_fewshot": self._fewshot, "limit": limit}
         try:
-            with config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
+            with local.config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
                 lm = HFLM(pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template)
                 chat = {"apply_chat_template": True, "system_instruction": system}
                 return simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
@@ -109,11 +108,11 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
     options.check()
     harness, model = Harness(options), None
     disable_progress_bar()  # of loading
-    place = models.find_model(str(options.model_name))
+    place = local.find_model(str(options.model_name))
     record = models.read_record(place)
     options = resolved(options, record)
     system = choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
-    tokenizer = models.load_place_tokenizer(place, options.trust_remote_code)
+    tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
     done = EvaluationResult({}, {}, {"skipped": {}}, already=True)
     asked = [(task, digest_of([task, system.text])) for task in harness.tasks]
@@ -125,7 +124,7 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
             result = EvaluationResult({}, {}, {}, record=output.complete or {})
             if output.complete is None:
                 if model is None:
-                    model, description = models.load_place(place, tokenizer, options)
+                    model, description = local.load_place(place, tokenizer, options, options.no_lora)
                     bar.say(f"model    {place.name} ({description})")
                 with output.opened(lambda line: None):
                     limits = int(options.batch_size or 1), options.max_examples

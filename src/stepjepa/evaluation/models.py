@@ -1,9 +1,8 @@
-"""The model to evaluate: a merged model, an adapter on its base, a checkpoint; and what its folder says of its training."""
+"""What the folder of a model to evaluate says of its training, and of its weights."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,19 +12,12 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError
-from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.generation.local import MODEL, load_weights, move_to_device, refuse_preset
-from stepjepa.modeling.export import export_problem
+from stepjepa.generation.local import Place
 from stepjepa.modeling.extras import PREDICTORS_FILE, predictor_names
-from stepjepa.modeling.load import check_local, load_adapter, load_tokenizer
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object
 
-_NAME = Names(EvaluateOptions)
-_ADAPTER = "adapter_config.json"
 _MODEL_FILES = re.compile(
     r".*\.(?:safetensors|model|jinja|py|index\.json)|(?:pytorch|adapter)_model.*\.bin|(?:merges|vocab)\.txt"
     r"|(?:(?:\w+_)?config|tokenizer\w*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
@@ -60,51 +52,6 @@ class TrainingRecord:
         return 1 if settings.get("same_predictor") else _count(settings["predictors"])
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a model is.
-
-    Attributes:
-        name: as the user gave it.
-        folder: the local folder, None for a Hub id.
-        base: of an adapter, the Hub id or folder of its base.
-    """
-
-    name: str
-    folder: Path | None
-    base: str | None
-
-
-def find_model(name: str) -> Place:
-    """Look at what `name` is. Raises ConfigError: nothing that could be a model."""
-    refuse_preset(name)
-    folder = Path(os.path.expanduser(name))
-    if folder.is_file():
-        raise ConfigError(f"{MODEL} {name}: is a file; give the model's folder")
-    if not folder.is_dir():
-        if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
-            raise ConfigError(f"{MODEL} {name}: no such folder")
-        check_local(name)
-        return Place(name, None, None)
-    problem = export_problem(folder)
-    if problem is not None:
-        raise ConfigError(
-            f"{MODEL} {name}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
-            "one of its checkpoints"
-        )
-    if (folder / _ADAPTER).is_file():
-        base = read_object(folder / _ADAPTER).get("base_model_name_or_path")
-        if not base:
-            raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
-        near = folder / str(base)
-        return Place(name, folder, str(near) if near.is_dir() and not Path(base).is_dir() else str(base))
-    if not (folder / "config.json").is_file():
-        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
-        hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
-        raise ConfigError(f"{MODEL} {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
-    return Place(name, folder, None)
-
-
 def read_record(place: Place) -> TrainingRecord:
     """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
     record, folder = TrainingRecord(), place.folder
@@ -127,35 +74,6 @@ def read_record(place: Place) -> TrainingRecord:
     record.settings = settings if isinstance(settings, dict) else {}
     record.found = bool(record.system_prompts)
     return record
-
-
-def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer in the model's folder; for an adapter without one that of its base.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
-    folder = place.folder
-    own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
-    return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)
-
-
-def load_place(place: Place, tokenizer: PreTrainedTokenizerBase, options: EvaluateOptions) -> tuple[nn.Module, str]:
-    """The model on its device, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
-    name, kind = place.base or place.name, ""
-    model: nn.Module
-    try:
-        model = weights = load_weights(name, tokenizer, options)
-    except ConfigError as error:
-        raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
-    if place.base is not None and options.no_lora:
-        kind = f"the base {name} alone; "
-    elif place.base is not None:
-        model = load_adapter(weights, str(place.folder), f"{MODEL} {place.name}", name)
-        kind = f"adapter on {name}; "
-    model.eval()
-    advice = f"use a smaller --{_NAME.dtype} or --{_NAME.backend} vllm"
-    return model, kind + move_to_device(model, place.name, advice)
 
 
 def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Place, record: TrainingRecord) -> int:

@@ -40,7 +40,7 @@ from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import EvaluationResult, record_lines, stop_reason
 from stepjepa.evaluation.questions import GENERATED, QuestionSet, SystemPrompt
-from stepjepa.generation import Generator, Request, local, seed_of
+from stepjepa.generation import Generator, Request, local, seed_of, vllm
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
@@ -199,18 +199,13 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         names = options.metric or ()
         scoring = {**options.permission(names), **(options.metric_options or {})}
         metrics = [stack.enter_context(metric) for metric in make_metrics(names, scoring)]
-        place = models.find_model(str(options.model_name))
-        if options.backend == "vllm" and place.base is not None and not options.no_lora:
-            raise ConfigError(
-                f"vLLM takes no adapter here, and {place.name} is one; export it merged, or use --{_NAME.backend} "
-                "transformers"
-            )
+        place = local.find_model(str(options.model_name))
         record = models.read_record(place)
         options = resolved(options, record)
         system = questions.choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
         source = RowSource(options.test_file, options.dataset_split)
         asked = questions.read_questions(source, system, options.columns, options.max_examples)
-        tokenizer = models.load_place_tokenizer(place, options.trust_remote_code)
+        tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
         prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
         _drop_useless(asked, metrics, prompter)
         output = open_output(options, place, str(options.test_file), asked.fingerprint(), prompter.tokenizer)
@@ -239,7 +234,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
 
 def record_of(
-    result: EvaluationResult, options: EvaluateOptions, place: models.Place, system: SystemPrompt, output: Output
+    result: EvaluationResult, options: EvaluateOptions, place: local.Place, system: SystemPrompt, output: Output
 ) -> Record:
     """What ``metrics.json`` holds."""
     versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
@@ -314,7 +309,7 @@ def _drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Promp
 
 def resolved(options: EvaluateOptions, record: models.TrainingRecord) -> EvaluateOptions:
     """The options with what they leave open."""
-    default = local.VLLM_BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
+    default = vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
     found = replace(options, batch_size=options.batch_size or default)
     if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
         found.chat_template_kwargs = record.settings.get("chat_template_kwargs")
@@ -324,7 +319,7 @@ def resolved(options: EvaluateOptions, record: models.TrainingRecord) -> Evaluat
 
 
 def open_output(
-    options: EvaluateOptions, place: models.Place, data: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase
+    options: EvaluateOptions, place: local.Place, data: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase
 ) -> Output:
     """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id.
 
@@ -365,7 +360,7 @@ def open_output(
 
 
 def _load(
-    options: EvaluateOptions, place: models.Place, record: models.TrainingRecord, prompter: Prompter, task: Task
+    options: EvaluateOptions, place: local.Place, record: models.TrainingRecord, prompter: Prompter, task: Task
 ) -> tuple[Task, str]:
     """The task with what answers it, and a phrase that describes that."""
     size, tokenizer = options.batch_size or local.BATCH_SIZE, prompter.tokenizer
@@ -373,8 +368,9 @@ def _load(
     task = replace(task, samples=options.samples_per_question)
     transformers.utils.logging.disable_progress_bar()  # of loading
     if options.backend == "vllm":
-        return replace(task, generator=local.VllmGenerator(place.base or place.name, prompter, options)), "vLLM"
-    model, description = models.load_place(place, tokenizer, options)
+        engine = vllm.VllmGenerator(place, prompter, options, options.no_lora)
+        return replace(task, generator=engine), engine.description
+    model, description = local.load_place(place, tokenizer, options, options.no_lora)
     task = replace(task, vocabulary=models.softmax_size(model, tokenizer, place, record))
     limits = options.max_new_tokens, options.top_p, options.max_length
     return task.with_model(model, prompter, options.metric or (), *limits), f"{description}, batches of {size}"

@@ -19,6 +19,7 @@ from stepjepa.errors import DataError, RowError
 
 if TYPE_CHECKING:
     from stepjepa.data.sources import RowSource
+    from stepjepa.data.tokens import Prompter
 
 Asked = TypeVar("Asked")
 # Why rows are skipped, in addition to the reasons of `stepjepa.data.report`.
@@ -91,6 +92,20 @@ def seed_of(seed: int, *parts: int) -> int:
 def mended(text: str) -> str:
     """A response without halves of characters, which no file could hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def with_room(
+    prompter: Prompter, requests: Sequence[Request], longest: int | None, done: Collection[int]
+) -> tuple[dict[int, list[int]], list[Reply]]:
+    """Row -> token ids of the prompts that the model has room for, and refusals of the others that are not done yet."""
+    prompts = {request.row: prompter.ids(request.messages) for request in requests}
+    too_long = {} if longest is None else {row: len(ids) for row, ids in prompts.items() if len(ids) > longest}
+    refused = [
+        Reply(row, "", False, refused=f"the prompt has {size} tokens, and the model has room for {longest}")
+        for row, size in too_long.items()
+        if row not in done
+    ]
+    return {row: ids for row, ids in prompts.items() if row not in too_long}, refused
 
 
 def text_of(value: object) -> str:

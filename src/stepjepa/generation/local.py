@@ -1,4 +1,4 @@
-"""Generators on this machine: the model in memory, in batches that give each prompt what it would get alone, and vLLM.
+"""The model in memory as a generator, in batches that give each prompt what it would get alone; and which model it is.
 
 Decoder-only models must be padded on the left to generate in batches:
 
@@ -14,29 +14,32 @@ Shapes: B prompts of a batch, T tokens.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
-from stepjepa.generation import Reply, Request, mended, seed_of
+from stepjepa.generation import Reply, Request, mended, seed_of, with_room
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
-from stepjepa.modeling.load import is_preset, load_model, max_positions
+from stepjepa.modeling.export import export_problem
+from stepjepa.modeling.load import check_local, is_preset, load_adapter, load_model, load_tokenizer, max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
-from stepjepa.utils.failures import library, saying_out_of_memory
+from stepjepa.utils.failures import saying_out_of_memory
+from stepjepa.utils.files import read_object
 
 _NAME = Names(GeneratorOptions)
 MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
-VLLM_BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
+_ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -168,20 +171,6 @@ def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[Non
             module.generation_config = own
 
 
-def _prompts(
-    prompter: Prompter, requests: Sequence[Request], longest: int | None, done: Collection[int]
-) -> tuple[dict[int, list[int]], list[Reply]]:
-    """Row -> token ids of the prompts that the model has room for, and refusals of the others that are not done yet."""
-    prompts = {request.row: prompter.ids(request.messages) for request in requests}
-    too_long = {} if longest is None else {row: len(ids) for row, ids in prompts.items() if len(ids) > longest}
-    refused = [
-        Reply(row, "", False, refused=f"the prompt has {size} tokens, and the model has room for {longest}")
-        for row, size in too_long.items()
-        if row not in done
-    ]
-    return {row: ids for row, ids in prompts.items() if row not in too_long}, refused
-
-
 class LocalGenerator:
     """Generates batches with a model in memory, also one that is being trained.
 
@@ -207,7 +196,7 @@ class LocalGenerator:
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
         """A batch of replies at a time. Raises ConfigError: a batch does not fit into memory."""
-        prompts, refused = _prompts(self._prompter, requests, self._longest_prompt, done)
+        prompts, refused = with_room(self._prompter, requests, self._longest_prompt, done)
         if refused:
             yield refused
         order = sorted((one for one in requests if one.row in prompts), key=lambda one: -len(prompts[one.row]))
@@ -240,74 +229,89 @@ class LocalGenerator:
         ]
 
 
-class VllmGenerator:
-    """Hands requests to vLLM, each with a seed of its own.
+@dataclass(frozen=True)
+class Place:
+    """Where a model is.
 
-    Raises:
-        ConfigError: vLLM is not installed, or cannot load the model.
+    Attributes:
+        name: as the user gave it.
+        folder: the local folder, None for a Hub id.
+        base: of an adapter, the Hub id or folder of its base.
+        adapter: PEFT's configuration of it.
     """
 
-    def __init__(self, name: str, prompter: Prompter, options: GeneratorOptions):
-        try:
-            engine = partial(library("vllm", "vllm").LLM, model=name, dtype=options.dtype, seed=options.seed)
-            self._engine = engine(trust_remote_code=options.trust_remote_code, **(options.vllm_options or {}))
-        except ConfigError:
-            raise
-        except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(f"{MODEL} {name}: vLLM cannot load it ({why})") from None
-        config = getattr(getattr(self._engine, "llm_engine", None), "model_config", None)
-        limit = getattr(config, "max_model_len", None)
-        self._longest_prompt = None if limit is None else limit - 1
-        self._prompter, self._options = prompter, options
-        self._stop_ids = prompter.stop_ids(None)  # vLLM adds the tokens that the model itself names
-
-    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """A batch of replies at a time."""
-        from vllm import SamplingParams
-
-        options = self._options
-        prompts, refused = _prompts(self._prompter, requests, self._longest_prompt, done)
-        if refused:
-            yield refused
-        todo = [request for request in requests if request.row in prompts and request.row not in done]
-        settings = {"top_p": options.top_p, "max_tokens": options.max_new_tokens, "stop_token_ids": self._stop_ids}
-        size = options.batch_size or VLLM_BATCH_SIZE
-        for begin in range(0, len(todo), size):
-            batch = todo[begin : begin + size]
-            outputs = self._engine.generate(
-                [{"prompt_token_ids": prompts[one.row]} for one in batch],
-                [SamplingParams(temperature=one.temperature, seed=one.seed, **settings) for one in batch],
-                use_tqdm=False,
-            )
-            texts = [output.outputs[0] for output in outputs]
-            replies = []
-            for one, text in zip(batch, texts, strict=True):
-                sizes = len(prompts[one.row]), len(text.token_ids)
-                replies.append(Reply(one.row, mended(text.text), text.finish_reason != "length", *sizes))
-            yield replies
+    name: str
+    folder: Path | None
+    base: str | None = None
+    adapter: dict[str, Any] = field(default_factory=dict)
 
 
-def load_weights(name: str, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> PreTrainedModel:
-    """A model as the options say, not on its device yet. Raises ConfigError: it cannot be loaded."""
-    attention, code = options.attn_implementation, options.trust_remote_code
-    return load_model(name, tokenizer, dtype=options.dtype, attn_implementation=attention, trust_remote_code=code)
-
-
-def move_to_device(model: nn.Module, name: str, advice: str) -> str:
-    """Put a model onto the GPU, if there is one; its size, dtype and device as one phrase.
-
-    Raises:
-        ConfigError: it does not fit; `advice` says what to do.
-    """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with saying_out_of_memory(f"{MODEL} {name}: does not fit on this GPU; {advice}"):
-        model.to(device)
-    kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return f"{sum(p.numel() for p in model.parameters()):,} parameters, {kind} on {device}"
-
-
-def refuse_preset(name: str) -> None:
-    """Refuse a preset, whose weights are random. Raises ConfigError: `name` is one."""
+def find_model(name: str) -> Place:
+    """Look at what `name` is. Raises ConfigError: nothing that could be a model."""
     if is_preset(name):
         raise ConfigError(f"{MODEL} {name}: a preset has random weights; name a trained model, a folder or a Hub id")
+    folder = Path(os.path.expanduser(name))
+    if folder.is_file():
+        raise ConfigError(f"{MODEL} {name}: is a file; give the model's folder")
+    if not folder.is_dir():
+        if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
+            raise ConfigError(f"{MODEL} {name}: no such folder")
+        check_local(name)
+        return Place(name, None)
+    problem = export_problem(folder)
+    if problem is not None:
+        raise ConfigError(
+            f"{MODEL} {name}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
+            "one of its checkpoints"
+        )
+    if (folder / _ADAPTER).is_file():
+        adapter = read_object(folder / _ADAPTER)
+        base = adapter.get("base_model_name_or_path")
+        if not base:
+            raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
+        near = folder / str(base)
+        return Place(name, folder, str(near) if near.is_dir() and not Path(base).is_dir() else str(base), adapter)
+    if not (folder / "config.json").is_file():
+        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+        hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
+        raise ConfigError(f"{MODEL} {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
+    return Place(name, folder)
+
+
+def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer in the model's folder; for an adapter without one that of its base.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    folder = place.folder
+    own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
+    return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)
+
+
+def load_place(
+    place: Place, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions, no_lora: bool = False
+) -> tuple[nn.Module, str]:
+    """The model on the GPU, if there is one, and a phrase that describes it; of an adapter with `no_lora` its base alone.
+
+    Raises:
+        ConfigError: it cannot be loaded, or does not fit.
+    """
+    name, kind = place.base or place.name, ""
+    model: Any
+    try:
+        attention, code = options.attn_implementation, options.trust_remote_code
+        model = load_model(name, tokenizer, dtype=options.dtype, attn_implementation=attention, trust_remote_code=code)
+    except ConfigError as error:
+        raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
+    if place.base is not None and no_lora:
+        kind = f"the base {name} alone; "
+    elif place.base is not None:
+        model = load_adapter(model, str(place.folder), f"{MODEL} {place.name}", name)
+        kind = f"adapter on {name}; "
+    model.eval()
+    device, advice = "cuda" if torch.cuda.is_available() else "cpu", f"--{_NAME.dtype} or another --{_NAME.backend}"
+    with saying_out_of_memory(f"{MODEL} {place.name}: does not fit on this GPU; use a smaller {advice}"):
+        model.to(device)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return model, f"{kind}{sum(p.numel() for p in model.parameters()):,} parameters, {dtype} on {device}"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from stepjepa.config.option import Names, check_fields, option, options_of
+from stepjepa.config.option import Names, Needs, check_fields, option, options_of
 from stepjepa.data.options import TemplateOptions
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoadingOptions
+from stepjepa.utils.failures import library
 
 QUESTION = "{question}"
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
 _DAY = 86400
+_VLLM: Needs = {"backend": ("vllm",)}
 
 
 class Row(NamedTuple):
@@ -40,12 +43,19 @@ class Row(NamedTuple):
 class GeneratorOptions(TemplateOptions, LoadingOptions):
     """Which model generates, and how, for every command that lets one answer."""
 
+    backend: Literal["transformers", "vllm", "openai"] = option(
+        "transformers",
+        "What runs the model: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
+        _MODEL,
+    )
+    tensor_parallel_size: int = option(
+        1, "GPUs that share one copy of the model.", _LOCAL, at_least=1, needs=_VLLM, resume=True
+    )
+    data_parallel_size: int = option(
+        1, "Copies of the model, each on GPUs of its own.", _LOCAL, at_least=1, needs=_VLLM, resume=True
+    )
     vllm_options: dict[str, Any] | None = option(
-        None,
-        "Further arguments of vllm.LLM, as in '{\"tensor_parallel_size\": 4}'.",
-        _LOCAL,
-        needs={"backend": ("vllm",)},
-        resume=True,
+        None, "Further arguments of vllm.LLM, as in '{\"max_model_len\": 4096}'.", _LOCAL, needs=_VLLM, resume=True
     )
     batch_size: int | None = option(
         None,
@@ -66,6 +76,11 @@ class GeneratorOptions(TemplateOptions, LoadingOptions):
         """As `Topic.check`; raises ConfigError."""
         check_fields(self)
         super().check()
+        taken = {"model", *options_of(GeneratorOptions)}.intersection(self.vllm_options or ())
+        if taken:
+            raise ConfigError(f"{_NAME.vllm_options} holds {min(taken)}, for which there is an option of its own")
+        if self.backend == "vllm" and find_spec("vllm") is None:
+            library("vllm", "vllm")  # says how to install it
 
     def deciding(self, *but: type) -> dict[str, Any]:
         """The options on which the answers depend, without those of the classes `but`: work is resumed only with the same
@@ -100,11 +115,6 @@ class GenerateOptions(GeneratorOptions):
     )
     max_examples: int | None = option(None, "Ask the first so many questions only.", _DATA, at_least=1)
 
-    backend: Literal["transformers", "vllm", "openai"] = option(
-        "transformers",
-        "What runs the model: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
-        _MODEL,
-    )
     model_name: str | None = option(
         None,
         "The model that answers: a Hub id or a local folder; with --backend openai the name that the server knows.",

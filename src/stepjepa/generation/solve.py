@@ -252,20 +252,19 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.data.tokens import Prompter
-    from stepjepa.generation import local
-    from stepjepa.modeling.load import load_tokenizer
+    from stepjepa.generation import local, vllm
 
     disable_progress_bar()
-    local.refuse_preset(name)
-    tokenizer = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
+    place = local.find_model(name)
+    tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
     if options.backend == "vllm":
-        return local.VllmGenerator(name, prompter, options), "vLLM"
-    model = local.load_weights(name, tokenizer, options)
+        engine = vllm.VllmGenerator(place, prompter, options)
+        return engine, engine.description
+    model, description = local.load_place(place, tokenizer, options)
     size = options.batch_size or local.BATCH_SIZE
-    advice = f"use --{_NAME.backend} vllm or openai"
-    description = f"{local.move_to_device(model, name, advice)}, batches of {size}"
-    return local.LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size), description
+    generator = local.LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
+    return generator, f"{description}, batches of {size}"
 
 
 @dataclass

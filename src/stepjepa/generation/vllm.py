@@ -1,0 +1,179 @@
+"""vLLM as a generator: one engine in this process, or copies of it, each in a process and on GPUs of its own.
+
+    data_parallel_size 2, tensor_parallel_size 2        process 1: GPUs 0 1        process 2: GPUs 2 3
+
+`vllm.LLM` refuses a `data_parallel_size` in one process; copies that share the questions need nothing of each other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.config.option import Names
+from stepjepa.errors import ConfigError
+from stepjepa.generation import Reply, Request, mended, with_room
+from stepjepa.generation.options import GeneratorOptions
+from stepjepa.utils.failures import library
+
+if TYPE_CHECKING:
+    from stepjepa.data.tokens import Prompter
+    from stepjepa.generation.local import Place
+
+_NAME = Names(GeneratorOptions)
+BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that `max_lora_rank` may be, in every version of vLLM
+# What an adapter may hold besides plain LoRA: by version, vLLM refuses it in the middle of the work, or leaves it out.
+_NOT_PLAIN = (
+    "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "bias", "rank_pattern", "alpha_pattern",
+    "layer_replication", "alora_invocation_tokens",
+)  # fmt: skip
+_Batch = Sequence[tuple[Sequence[int], Mapping[str, Any]]]  # the ids of a prompt, and its sampling
+
+
+class VllmGenerator:
+    """Hands requests to vLLM, each with a seed of its own; `description` is a phrase.
+
+    Raises:
+        ConfigError: vLLM cannot load the model or would refuse its adapter, or there are too few GPUs.
+    """
+
+    def __init__(self, place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False):
+        shares, copies, gpus = _shares(options), options.data_parallel_size, options.tensor_parallel_size
+        same = (_NAME.dtype, _NAME.seed, _NAME.trust_remote_code, _NAME.tensor_parallel_size)
+        arguments = {"model": place.base or place.name, "tokenizer": prompter.tokenizer.name_or_path}
+        arguments |= {name: getattr(options, name) for name in same}
+        self.description = f"vLLM, {copies} copies on {gpus} GPUs each" if copies > 1 else "vLLM"
+        adapter = None if no_lora or place.base is None else str(place.folder)
+        if adapter is not None:
+            arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(adapter, place.adapter)}
+            self.description += f", adapter on {place.base}"
+        engine = arguments | (options.vllm_options or {}), adapter
+        self._ask = partial(map, _Engine(*engine).ask) if copies == 1 else _copies(shares, engine)
+        longest, vocabulary = list(self._ask([()] * copies))[0]
+        self._prompter, self._longest_prompt = prompter, longest - 1
+        self._batch_size = options.batch_size or BATCH_SIZE
+        self._sampling = {
+            _NAME.top_p: options.top_p,
+            "max_tokens": options.max_new_tokens,
+            "stop_token_ids": prompter.stop_ids(None),  # vLLM adds the tokens that the model itself names
+            "logit_bias": dict.fromkeys(prompter.unwritable_ids(vocabulary), -100.0) or None,
+        }
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """A batch of replies at a time."""
+        prompts, refused = with_room(self._prompter, requests, self._longest_prompt, done)
+        if refused:
+            yield refused
+        todo = [request for request in requests if request.row in prompts and request.row not in done]
+        batches = [todo[begin : begin + self._batch_size] for begin in range(0, len(todo), self._batch_size)]
+        own = {one.row: {_NAME.temperature: one.temperature, _NAME.seed: one.seed, **self._sampling} for one in todo}
+        asked = [[(prompts[one.row], own[one.row]) for one in batch] for batch in batches]
+        for batch, answers in zip(batches, self._ask(asked), strict=True):
+            made = ((one.row, len(prompts[one.row]), *answer) for one, answer in zip(batch, answers, strict=True))
+            yield [Reply(row, mended(text), ended, read, written) for row, read, text, ended, written in made]
+
+
+def _shares(options: GeneratorOptions) -> list[str]:
+    """For each copy of the model its GPUs, as CUDA_VISIBLE_DEVICES names them. Raises ConfigError: there are too few."""
+    import torch
+
+    size, there = options.tensor_parallel_size, torch.cuda.device_count()
+    wanted = size * options.data_parallel_size
+    # Ray, for one, reaches GPUs of other machines.
+    if wanted > max(1, there) and "distributed_executor_backend" not in (options.vllm_options or {}):
+        raise ConfigError(
+            f"--{_NAME.tensor_parallel_size} {size} and --{_NAME.data_parallel_size} {options.data_parallel_size} need "
+            f"{wanted} GPUs, and there are {there}"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else list(map(str, range(there)))
+    return [",".join(gpus[begin : begin + size]) for begin in range(0, wanted, size)]
+
+
+def _allowed_rank(adapter: str, config: Mapping[str, Any]) -> int:
+    """The smallest `max_lora_rank` for an adapter of this configuration. Raises ConfigError: vLLM cannot use it."""
+    odd = [name for name in _NOT_PLAIN if config.get(name) not in (None, False, "none", [], {})]
+    rank = config.get("r")
+    fitting = [one for one in _RANKS if type(rank) is int and one >= rank]
+    if odd or not fitting:
+        why = f"{odd[0] if odd else f'the rank {rank}'} of this one"
+        raise ConfigError(
+            f"--{_NAME.model_name} {adapter}: vLLM takes plain LoRA up to rank {_RANKS[-1]}, not {why}; merge it (stepjepa "
+            f"export {adapter} OUT --merge_lora true, or PEFT's merge_and_unload), or use --{_NAME.backend} transformers"
+        )
+    return fitting[0]
+
+
+class _Engine:
+    """vLLM with a model, and an adapter or None; raises ConfigError."""
+
+    def __init__(self, arguments: Mapping[str, Any], adapter: str | None):
+        vllm = library("vllm", "vllm")
+        try:
+            self._llm = vllm.LLM(**arguments)
+        except Exception as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"--{_NAME.model_name} {arguments['model']}: vLLM cannot load it ({why[:300]})") from None
+        self._params = vllm.SamplingParams
+        self._lora = adapter and library("vllm.lora.request", "vllm").LoRARequest("adapter", 1, adapter)
+
+    def ask(self, batch: _Batch) -> Any:
+        """Text, whether it ended by itself and number of tokens of each answer; without a question, the most tokens of a
+        chat and of the vocabulary."""
+        if not batch:
+            config = self._llm.llm_engine.model_config
+            return config.max_model_len, config.get_vocab_size()
+        prompts = [{"prompt_token_ids": ids} for ids, _ in batch]
+        params = [self._params(**sampling) for _, sampling in batch]
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._lora)
+        answers = (output.outputs[0] for output in outputs)
+        return [(one.text, one.finish_reason != "length", len(one.token_ids)) for one in answers]
+
+
+def _copies(shares: Sequence[str], engine: tuple[Any, ...]) -> Callable[[Iterable[_Batch]], Iterator[Any]]:
+    """Processes with an engine each, as what answers batches. They end with this one, at once where it cannot go on."""
+    context = multiprocessing.get_context("spawn")
+    gpus, (end, life) = context.SimpleQueue(), context.Pipe(duplex=False)
+    for share in shares:
+        gpus.put(share)
+    pool = ProcessPoolExecutor(len(shares), context, _begin_copy, (gpus, end))
+
+    def ask(batches: Iterable[_Batch]) -> Iterator[Any]:
+        try:
+            yield from pool.map(partial(_ask_copy, engine), batches)
+        except BaseException:
+            life.close()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+    return ask
+
+
+_copy: list[_Engine] = []  # of this process, where it is one of several
+
+
+def _begin_copy(gpus: Any, life: Any) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus.get()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or the engine would be a process more, and survive this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
+
+    def wait() -> None:
+        with suppress(EOFError):
+            life.recv()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _ask_copy(engine: tuple[Any, ...], batch: _Batch) -> Any:
+    if not _copy:
+        _copy.append(_Engine(*engine))
+    return _copy[0].ask(batch)

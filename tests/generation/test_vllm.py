@@ -1,0 +1,189 @@
+"""vLLM with adapters and several GPUs, against `support/vllm_api`: no GPU is needed, and none is tested."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+import stepjepa
+from stepjepa.cli.main import main
+from stepjepa.errors import ConfigError
+from support.answers import lines, vllm_stand_in, write
+from support.models import tiny_model
+from support.tokenizers import byte_bpe_tokenizer
+
+COUNT = 7
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A model whose vocabulary is padded by 5 rows, an adapter of rank 3 on it, questions."""
+    folder = tmp_path_factory.mktemp("vllm")
+    tokenizer = byte_bpe_tokenizer()
+    model = tiny_model("llama", vocab_size=len(tokenizer) + 5)
+    model.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    adapted = get_peft_model(model, LoraConfig(r=3, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    torch.manual_seed(0)
+    for name, parameter in adapted.named_parameters():
+        parameter.data += 0.5 * torch.randn_like(parameter) * ("lora_" in name)
+    adapted.peft_config["default"].base_model_name_or_path = "../base"
+    adapted.save_pretrained(folder / "adapter")
+    write(folder / "asked.jsonl", [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(COUNT)])
+    return folder
+
+
+@pytest.fixture
+def ask(home, tmp_path, capsys):
+    """A command on the questions; its words."""
+
+    def run(command, model, flags, status=0, backend="vllm"):
+        files = {"evaluate": ["--metric", "exact", "--output_dir", "out"], "generate": ["--output_file", "out.jsonl"]}
+        place = [str(home / model), str(home / "asked.jsonl")]
+        place = place if command == "evaluate" else [place[1], "--model_name", place[0], "--attempts", "1"]
+        files[command][-1] = str(tmp_path / files[command][-1])
+        fixed = ["--backend", backend, "--max_new_tokens", "5", "--plain"]
+        assert main([command, *place, *files[command], *fixed, *flags.split()]) == status
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return said.err
+
+    return run
+
+
+def adapter_with(home, tmp_path, changes):
+    """The adapter with another configuration."""
+    folder = tmp_path / "adapter"
+    folder.mkdir(exist_ok=True)
+    config = json.loads((home / "adapter" / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": str(home / "base"), **changes})
+    )
+    return folder
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate"])
+def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
+    """With the tokenizer of the base, since its folder has none; padding of the vocabulary is never generated."""
+    seen = vllm_stand_in(monkeypatch)
+    words = ask(command, "adapter", "--temperature 0.5 --top_p 0.9 --seed 7 --batch_size 4")
+    assert "(vLLM, adapter on " in words
+    loaded, first, second = seen
+    assert loaded["enable_lora"] is True and loaded["max_lora_rank"] == 8
+    assert loaded["model"].endswith("../base") and loaded["tokenizer"] == loaded["model"]
+    assert [len(one.params) for one in (first, second)] == [4, 3]
+    assert first.lora.lora_path == str(home / "adapter") and second.lora.lora_int_id == first.lora.lora_int_id
+    one, size = first.params[0], len(byte_bpe_tokenizer())
+    assert (one.temperature, one.top_p, one.max_tokens) == (0.5, 0.9, 5)
+    assert one.logit_bias == dict.fromkeys(range(size, size + 5), -100.0)
+    assert one.stop_token_ids == [byte_bpe_tokenizer().eos_token_id]
+    assert len({params.seed for params in first.params + second.params}) == COUNT
+
+
+def test_generate_takes_an_adapter_with_transformers_too(home, ask, tmp_path):
+    assert "adapter on " in ask("generate", "adapter", "--temperature 0 --keep_attempts", backend="transformers")
+    with_it = [row["response"] for row in lines(tmp_path / "out.attempts.jsonl")]
+    ask("generate", "base", "--temperature 0 --keep_attempts --overwrite", backend="transformers")
+    assert with_it != [row["response"] for row in lines(tmp_path / "out.attempts.jsonl")]
+
+
+@pytest.mark.parametrize(("rank", "allowed"), [(1, 8), (8, 8), (9, 16), (129, 256), (321, 512)])
+def test_ranks_are_rounded_up(rank, allowed, home, ask, tmp_path, monkeypatch):
+    seen = vllm_stand_in(monkeypatch)
+    ask("evaluate", adapter_with(home, tmp_path, {"r": rank}), "")
+    assert seen[0]["max_lora_rank"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, "not use_dora of this one; merge it (stepjepa export"),
+        ({"modules_to_save": ["lm_head"]}, "not modules_to_save"),
+        ({"trainable_token_indices": {"embed_tokens": [3]}}, "not trainable_token_indices"),
+        ({"bias": "all"}, "not bias"),
+        ({"r": 600}, "up to rank 512, not the rank 600 of this one"),
+        ({"r": "3"}, "not the rank 3"),
+    ],
+)
+def test_adapters_that_vllm_would_refuse(changes, words, home, ask, tmp_path, monkeypatch):
+    """They are refused before vLLM is loaded, and leave nothing."""
+    seen = vllm_stand_in(monkeypatch)
+    folder = adapter_with(home, tmp_path, changes)
+    for command in ("evaluate", "generate"):
+        message = ask(command, folder, "", status=2)
+        assert len(message.splitlines()) == 1 and words in message and "--backend transformers" in message
+    assert not seen and list(tmp_path.iterdir()) == [folder]
+    ask("evaluate", folder, "--no_lora")
+    assert seen[0]["model"] == str(home / "base")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--tensor_parallel_size 2 --data_parallel_size 2", "--data_parallel_size 2 need 4 GPUs, and there are 3"),
+        ('--vllm_options {"tensor_parallel_size":2}', "holds tensor_parallel_size, for which there is an option"),
+        ('--vllm_options {"model":"other"}', "holds model"),
+        ('--vllm_options {"max_lora_rank":7,"enable_lora":true}', "vLLM cannot load it (1 validation error for LoRA"),
+        ("--data_parallel_size 0", "data_parallel_size is 0"),
+    ],
+)
+def test_what_cannot_be_is_one_line(flags, words, ask, tmp_path, monkeypatch):
+    vllm_stand_in(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    for command in ("evaluate", "generate"):
+        message = ask(command, "base", flags, status=2)
+        assert len(message.splitlines()) == 1 and words in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_vllm_is_missed_before_the_data_are_read(home, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for command in (
+        lambda: stepjepa.evaluate(model_name="nowhere/x", test_file="no.jsonl", metric=["exact"], backend="vllm"),
+        lambda: stepjepa.generate(file="no.jsonl", model_name="nowhere/x", output_file="x.jsonl", backend="vllm"),
+    ):
+        with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[vllm\]'"):
+            command()
+
+
+def test_an_interrupted_evaluation_goes_on(home, ask, tmp_path, monkeypatch):
+    """Only what is left is asked, with the same seeds; the GPUs may be others."""
+    calls = []
+
+    def answer(params):
+        calls.append(params.seed)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return {"text": f" {params.seed} "}
+
+    seen = vllm_stand_in(monkeypatch, answer)
+    flags = "--temperature 1 --batch_size 3"
+    ask("evaluate", "adapter", flags, status=130)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    del seen[:]
+    ask("evaluate", "adapter", f"{flags} --tensor_parallel_size 2")
+    assert seen[0]["tensor_parallel_size"] == 2 and [len(one.params) for one in seen[1:]] == [3, 1]
+    found = [row["generated_response"] for row in lines(tmp_path / "out" / "predictions.jsonl")]
+    ask("evaluate", "adapter", f"{flags} --output_dir {tmp_path}/again")
+    again = lines(tmp_path / "again" / "predictions.jsonl")
+    assert found == [row["generated_response"] for row in again] and len(set(found)) == COUNT
+
+
+def test_copies_are_processes_with_gpus_of_their_own(home, ask, tmp_path, monkeypatch):
+    seen = vllm_stand_in(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
+    flags = "--tensor_parallel_size 2 --data_parallel_size 2 --batch_size 2"
+    words = ask("evaluate", "adapter", flags)
+    assert "2 copies on 2 GPUs each" in words and not seen, "it was loaded in this process"
+    said = [row["generated_response"] for row in lines(tmp_path / "out" / "predictions.jsonl")]
+    assert {one.partition(" on ")[2] for one in said} <= {
+        f"GPUs {gpus} with {home}/adapter " for gpus in ("3,5", "6,7")
+    }
+    assert len({one.partition(" on ")[0] for one in said}) == COUNT
+    options = '--vllm_options {"wrong":1} --overwrite_output_dir'
+    assert "vLLM cannot load it (EngineArgs" in ask("evaluate", "adapter", f"{flags} {options}", status=2)
