@@ -120,7 +120,7 @@ def test_system_messages():
 )
 def test_the_choice_of_a_system_message(asked, use, known, expected):
     prompts = {name: count for name, count in known.items() if name != "others"}
-    record = TrainingRecord(bool(prompts), Counter(prompts), known.get("others", 0))
+    record = TrainingRecord(Counter(prompts), known.get("others", 0))
     text, keep, words = choose_system_prompt(asked, use, record, "run")
     assert (text, keep) == expected[:2] and expected[2] in words
 

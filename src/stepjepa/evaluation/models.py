@@ -30,14 +30,12 @@ class TrainingRecord:
     """What a folder says of how its model was trained; empty for a model from elsewhere.
 
     Attributes:
-        found: whether there is a record.
         system_prompts: system message -> rows; None for rows without one.
         others: rows with further system messages, which the record does not hold.
         settings: of the run.
         splitter: name of the step splitter that its training data were read with, None where they were several data sets.
     """
 
-    found: bool = False
     system_prompts: Counter[str | None] = field(default_factory=Counter)
     others: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +70,6 @@ def read_record(place: Place) -> TrainingRecord:
     record.system_prompts = +record.system_prompts  # those with rows
     settings = read_object(folder / "run.json").get("settings")
     record.settings = settings if isinstance(settings, dict) else {}
-    record.found = bool(record.system_prompts)
     return record
 
 

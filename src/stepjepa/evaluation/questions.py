@@ -163,7 +163,7 @@ def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: Trai
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
     if asked != AS_TRAINED:
         return SystemPrompt(asked, False, f"{quoted(asked)} (--{_NAME.system_prompt})")
-    if not record.found:
+    if not record.system_prompts:
         return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
