@@ -31,10 +31,7 @@ _NAME = Names(GeneratorOptions)
 BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that `max_lora_rank` may be, in every version of vLLM
 # What an adapter may hold besides plain LoRA: by version, vLLM refuses it in the middle of the work, or leaves it out.
-_NOT_PLAIN = (
-    "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "bias", "rank_pattern", "alpha_pattern",
-    "layer_replication", "alora_invocation_tokens",
-)  # fmt: skip
+_NOT_PLAIN = "use_dora modules_to_save trainable_token_indices lora_bias bias rank_pattern alpha_pattern".split()
 _Batch = Sequence[tuple[Sequence[int], Mapping[str, Any]]]  # the ids of a prompt, and its sampling
 
 
@@ -93,8 +90,7 @@ def _shares(options: GeneratorOptions) -> list[str]:
             f"--{_NAME.tensor_parallel_size} {size} and --{_NAME.data_parallel_size} {options.data_parallel_size} need "
             f"{wanted} GPUs, and there are {there}"
         )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else list(map(str, range(there)))
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(there)))).split(",")
     return [",".join(gpus[begin : begin + size]) for begin in range(0, wanted, size)]
 
 
