@@ -9,7 +9,6 @@ Shapes: P pairs, D width.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +33,12 @@ from stepjepa.analysis.options import READING, RULES, AnalysisResult, EnergyOpti
 from stepjepa.analysis.states import read_states
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
-from stepjepa.data.chat import template_of
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics
-from stepjepa.evaluation.models import fingerprint
+from stepjepa.evaluation.models import digests
 from stepjepa.evaluation.predictions import drop_unscorable
 from stepjepa.evaluation.questions import (
     SolutionSet,
@@ -148,9 +146,7 @@ def _sample(
         bar.say(f"         {line}")
     identity = {
         **{name: getattr(options, name) for name in _SAMPLED},
-        "chat_template": hashlib.sha256(template_of(prompter.tokenizer).encode()).hexdigest()[:16],
-        "model": fingerprint(model.place),
-        "data": questions.fingerprint(),
+        **digests(model.place, prompter.tokenizer, questions.fingerprint()),
     }
     samples, none, about, partial = (
         path.with_name(f"{path.stem}.samples.{kind}") for kind in ("jsonl", "none", "json", "partial")

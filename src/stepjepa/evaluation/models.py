@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stepjepa.data.chat import template_of
 from stepjepa.generation.local import Place
 from stepjepa.modeling.extras import PREDICTORS_FILE, predictor_names
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
@@ -82,6 +83,12 @@ def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Pl
     known = tokenizer.get_added_vocab()
     kept = sorted(known[name] for name in predictor_names(len(known)) if name in known)
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
+
+
+def digests(place: Place, tokenizer: PreTrainedTokenizerBase, data: str, no_lora: bool = False) -> dict[str, str]:
+    """What decides the answers besides the options; `data` is the fingerprint of the questions."""
+    template = hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16]
+    return {"chat_template": template, "model": fingerprint(place, no_lora), "data": data}
 
 
 def fingerprint(place: Place, no_lora: bool = False) -> str:

@@ -11,7 +11,6 @@ The files of an evaluation, in its folder (see `stepjepa.generation.store`):
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -30,7 +29,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import template_of
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
@@ -344,9 +342,7 @@ def open_output(
         record, partial = folder / "metrics.json", folder / "predictions.partial"
     identity = {
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
-        "chat_template": hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16],
-        "model": models.fingerprint(place, options.no_lora),
-        "data": fingerprint,
+        **models.digests(place, tokenizer, fingerprint, options.no_lora),
     }
     return Output(
         Paths(results, record, partial),
