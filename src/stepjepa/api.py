@@ -81,7 +81,7 @@ def train(**options: Any) -> TrainResult:
         RunError: the run broke: something is not finite, could not be written, or found too little memory.
     """
     from stepjepa.config.option import Names
-    from stepjepa.config.parser import build
+    from stepjepa.config.parser import build, command_line
     from stepjepa.config.spellings import published
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.options import RunOptions
@@ -94,14 +94,14 @@ def train(**options: Any) -> TrainResult:
     if is_main_process():
         for line in run_notes(run, config, options):
             say(f"note   {line}")
-    name = Names(JEPAConfig)
+    name, command = Names(JEPAConfig), command_line("train", options, run, config)
     if run.debug_level >= 5 and name.logging_steps not in options:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
         _show_first_row(run, config)
     batch = f"--{name.per_device_train_batch_size} (and raise --{name.gradient_accumulation_steps})"
     with explaining(f"{batch} or --{name.max_length}", AGAIN):
-        result = run_training(run, config, _answer_scorer(run, config))
+        result = run_training(run, config, _answer_scorer(run, config), command)
     if result.trainer is None:
         return result
     return dataclasses.replace(result, text=f"{result.text}\n{_next_commands(run, result.output_dir)}")

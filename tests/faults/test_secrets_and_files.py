@@ -19,7 +19,7 @@ from stepjepa.generation.store import open_locked
 from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.summary import loss_line
+from stepjepa.training.options import loss_line
 from support.models import made_up_examples
 from support.tokenizers import fresh
 from support.training import trainer_for

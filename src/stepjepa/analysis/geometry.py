@@ -19,6 +19,7 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.errors import DataError
+from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
@@ -27,9 +28,7 @@ MIN_ROWS = 10  # fewer rows than this are fitted by no map and compared by no CK
 TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
 _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
 
-# Thresholds of the signs of collapse.
-CONE_COSINE = 0.98  # mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995)
-LOW_RANK, RANK_ROWS = 2.0, 8  # effective rank of unit rows; rows and dimensions below which a rank says nothing
+# Thresholds of those signs of collapse that no training log shows.
 LOW_D_PRIME = 0.5  # d' of matched against shuffled cosines: below half a standard deviation most pairs look alike
 CHANCE_LEVEL, CHANCE_ROWS = 0.05, 20  # of the test that more targets are found than by chance, and the rows it needs
 DEAD_DIMENSIONS = 0.1  # share of dimensions that hardly vary

@@ -293,6 +293,18 @@ def check_fields(options: object, dataclass: type | None = None) -> None:
         one.check(getattr(options, one.name))
 
 
+def public_values(options: object) -> dict[str, Any]:
+    """The options by name, without secrets: neither its own, nor those that a class of one's own has brought."""
+    known = options_of(type(options))
+    values = {name: getattr(options, name) for name, one in known.items() if not one.secret}
+    for name, (carrier, find) in [(one.name, one.brings) for one in known.values() if one.brings]:
+        brought = find(values[name]) if values.get(carrier) else None
+        own = options_of(brought) if brought else {}
+        hidden = {name for name, one in own.items() if one.secret}
+        values[carrier] = values[carrier] and {key: one for key, one in values[carrier].items() if key not in hidden}
+    return values
+
+
 class Unread(NamedTuple):
     """An option that was given and that the run does not read; `reason` begins with "with" or "without"."""
 

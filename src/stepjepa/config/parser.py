@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
-from stepjepa.config.option import MISSING, Brings, Option, options_of
+from stepjepa.config.option import MISSING, Brings, Option, options_of, public_values
 from stepjepa.config.values import BadValue, convert, named_by_file, nearest, show
-from stepjepa.config.yaml_file import Entry, read_yaml
+from stepjepa.config.yaml_file import Entry, read_yaml, representable
 from stepjepa.errors import ConfigError
 
 
@@ -346,6 +348,19 @@ def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str,
 def _brought(brings: Brings, value: str) -> dict[str, Option]:
     dataclass = brings[1](value)
     return {} if dataclass is None else options_of(dataclass)
+
+
+def command_line(command: str, given: Mapping[str, Any], *instances: object) -> str:
+    """The command that sets the options `given` by name to the values that they have in instances of their dataclasses;
+    of secrets, three stars."""
+    known = {name: one for instance in instances for name, one in options_of(type(instance)).items()}
+    public = {name: value for instance in instances for name, value in public_values(instance).items()}
+    words = ["stepjepa", command]
+    for name in carried(known, given):
+        value = representable(public.get(name, "***"))
+        many = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(one if isinstance(one, str) else json.dumps(one) for one in many)]
+    return shlex.join(words)
 
 
 def alias_settings(target: Alias) -> list[tuple[str, str | None]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import options_of, public_values
 from stepjepa.config.values import Quoted
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import write_whole
@@ -119,9 +119,9 @@ def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:
     """
     values: dict[str, Any] = {}
     for instance in instances:
-        for name, option in options_of(type(instance)).items():
-            value = getattr(instance, name)
-            if option.dumped and not option.secret and not (value is None and option.default is None):
+        known = options_of(type(instance))
+        for name, value in public_values(instance).items():
+            if known[name].dumped and not (value is None and known[name].default is None):
                 with suppress(TypeError):
                     values[name] = representable(value)
     write_yaml(values, path)

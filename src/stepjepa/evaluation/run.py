@@ -40,6 +40,7 @@ from stepjepa.evaluation.predictions import EvaluationResult, record_lines, stop
 from stepjepa.evaluation.questions import GENERATED, QuestionSet, SystemPrompt
 from stepjepa.generation import Generator, Request, local, seed_of, vllm
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
+from stepjepa.modeling.card import add_results
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.utils.files import weights_digest
@@ -228,6 +229,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             result.files, result.record = files, record_of(result, options, place, system, output)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
+            if place.folder is not None and not (options.no_lora and place.base is not None):
+                files += add_results(place.folder, asked.source, result.metrics)
         return result
 
 

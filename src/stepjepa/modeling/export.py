@@ -21,6 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
+from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
     OLD_HEAD_FILE,
     PREDICTORS_FILE,
@@ -34,7 +35,7 @@ from stepjepa.modeling.extras import (
     predictor_rows,
     save_predictors,
 )
-from stepjepa.modeling.load import check_lora, is_preset, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.load import check_lora, first_line, is_preset, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import SEGMENTS
 from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
@@ -54,7 +55,7 @@ from stepjepa.utils.files import (
 logger = logging.getLogger("stepjepa")
 _UNFINISHED = ".export"  # where the files are written before they are moved in
 _ADAPTER = "adapter_config.json"
-_NAME = Names(ExportOptions)
+_NAME, _UNKNOWN = Names(ExportOptions), Records()
 _MODEL = {_ADAPTER, "adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"}
 
 
@@ -66,6 +67,7 @@ def export_model(
     merge_lora: bool,
     keep_predictors: bool = False,
     state_dict: dict[str, torch.Tensor] | None = None,
+    records: Records = _UNKNOWN,
 ) -> list[str]:
     """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it.
 
@@ -76,6 +78,7 @@ def export_model(
         keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer knows get
             their trained rows in any case, but in an adapter.
         state_dict: full weights, by name and of any shape, where the model in memory is sharded (FSDP).
+        records: of its training, for the model card. A README.md of the user's own stays as it is.
 
     Returns:
         Names of the files.
@@ -89,7 +92,14 @@ def export_model(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        _write(model, tokenizer, folder, merge_lora, keep_predictors, state_dict)
+        tokenizer = _write(model, tokenizer, folder, merge_lora, keep_predictors, state_dict)
+        if is_card(target) or not (target / CARD).exists():
+            kept = [name for name in predictor_names(len(tokenizer)) if name in tokenizer.get_added_vocab()]
+            try:
+                write_card(folder, target.resolve().name, records, tokenizer, kept)
+            except Exception as error:  # damaged records must not cost a model
+                logger.warning("the model card lacks what is recorded of the training: %s", first_line(error))
+                write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept)
         share(folder)
         written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         # What an earlier export has left would be read together with, or in place of, what is written now.
@@ -101,8 +111,8 @@ def export_model(
             os.replace(folder / name, target / name)
         for name in stale.difference(written):
             (target / name).unlink(missing_ok=True)
-        # Without the predictors, which are no part of the model: whoever wants to read without them removes them.
-        write_manifest(target, [name for name in written if name != PREDICTORS_FILE])
+        # Without what is no part of the model: whoever wants to read without the predictors removes them.
+        write_manifest(target, [name for name in written if name not in (PREDICTORS_FILE, CARD)])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return written
@@ -122,7 +132,8 @@ def _write(
     merge_lora: bool,
     keep_predictors: bool,
     state_dict: dict[str, torch.Tensor] | None,
-) -> None:
+) -> PreTrainedTokenizerBase:
+    """Write model, predictors and tokenizer; the tokenizer as it was written."""
     inner = causal_lm(model)
     if inner is not model and not merge_lora:
         if keep_predictors:
@@ -146,6 +157,7 @@ def _write(
     save_predictors(inner, folder, state_dict)
     _index_weights(folder)
     tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def _index_weights(folder: Path) -> None:
@@ -321,7 +333,8 @@ def export_checkpoint(
         if problem is not None:
             raise ConfigError(f"{folder}: {problem}; take another checkpoint")
     _check_target(target, place, overwrite)
-    recorded = read_object(run / "run.json").get("settings")
+    record = read_object(run / "run.json")
+    recorded = record.get("settings")
     settings = recorded if isinstance(recorded, dict) else {}
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
     merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
@@ -336,7 +349,10 @@ def export_checkpoint(
     else:
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trust_remote_code)
     attach_saved(causal_lm(model), folder)
-    written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors)
+    log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
+    steps = log.get("global_step", log.get("steps", 0))
+    records = Records(record, read_object(run / "data_report.json"), log.get("log_history", ()), steps)
+    written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors, records=records)
     # How the weights were trained: `evaluate`, for one, asks for the system prompts.
     records = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in records:

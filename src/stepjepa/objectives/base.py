@@ -185,8 +185,8 @@ class Objective:
     @property
     def about(self) -> tuple[str, ...]:
         """Its own options in a few words each."""
-        own = () if self.Options is None else options_of(self.Options)
-        return tuple(f"{name} {getattr(self.own, name)}" for name in own)
+        own = {} if self.Options is None else options_of(self.Options)
+        return tuple(f"{name} {getattr(self.own, name)}" for name, one in own.items() if not one.secret)
 
     @property
     def distance_name(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.analysis.geometry import CONE_COSINE, LOW_RANK, RANK_ROWS
+from stepjepa.modeling.card import logged_collapse
 from stepjepa.report.reading import Run, number
 from stepjepa.utils.text import scaled
 
@@ -262,25 +262,15 @@ class LoggedSigns:
 
 
 def logged_signs(run: Run) -> LoggedSigns | None:
-    """The signs of collapse in a log, None where no targets were logged.
-
-    The log knows the targets of training batches alone. Their spread gives the mean cosine of two targets:
-    ``target_std ** 2 = 1 - mean cosine`` for unit-length states.
-    """
+    """The signs of collapse in a log, None where no targets were logged."""
     logged = {key: points for key, _ in SIGNS if (points := history_points(run.history, key))}
     if not logged:
         return None
     last = {key: points[-1][1] for key, points in logged.items()}
-    pairs = history_points(run.history, "num_pairs")
+    if pairs := history_points(run.history, "num_pairs"):
+        last["num_pairs"] = pairs[-1][1]
     by_design = run.settings.get("control") == "random"
-    rank, cosine = last.get("effective_rank", LOW_RANK), 1 - last.get("target_std", 1.0) ** 2
-    low = not by_design and rank < LOW_RANK and (not pairs or pairs[-1][1] >= RANK_ROWS)
-    texts = [f"target states have an effective rank of {rank:.2f} (below {LOW_RANK})"] if low else []
-    if cosine >= CONE_COSINE and not by_design:
-        texts.append(
-            f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, from target_std "
-            f"{last['target_std']:.3f} (from {CONE_COSINE}; plain models .76 to .96)"
-        )
+    texts, low = ([], False) if by_design else logged_collapse(last)
     rows = [(key, points[0][1], points[-1][1]) for key, points in logged.items()]
     return LoggedSigns(rows, max(points[-1][0] for points in logged.values()), texts, low, by_design)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import shlex
 import shutil
 import time
@@ -13,28 +14,31 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+import transformers
 from huggingface_hub import CommitInfo, HfApi
 from transformers import Trainer, TrainerCallback
-from transformers.modelcard import TrainingSummary
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names, options_of, public_values
 from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, RunError
+from stepjepa.modeling.card import CARD, Records, base_model, is_card, is_hub_id
 from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import is_extra, load_extras, save_extras
 from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.load import is_preset
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import StreamedExamples
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
-from stepjepa.training.options import RunOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
 from stepjepa.training.run_folder import BROKEN, LOG_STATE, ResumeRecord, RunFolder, on_main, recorded_steps
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
+from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAConfig)
@@ -185,10 +189,43 @@ class CheckpointedTrainer(Trainer):
             adapter = model.peft_config[model.active_adapter].to_dict()
             names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules")
             settings = {f"peft.{name}": adapter[name] for name in names if name in adapter}
-        settings |= {name: getattr(self.args, name) for name in fixed_on_resume()}
+        settings |= {name: value for name, value in public_values(self.args).items() if name in fixed_on_resume()}
         settings |= objective_of(self.args).code
         data = {name: one.fingerprint for name, one in self.data_reports.items() if not name.startswith("eval")}
         return ResumeRecord(plain_settings(settings), data, self.accelerator.num_processes)
+
+    @property
+    def run_record(self) -> dict[str, Any]:
+        """What distinguishes one run from another: versions, settings, seed, data."""
+        run, name = self.run_options, str(getattr(self._inner.config, "_name_or_path", ""))
+        if run is not None:
+            name = "" if run.pretrain or is_preset(run.model_name) else run.model_name
+        own = {**options_of(JEPAOptions), **options_of(TrainerOptions)}
+        settings = {one: value for one, value in public_values(self.args).items() if one in own and own[one].dumped}
+        settings = {**(public_values(run) if run else {}), **settings}
+        sources = [one.source for split, one in self.data_reports.items() if split.startswith("train")]
+        return {
+            "stepjepa": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+            "processes": self.accelerator.num_processes,
+            "steps": self.requested_steps,
+            "settings": {**plain_settings(settings), **self.resume_record.settings},
+            "loss": loss_line(self.args) if self.setup.objective.makes_pairs else "LM",
+            "base_model": base_model(name, self._inner.config),
+            "datasets": [one.partition(":")[0] for one in sources if "/" in one and is_hub_id(one)],
+            "forward": self.setup.forward,
+            "data": {split: report.fingerprint for split, report in self.data_reports.items()},
+        }
+
+    @property
+    def _card_records(self) -> Records:
+        state = self.state
+        best = state.best_global_step if self.args.load_best_model_at_end else None
+        data = {split: one.to_dict() for split, one in self.data_reports.items()}
+        name = str(self.hub_model_id or "").rpartition("/")[2]
+        return Records(self.run_record, data, state.log_history, best or state.global_step, name)
 
     def resume_log(self, checkpoint: Path) -> None:
         """Continue the log where the checkpoint left it."""
@@ -343,8 +380,12 @@ class CheckpointedTrainer(Trainer):
                     merge_lora=bool(self.args.merge_lora),
                     keep_predictors=self.args.keep_predictors,
                     state_dict=state_dict,
+                    records=self._card_records,
                 )
         self.accelerator.wait_for_everyone()
+
+    def create_model_card(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
+        """Nothing: `save_model` has written the card with the model."""
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """As `Trainer.init_hf_repo`.
@@ -368,9 +409,8 @@ class CheckpointedTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
         private: bool | None = None,
-        **kwargs: Any,
     ) -> CommitInfo | None:
-        """As `Trainer.push_to_hub`, of what `save_model` writes and a model card; nothing in the output folder changes. It
+        """As `Trainer.push_to_hub`, of what `save_model` writes; nothing in the output folder changes. It
         always waits for the upload.
 
         Raises:
@@ -386,9 +426,9 @@ class CheckpointedTrainer(Trainer):
             self.save_model(str(folder))
             if not self.is_world_process_zero():
                 return None
-            name = kwargs.pop("model_name", None) or str(self.hub_model_id).split("/")[-1]
-            card = TrainingSummary.from_trainer(self, model_name=name, **kwargs).to_model_card()
-            write_whole(folder / "README.md", [card.encode()])
+            own = self._folder.path / CARD
+            if own.exists() and not is_card(own.parent):
+                write_whole(folder / CARD, [own.read_bytes()])
             with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
                 return HfApi().upload_folder(
                     repo_id=str(self.hub_model_id),

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, Trainer, get_scheduler
 
-from stepjepa.config.option import Names, option, options_of
+from stepjepa.config.option import Names, option, options_of, public_values
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
@@ -177,12 +177,13 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""
-        return {**super().to_dict(), _NAME.last_token: self.last_token}
+        public = public_values(self)
+        return {**super().to_dict(), **{name: public[name] for name in (_NAME.last_token, _NAME.objective_options)}}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them."""
         secrets = {one.name: one.default for one in options_of(type(self)).values() if one.secret}
-        return {**self.__dict__, **secrets}
+        return {**self.__dict__, **public_values(self), **secrets}
 
     def __copy__(self) -> JEPAConfig:
         made = object.__new__(type(self))

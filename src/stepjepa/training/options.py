@@ -233,6 +233,24 @@ def summary(method: JEPAOptions) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def loss_line(args: JEPAOptions) -> str:
+    """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
+    objective = objective_of(args)
+    parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {objective.distance_name}"]
+    if objective.takes_predictors:
+        parts.append(f"K = {args.predictors}")
+    parts += [*objective.readout, *objective.about]
+    if args.predictor_head != "none":
+        parts.append(f"{args.predictor_head} head")
+    if not args.target_grad:
+        parts.append("EMA target" if args.target_encoder == "ema" else "no gradient into the target")
+    if args.regularizer != "none":
+        parts.append(f"{args.regularizer} ({args.regularizer_weight:g})")
+    if args.control != "none":
+        parts.append(f"CONTROL: {args.control} targets")
+    return ", ".join(parts)
+
+
 # What a command reads and writes
 
 

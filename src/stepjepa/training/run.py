@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import platform
-from dataclasses import asdict, dataclass, field
+import re
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-import transformers
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names
 from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.checkpoints import plain_settings
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import Sources
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import is_main_process, say
-from stepjepa.version import __version__
 
 _NAME = Names(RunOptions, JEPAConfig)
 # What to do after something could not be written.
@@ -56,7 +60,9 @@ class TrainResult:
         return self.text
 
 
-def run_training(run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswers | None = None) -> TrainResult:
+def run_training(
+    run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswers | None = None, command: str | None = None
+) -> TrainResult:
     """Train as the options say and leave the model and its records in `config.output_dir`.
 
     A run that is resumed from a checkpoint at its last step trains nothing and writes the model. One that is complete
@@ -66,6 +72,7 @@ def run_training(run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswer
         run: what to read and which model to train.
         config: the training configuration; it stays as it is, and the trainer's `args` are the resolved ones.
         score_answers: see `JEPATrainer`.
+        command: that gives the same run, for its record.
 
     Raises:
         ConfigError, DataError: before anything is written.
@@ -75,10 +82,13 @@ def run_training(run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswer
         raise ConfigError(f"no training data; give --{_NAME.train_file} FILE (JSONL, Parquet, CSV or a Hub data set)")
     folder = RunFolder(config.output_dir or "")
     with folder.running():
-        return _run(run, copy.copy(config), folder, score_answers)  # some options are resolved
+        return _run(run, copy.copy(config), folder, score_answers, command)  # some options are resolved
 
 
-def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: ScoreAnswers | None) -> TrainResult:
+def _run(
+    run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: ScoreAnswers | None, command: str | None
+) -> TrainResult:
+    begin = time.perf_counter()
     output, overwrite = folder.path, config.overwrite_output_dir
     wanted = str(config.resume_from_checkpoint or "")
     resuming, checkpoint = wanted.lower() not in ("", "false", "none"), None
@@ -111,12 +121,13 @@ def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: 
         say(f"{output}: no checkpoint to resume from; starting at step 0")
     if is_main_process():
         say(start_summary(trainer, run, checkpoint))
+    record = {**trainer.run_record, **_circumstances(command, config.device)}
     if trainer.args.should_save:
         if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
             dump_yaml((run, trainer.args), output / "resolved.yaml")
-            write_json(output / RECORD, _run_record(run, trainer))
+            write_json(output / RECORD, record)
             _write_report(trainer, output)
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
@@ -127,8 +138,11 @@ def _run(run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: 
         with writing(output, AGAIN):
             _write_report(trainer, output)  # of a stream only now is known what was read
             state = trainer.state
-            record = {"steps": state.global_step, "metrics": metrics, "log_history": state.log_history}
-            write_json(output / METRICS, record)
+            total = round(time.perf_counter() - begin, 1)
+            record["durations"] = {"total": total, "training": round(metrics.get("train_runtime", 0.0), 1)}
+            write_json(output / RECORD, record)
+            final = {"steps": state.global_step, "metrics": metrics, "log_history": state.log_history}
+            write_json(output / METRICS, final)
     if config.push_to_hub:
         trainer.push_to_hub()
     return TrainResult(output, metrics, conclusion(trainer, run, metrics), trainer)
@@ -204,20 +218,26 @@ def _write_report(trainer: JEPATrainer, output: Path) -> None:
     write_json(output / "data_report.json", {name: one.to_dict() for name, one in trainer.data_reports.items()})
 
 
-def _run_record(run: RunOptions, trainer: JEPATrainer) -> dict[str, Any]:
-    """What distinguishes one run from another: versions, settings, seed, data."""
-    own = [*options_of(JEPAOptions), *options_of(TrainerOptions)]
-    settings = {name: getattr(trainer.args, name) for name in own if options_of(JEPAConfig)[name].dumped}
+def _circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
+    """When, where and by which command a run was started; no names of hosts or users."""
+    processor, commit = platform.processor(), ""
+    with suppress(OSError):  # Linux
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+        processor = found[1] if found else processor
+    with suppress(OSError, subprocess.SubprocessError):  # no git, or no repository
+        words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
+        commit = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return {
-        "stepjepa": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "processes": trainer.accelerator.num_processes,
-        "steps": trainer.requested_steps,
-        "settings": {**plain_settings({**asdict(run), **settings}), **trainer.resume_record.settings},
-        "forward": trainer.setup.forward,
-        "data": {name: report.fingerprint for name, report in trainer.data_reports.items()},
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "machine": {
+            "platform": platform.platform(),
+            "processor": processor,
+            "cpus": os.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        },
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "git_commit": commit or None,
     }
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.modeling.card import CARD, is_card
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import (
     LOCK,
@@ -202,6 +203,8 @@ class RunFolder:
         """Remove what a run writes (checkpoints, model, records) and nothing else."""
         for name in _OWN_FILES:
             (self.path / name).unlink(missing_ok=True)
+        if is_card(self.path):
+            (self.path / CARD).unlink()
         for entry in self.path.glob("model-*.safetensors"):
             entry.unlink()
         for _, folder in self._numbered():

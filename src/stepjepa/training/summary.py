@@ -26,7 +26,7 @@ from stepjepa.modeling.flops import batch_tokens
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.meter import clock, meanings, short
-from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
+from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.text import legend
 
@@ -184,24 +184,6 @@ def method_line(trainer: JEPATrainer) -> str:
     elif find_objective(args.objective).makes_pairs:
         loss += f" (lbd is 0: trains exactly like {objective.name})"
     return f"{args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}"
-
-
-def loss_line(args: JEPAOptions) -> str:
-    """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
-    objective = objective_of(args)
-    parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {objective.distance_name}"]
-    if objective.takes_predictors:
-        parts.append(f"K = {args.predictors}")
-    parts += [*objective.readout, *objective.about]
-    if args.predictor_head != "none":
-        parts.append(f"{args.predictor_head} head")
-    if not args.target_grad:
-        parts.append("EMA target" if args.target_encoder == "ema" else "no gradient into the target")
-    if args.regularizer != "none":
-        parts.append(f"{args.regularizer} ({args.regularizer_weight:g})")
-    if args.control != "none":
-        parts.append(f"CONTROL: {args.control} targets")
-    return ", ".join(parts)
 
 
 def words(trainer: JEPATrainer, said: str) -> dict[str, str]:

@@ -1,0 +1,183 @@
+"""The model card: the README.md of every final model, made of the records of its run by the template ``card.md``.
+
+A card has a marker line. A README.md without it is the user's own, and is never written to.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import FILE_SUFFIXES
+from stepjepa.objectives.base import trained_pairs
+from stepjepa.utils.files import read_object, write_whole
+from stepjepa.utils.text import escaped
+from stepjepa.version import __version__
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+    from transformers import PreTrainedTokenizerBase
+
+CARD = "README.md"
+_MARKER = "<!-- Written by stepjepa with the model. Take this line out, and the file is yours and stays as it is. -->"
+_TEMPLATE = Path(__file__).with_name("card.md")
+_TABLE = re.compile("<!-- results -->.*?<!-- end of results -->", re.DOTALL)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+_NO_RESULT = ("_runtime", "_per_second", "_num_pairs")  # how names in an evaluation's log end that are no results
+# Signs of collapse, in the log and in the states that `stepjepa analyze` looks at.
+CONE_COSINE = 0.98  # mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995)
+LOW_RANK, RANK_ROWS = 2.0, 8  # effective rank of unit rows; rows and dimensions below which a rank says nothing
+
+
+class Records(NamedTuple):
+    """What is known of a model's training: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log,
+    the step that the weights are of, and the model's name where that of its folder is another."""
+
+    run: Mapping[str, Any] = {}
+    data: Mapping[str, Any] = {}
+    history: Sequence[Mapping[str, Any]] = ()
+    step: int = 0
+    name: str = ""
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name is one of the Hub, and of nothing here."""
+    path = Path(os.path.expanduser(name))
+    return bool(_HUB_ID.fullmatch(name)) and path.suffix.lower() not in FILE_SUFFIXES and not path.exists()
+
+
+def public_name(name: str) -> str:
+    """A name as others may read it: a Hub id as it is, and of a path its last part."""
+    return escaped(name if is_hub_id(name) else Path(name).name)
+
+
+def base_model(name: str, config: object) -> dict[str, str]:
+    """What a card says of the Hub id or folder of a base model: ``name``, ``id`` on the Hub, and its license, by its card or
+    its configuration; empty without a name."""
+    from huggingface_hub import ModelCard, hf_hub_download
+
+    if not name:
+        return {}
+    hub, head = is_hub_id(name), {"license": getattr(config, "license", None)}
+    try:
+        path = hf_hub_download(name, CARD, etag_timeout=3) if hub else os.path.join(name, CARD)
+        head |= vars(ModelCard.load(path, ignore_metadata_errors=True).data)
+    except Exception:  # no card, no network, or nothing that can be read
+        pass
+    found = {"name": public_name(name), **({"id": name} if hub else {})}
+    return found | {
+        key: escaped(one) for key, one in head.items() if key.startswith("license") and isinstance(one, str)
+    }
+
+
+def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
+    """The signs of collapse in the last values of a log, and whether a low rank, which is collapse by itself, is one.
+
+    The log knows the targets of training batches alone. Their spread gives the mean cosine of two targets:
+    ``target_std ** 2 = 1 - mean cosine`` for unit-length states.
+    """
+    rank, cosine = last.get("effective_rank", LOW_RANK), 1 - last.get("target_std", 1.0) ** 2
+    low = rank < LOW_RANK and last.get("num_pairs", RANK_ROWS) >= RANK_ROWS
+    texts = [f"target states have an effective rank of {rank:.2f} (below {LOW_RANK})"] if low else []
+    if cosine >= CONE_COSINE:
+        texts.append(
+            f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, from target_std "
+            f"{last['target_std']:.3f} (from {CONE_COSINE}; plain models .76 to .96)"
+        )
+    return texts, low
+
+
+def is_card(folder: Path) -> bool:
+    """Whether the README.md of a folder is a card of this library."""
+    try:
+        return _MARKER in (folder / CARD).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def write_card(
+    folder: Path, name: str, records: Records, tokenizer: PreTrainedTokenizerBase, kept: Sequence[str]
+) -> None:
+    """Write the card of the model in a folder; of the predictor tokens `kept` are in its vocabulary."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    run, adapter = records.run, read_object(folder / "adapter_config.json")
+    settings, base, name = run.get("settings", {}), run.get("base_model", {}), escaped(records.name or name)
+    objective = escaped(str(settings.get("objective", "")).rpartition(":")[2])  # of one's own no path
+    pairs = trained_pairs(settings)
+    data = {split: {**one, "source": public_name(one["source"])} for split, one in records.data.items()}
+    source = next((one["source"] for split, one in data.items() if split.startswith("eval")), "evaluation")
+    logged = [one for one in records.history if "eval_loss" in one and one["step"] == records.step]
+    names = [one for one in logged[-1] if one.startswith("eval_") and not one.endswith(_NO_RESULT)] if logged else []
+    results = _results(source, {one.removeprefix("eval_"): {"value": logged[-1][one]} for one in names})
+    last = {key: value for entry in records.history for key, value in entry.items() if _is_number(value)}
+    head = ModelCardData(
+        library_name="peft" if adapter else "transformers",
+        base_model=base.get("id"),
+        datasets=run.get("datasets") or None,
+        pipeline_tag="text-generation",
+        tags=[tag for tag in ("stepjepa", "jepa" if pairs else "", objective) if tag],
+        model_name=name,
+        eval_results=results or None,
+        **{key: one for key, one in base.items() if key.startswith("license")},
+    )
+    lines = {split: DataReport.from_dict(one).lines()[0] for split, one in data.items()}
+    facts = {"run": run, "settings": settings, "base": base, "objective": objective, "data": lines, "last": last}
+    found = {"step": records.step, "results": results, "signs": logged_collapse(last)[0], "version": __version__}
+    model = {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
+    card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, **facts, **found, **model)
+    write_whole(folder / CARD, [str(card).encode()])
+
+
+def add_results(folder: Path, source: str, metrics: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+    """Add an evaluation on the data `source` to the card of a model, in the place of an earlier one; `metrics` as in its
+    ``metrics.json``.
+
+    Returns:
+        The card; none where the folder has none of ours, or one that cannot be read any more.
+    """
+    from huggingface_hub import ModelCard
+    from jinja2 import Template
+
+    try:
+        card = ModelCard.load(folder / CARD) if is_card(folder) else None
+    except Exception:  # somebody has edited its head
+        card = None
+    if card is None:
+        return []
+    found = _results(source, metrics)
+    new = {(one.dataset_name, one.metric_type) for one in found}
+    found = [one for one in card.data.eval_results or () if (one.dataset_name, one.metric_type) not in new] + found
+    card.data.eval_results = found or None
+    template = "".join(_TABLE.findall(_TEMPLATE.read_text(encoding="utf-8")))
+    table = Template(template).render(results=found, md=_markdown)
+    text = _TABLE.sub(lambda _: table, card.text, count=1)
+    write_whole(folder / CARD, [f"---\n{card.data.to_yaml()}\n---\n{text}".encode()])
+    return [folder / CARD]
+
+
+def _results(source: str, metrics: Mapping[str, Mapping[str, Any]]) -> list[EvalResult]:
+    """Metrics as a card's head holds them."""
+    from huggingface_hub import EvalResult
+
+    data, found = public_name(source), []
+    for name, one in metrics.items():
+        if _is_number(one["value"]):
+            ends = {key: one[key] for key in ("low", "high", "n", "row_mean") if _is_number(one.get(key))}
+            about = {"metric_type": public_name(name), "metric_value": one["value"], "metric_args": ends or None}
+            found.append(EvalResult("text-generation", data, data, **about))
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _markdown(value: object) -> str:
+    """A text of others inside Markdown: on one line, and none of it is markup."""
+    return re.sub(r"([\\`*_\[\]<>|&#~$])", r"\\\1", escaped(str(value)))

@@ -1,0 +1,224 @@
+"""The model card of every final model, and what run.json says of how a run came about."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from stepjepa.api import evaluate, export, train
+from stepjepa.cli.main import main
+from stepjepa.modeling import card as cards
+from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from support.rows import step_rows
+from support.tokenizers import fresh
+from support.training import trainer_for
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "hf_verysecretindeed"
+OWN = "# My own words\n"
+DATA = "a|b*<i>.jsonl"
+OBJECTIVE = """
+from dataclasses import dataclass
+from stepjepa.objectives import Objective, PairBuilder, option
+
+@dataclass
+class Own:
+    service_token: str = option("", "A secret by its name.")
+    weight: float = option(1.0, "A plain one.")
+
+class Mine(Objective):
+    Options = Own
+
+    def pairs_of(self, chat):
+        builder = PairBuilder(chat.ids, self.predictors)
+        for turn in chat.turns:
+            builder.pair(turn.user, turn.answer)
+        return builder.found("empty_view")
+"""
+
+
+def head_of(folder):
+    """The head of a card, as the Hub reads it, and its results by data and metric."""
+    found = ModelCard.load(folder / "README.md").data
+    return found, {(one.dataset_name, one.metric_type): one for one in found.eval_results or ()}
+
+
+def run_code(folder, monkeypatch, capsys, **given):
+    """Run the card's own Python, where its folder is found by its name."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(folder.parent)
+    exec(compile(code.replace("max_new_tokens=64", "max_new_tokens=4"), "card", "exec"), given)
+    capsys.readouterr()
+    return code
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with rows, and a base model that has a license."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / DATA).write_text("".join(json.dumps(row) + "\n" for row in step_rows(16)))
+    tokenizer = load_tokenizer("tiny", [" ".join(str(row) for row in step_rows(16))])
+    for part in (load_model("tiny", tokenizer), tokenizer):
+        part.save_pretrained(folder / "base")
+    (folder / "base" / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: ours\nlicense_link: 3\n---\n# Base\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(place):
+    """A run of the command line: an adapter, evaluated while it was trained."""
+    data, out = str(place / DATA), str(place / "adapter")
+    words = f"--output_dir {out} --step_jepa --lora --lora_rank 2 --max_steps 2 --save_steps 1 --logging_steps 1"
+    words = ["--train_file", data, "--eval_file", data, "--model_name", str(place / "base"), *words.split()]
+    assert main(["train", *words, "--no_track_flop", "--hub_token", TOKEN, "--disable_tqdm", "true"]) == 0
+    return place / "adapter"
+
+
+def test_the_card_of_a_run(adapter, monkeypatch, capsys):
+    head, results = head_of(adapter)
+    text = (adapter / "README.md").read_text()
+    assert (head.library_name, head.license, head.license_name) == ("peft", "other", "ours")
+    assert head.tags == ["stepjepa", "jepa", "step_jepa"] and head.base_model is head.datasets is None
+    assert results[DATA, "lm_loss"].metric_value == pytest.approx(
+        json.loads((adapter / "metrics.json").read_text())["metrics"]["eval_lm_loss"]
+    )
+    assert str(adapter.parent) not in text, "no path of this machine"
+    for said in ("1 \\* LM + 0.1 \\* cosine", "base model | base |", "LoRA, rank 2 |", "16 rows read", "steps | 2 |"):
+        assert said in text
+    assert "signs of collapse | none in the log |" in text and r"a\|b\*\<i\>.jsonl" in text
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    for fact in (cited["title"], cited["authors"][0]["name"], cited["version"], cited["references"][0]["title"]):
+        assert fact in text
+    assert "with peft installed" in run_code(adapter, monkeypatch, capsys)
+
+
+def test_run_json_says_when_where_and_how(adapter):
+    record = json.loads((adapter / "run.json").read_text())
+    assert abs((datetime.now(timezone.utc) - datetime.fromisoformat(record["date"])).total_seconds()) < 3600
+    words = shlex.split(record["command"])
+    assert words[:2] == ["stepjepa", "train"] and words[words.index("--hub_token") + 1] == "***"
+    assert words[words.index("--track_flop") + 1] == "false" and words[words.index("--lora_rank") + 1] == "2"
+    assert record["device"] == "cpu" and set(record["machine"]) == {"platform", "processor", "cpus", "memory_gib"}
+    assert 0 < record["durations"]["training"] <= record["durations"]["total"]
+    assert [path for path in adapter.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
+
+
+def test_an_evaluation_is_added_once_and_not_to_the_cards_of_others(adapter, tmp_path, capsys):
+    rows = tmp_path / "test.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(4)))
+    before = (adapter / "README.md").read_text()
+    words = f"evaluate {adapter} --test_file {rows} --metric exact --max_new_tokens 2 --output_dir {tmp_path / 'out'}"
+    assert main([*words.split(), "--no_lora"]) == 0, "which is another model"
+    assert (adapter / "README.md").read_text() == before
+    for examples in (4, 3):
+        assert main([*words.split(), "--max_examples", str(examples), "--overwrite_output_dir"]) == 0
+    assert f"written        {adapter / 'README.md'}" in capsys.readouterr().out
+    _, results = head_of(adapter)
+    added = results["test.jsonl", "exact"]
+    assert added.metric_value == 0 and added.metric_args["n"] == 3 and added.metric_args["low"] == 0
+    assert (DATA, "lm_loss") in results and len(results) == before.count("- type: ") + 1
+    text = (adapter / "README.md").read_text()
+    assert f"| test.jsonl | exact | 0.0000 | 0.0000 to {added.metric_args['high']:.4f} | 3 |" in text
+    assert text.partition("## Use")[2] == before.partition("## Use")[2]
+    for broken in (OWN, text.replace("library_name", "a: [")):
+        (tmp_path / "README.md").write_text(broken)
+        assert cards.add_results(tmp_path, "test.jsonl", {"exact": {"value": 1.0}}) == []
+        assert (tmp_path / "README.md").read_text() == broken
+
+
+def test_a_file_of_the_users_own_stays(adapter, tmp_path, capsys, bpe_tokenizer):
+    """Whatever is asked for; a card of ours is written again."""
+    out = tmp_path / "out"
+    words = ["export", str(adapter / "checkpoint-1"), str(out), "--base_model", str(adapter.parent / "base")]
+    assert main(words) == 0 and "steps | 1 |" in (out / "README.md").read_text()
+    for text, stays in ((OWN, True), ((out / "README.md").read_text().replace("# out", "# old"), False)):
+        (out / "README.md").write_text(text)
+        assert main([*words, "--overwrite_output_dir", "--merge_lora", "true"]) == 0
+        assert ((out / "README.md").read_text() == text) == stays
+    assert head_of(out)[0].library_name == "transformers" and ", merged |" in (out / "README.md").read_text()
+    trainer = trainer_for(tmp_path / "python", fresh(bpe_tokenizer))
+    run = tmp_path / "python" / "out"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "README.md").write_text(OWN)
+    trainer.save_model()
+    trainer.create_model_card(model_name="another")
+    assert (run / "README.md").read_text() == OWN and (run / "model.safetensors").is_file()
+
+
+def test_kept_predictors_and_adapters_without_a_name_load_as_written(tmp_path, monkeypatch, capsys, bpe_tokenizer):
+    kept = trainer_for(
+        tmp_path / "kept", fresh(bpe_tokenizer), objective="step_jepa", predictors=2, keep_predictors=True
+    )
+    kept.save_model()
+    code = run_code(tmp_path / "kept" / "out", monkeypatch, capsys)
+    assert "['<|predictor_1|>', '<|predictor_2|>']" in code and "suppress_tokens" in code
+    made = trainer_for(tmp_path / "made", fresh(bpe_tokenizer), objective="regular", peft=lora_config(2))
+    made.save_model()
+    base = trainer_for(tmp_path / "made", fresh(bpe_tokenizer)).model
+    assert "PeftModel" in run_code(tmp_path / "made" / "out", monkeypatch, capsys, base=base)
+    assert head_of(tmp_path / "made" / "out")[0].tags == ["stepjepa", "regular"]
+
+
+def test_hub_ids_are_linked_and_the_license_is_that_of_the_card(tmp_path, monkeypatch, bpe_tokenizer):
+    (tmp_path / "card.md").write_text("---\nlicense: mit\n---\n")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, *_, **__: tmp_path / "card.md")
+    trainer = trainer_for(tmp_path, fresh(bpe_tokenizer))
+    trainer.model.config._name_or_path = "some/model"
+    for report in trainer.data_reports.values():
+        report.source = "some/rows:main"
+    trainer.save_model()
+    head, _ = head_of(tmp_path / "out")
+    assert (head.base_model, head.datasets, head.license) == ("some/model", ["some/rows"], "mit")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    assert cards.base_model("some/model", None) == {"name": "model"}, "a folder here is no Hub id"
+
+
+def test_secrets_of_an_objective_of_ones_own(tmp_path, place):
+    (tmp_path / "mine.py").write_text(OBJECTIVE)
+    out = tmp_path / "run"
+    own = {"objective": f"{tmp_path / 'mine.py'}:Mine", "service_token": TOKEN, "weight": 0.5}
+    done = train(train_file=str(place / DATA), model_name="tiny", output_dir=str(out), max_steps=1, save_steps=1, **own)
+    assert done.trainer.args.objective_options["service_token"] == TOKEN
+    assert [path for path in out.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
+    assert json.loads((out / "run.json").read_text())["settings"]["objective_options"] == {"weight": 0.5}
+    assert TOKEN not in str(done) and head_of(out)[0].tags[-1] == "Mine" and str(tmp_path) not in str(head_of(out)[0])
+
+
+def test_damaged_records_do_not_cost_a_model(adapter, tmp_path, caplog):
+    run = shutil.copytree(adapter, tmp_path / "run")
+    (run / "data_report.json").write_text('{"train": 3}')
+    made = export(run / "checkpoint-2", tmp_path / "out", base_model=str(adapter.parent / "base"))
+    assert "README.md" in made.files and "model card lacks" in caplog.text
+    assert head_of(tmp_path / "out")[0].tags == ["stepjepa"]
+    assert evaluate(model_name=str(tmp_path / "out"), test_file=str(adapter.parent / DATA), metric=["answer_nll"]).files
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_of_the_working_folder(tmp_path, monkeypatch, place):
+    import torch
+
+    from stepjepa.training.run import _circumstances
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert _circumstances(None, torch.device("cpu"))["git_commit"] is None
+    (tmp_path / "file").write_text("1")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert _circumstances(None, torch.device("cpu"))["git_commit"] == commit
+    (tmp_path / "file").write_text("2")
+    assert _circumstances(None, torch.device("cpu"))["git_commit"] == f"{commit}-dirty"
