@@ -43,6 +43,7 @@ PARSED_ONLY = {
     "--from_states": "needs another command's files: tests/cli/test_analyze.py",
     "--runs": "needs trained runs: tests/cli/test_analyze.py",
     "--harness": "needs lm-eval: tests/cli/test_harness.py",
+    "--load_in_4bit": "needs bitsandbytes: tests/modeling/test_quantized.py",
     "report": "needs trained runs: its own tests",
     "--energy": "needs trained runs: tests/cli/test_energy.py",
     "demo": "minutes: tests/cli/test_demo.py",

@@ -53,11 +53,9 @@ class TrainingRecord:
 
 def read_record(place: Place) -> TrainingRecord:
     """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
-    record, folder = TrainingRecord(), place.folder
+    record, folder = TrainingRecord(settings=place.settings), place.run_folder
     if folder is None:
         return record
-    if folder.resolve().name.startswith("checkpoint-") and not (folder / "run.json").exists():
-        folder = folder.resolve().parent
     for name, report in read_object(folder / "data_report.json").items():
         if name.partition("_")[0] != "train" or not isinstance(report, dict):
             continue
@@ -69,8 +67,6 @@ def read_record(place: Place) -> TrainingRecord:
         record.system_prompts[None] += _count(report.get("without_system_prompt"))
         record.others += _count(report.get("other_system_prompts"))
     record.system_prompts = +record.system_prompts  # those with rows
-    settings = read_object(folder / "run.json").get("settings")
-    record.settings = settings if isinstance(settings, dict) else {}
     return record
 
 

@@ -33,6 +33,7 @@ from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import check_local, is_preset, load_adapter, load_model, load_tokenizer, max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
+from stepjepa.modeling.quantized import parameter_count, quantization
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
 
@@ -245,6 +246,20 @@ class Place:
     base: str | None = None
     adapter: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder with the records of the training: its own, or that of the run whose checkpoint it is."""
+        folder = self.folder
+        if folder is None or not folder.resolve().name.startswith("checkpoint-") or (folder / "run.json").exists():
+            return folder
+        return folder.resolve().parent
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options of its training, as far as they are recorded."""
+        found = None if self.run_folder is None else read_object(self.run_folder / "run.json").get("settings")
+        return found if isinstance(found, dict) else {}
+
 
 def find_model(name: str) -> Place:
     """Look at what `name` is. Raises ConfigError: nothing that could be a model."""
@@ -300,8 +315,11 @@ def load_place(
     name, kind = place.base or place.name, ""
     model: Any
     try:
-        attention, code = options.attn_implementation, options.trust_remote_code
-        model = load_model(name, tokenizer, dtype=options.dtype, attn_implementation=attention, trust_remote_code=code)
+        given: Any = {
+            "attn_implementation": options.attn_implementation,
+            "trust_remote_code": options.trust_remote_code,
+        }
+        model = load_model(name, tokenizer, dtype=options.dtype, quantized=quantization(place.settings), **given)
     except ConfigError as error:
         raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
     if place.base is not None and no_lora:
@@ -314,4 +332,4 @@ def load_place(
     with saying_out_of_memory(f"{MODEL} {place.name}: does not fit on this GPU; use a smaller {advice}"):
         model.to(device)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return model, f"{kind}{sum(p.numel() for p in model.parameters()):,} parameters, {dtype} on {device}"
+    return model, f"{kind}{parameter_count(model):,} parameters, {dtype} on {device}"

@@ -130,7 +130,8 @@ def write_card(
     facts = {"run": run, "settings": settings, "base": base, "objective": objective, "data": lines, "last": last}
     found = {"step": records.step, "results": results, "signs": logged_collapse(last)[0], "version": __version__}
     model = {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
-    card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, **facts, **found, **model)
+    values: dict[str, Any] = {**facts, **found, **model}
+    card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, **values)
     write_whole(folder / CARD, [str(card).encode()])
 
 

@@ -336,6 +336,11 @@ def export_checkpoint(
     record = read_object(run / "run.json")
     recorded = record.get("settings")
     settings = recorded if isinstance(recorded, dict) else {}
+    merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
+    if merge and adapter and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        raise ConfigError(
+            f"{folder}: was trained on quantised weights, into which no adapter is merged; leave out --{_NAME.merge_lora}"
+        )
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
     merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
     model: nn.Module
@@ -354,10 +359,10 @@ def export_checkpoint(
     records = Records(record, read_object(run / "data_report.json"), log.get("log_history", ()), steps)
     written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors, records=records)
     # How the weights were trained: `evaluate`, for one, asks for the system prompts.
-    records = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
-    for name in records:
+    copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
+    for name in copied:
         write_whole(target / name, [(run / name).read_bytes()])
-    return [*written, *records]
+    return [*written, *copied]
 
 
 def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:

@@ -33,9 +33,11 @@ from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoRAOptions, ModelOptions
 from stepjepa.modeling.parts import embedding_rows, idle_parts, name_of, text_config, vocabulary_size
+from stepjepa.modeling.quantized import prepared
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
+    from transformers import BitsAndBytesConfig
 
 MODEL, _TARGETS = f"--{Names(ModelOptions).model_name}", f"--{Names(LoRAOptions).lora_target_modules}"
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
@@ -166,11 +168,12 @@ def load_model(
     dtype: str = "float32",
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    quantized: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
     """A causal LM: from a Hub id or folder with its weights, or with random weights (`pretrain`, presets).
 
     Random weights depend on `seed` alone. Master weights are float32 unless asked otherwise (with pure bfloat16 weights
-    and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast).
+    and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast). A quantised base is frozen.
 
     Raises:
         ConfigError: it cannot be loaded, or its weights are not finite.
@@ -181,6 +184,8 @@ def load_model(
         kwargs["dtype"] = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     if attn_implementation:
         kwargs["attn_implementation"] = attn_implementation
+    if quantized is not None:
+        kwargs["quantization_config"] = quantized
     if not random and os.path.isfile(os.path.join(name, "adapter_config.json")):
         raise ConfigError(
             f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
@@ -210,7 +215,7 @@ def load_model(
             f"{MODEL} {name}: the tokenizer needs {needed:,} embeddings and the model has {vocabulary_size(model):,}; "
             "give the model its own tokenizer, or one that was resized with it"
         )
-    return model
+    return model if quantized is None else prepared(model)
 
 
 def _not_loaded(what: str, name: str, error: Exception) -> ConfigError:
@@ -293,7 +298,7 @@ def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: st
 
 def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> PeftModel:
     """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
-    they are.
+    they are, but that a quantised model is prepared for it.
 
     An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
 
@@ -306,6 +311,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
     from peft import get_peft_model
 
     check_lora(peft_config)
+    model = prepared(model) if getattr(model, "is_quantized", False) else model
     targets, name = peft_config.target_modules, name_of(model, model.get_input_embeddings()).rpartition(".")[2]
     if not isinstance(targets, str) and name in (targets or ()):
         raise ConfigError(f"{_TARGETS}: {name} is the embedding; LoRA is for linear layers")

@@ -25,6 +25,10 @@ class LoRAOptions:
     lora_target_modules: list[str] | None = option(
         None, "Names of the linear layers to adapt. Default: all but the head.", _LORA, needs={"lora": True}
     )
+    load_in_4bit: bool = option(
+        False, "Hold the base in 4 bits (nf4, double quantisation) under the adapter; needs bitsandbytes.", _LORA
+    )
+    load_in_8bit: bool = option(False, "Hold the base in 8 bits under the adapter; needs bitsandbytes.", _LORA)
 
 
 @dataclass

@@ -372,7 +372,9 @@ def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 def tolerance(model: PreTrainedModel) -> float:
     """What rounding may make of states and logits, relative to their size: 1e-4 in float32, more in shorter dtypes."""
-    dtype = model.dtype
+    dtype, quantized = model.dtype, getattr(model.config, "quantization_config", None)
+    if quantized is not None:  # int8 has about the steps of bfloat16
+        dtype = quantized.bnb_4bit_compute_dtype if quantized.load_in_4bit else torch.bfloat16
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         dtype = torch.bfloat16
     return max(1e-4, 8 * torch.finfo(dtype).eps)

@@ -24,6 +24,7 @@ from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
+from stepjepa.modeling.quantized import quantization
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import Sources
@@ -80,6 +81,7 @@ def run_training(
     """
     if not run.train_file:
         raise ConfigError(f"no training data; give --{_NAME.train_file} FILE (JSONL, Parquet, CSV or a Hub data set)")
+    _check_quantized(run, config)
     folder = RunFolder(config.output_dir or "")
     with folder.running():
         return _run(run, copy.copy(config), folder, score_answers, command)  # some options are resolved
@@ -148,6 +150,25 @@ def _run(
     return TrainResult(output, metrics, conclusion(trainer, run, metrics), trainer)
 
 
+def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
+    """Refuse what a base in 4 or 8 bits cannot do, before anything is loaded."""
+    given = [f"--{name}" for name in (_NAME.load_in_4bit, _NAME.load_in_8bit) if getattr(run, name)]
+    reason = ""
+    if len(given) > 1:
+        reason = "the base is held in one of the two; leave out the other"
+    elif not run.lora:
+        reason = f"quantised weights cannot be trained; train an adapter on them with --{_NAME.lora}"
+    elif run.pretrain or is_preset(run.model_name):
+        reason = f"{run.model_name} starts from random weights here, which are to be trained; leave it out"
+    elif config.merge_lora:
+        reason = f"an adapter is not merged into quantised weights; leave out --{_NAME.merge_lora}"
+    elif config.track_flop or config.same_flop:
+        reason = f"the work of quantised layers is not counted; leave out --{_NAME.track_flop} and --{_NAME.same_flop}"
+    if given and reason:
+        raise ConfigError(f"{' '.join(given)}: {reason}")
+    quantization(vars(run))  # whether bitsandbytes is there
+
+
 def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResult:
     """The result of a run that was complete before."""
     text = (
@@ -191,6 +212,7 @@ def _make_trainer(
         dtype=run.dtype,
         attn_implementation=run.attn_implementation,
         trust_remote_code=run.trust_remote_code,
+        quantized=quantization({**vars(run), **vars(config)}),
     )
     adapter = (run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules)
     peft = lora_config(*adapter) if run.lora else None

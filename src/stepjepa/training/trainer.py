@@ -143,6 +143,8 @@ class JEPATrainer(CheckpointedTrainer):
             raise ConfigError(
                 f"{_NAME.keep_predictors} needs {_NAME.merge_lora}: an adapter cannot change the vocabulary"
             )
+        if args.merge_lora and getattr(trained, "is_quantized", False):
+            raise ConfigError(f"{_NAME.merge_lora}: an adapter is not merged into quantised weights; leave it out")
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(trained)
