@@ -170,6 +170,9 @@ def test_what_python_pushes_is_what_save_model_writes(tmp_path, tokenizer, hub, 
     one.save_model(str(tmp_path / "saved"))
     assert uploaded == contents(tmp_path / "saved")
     (tmp_path / "probe").touch()
+    (run / "README.md").write_text("# My own words\n")
+    one.push_to_hub()
+    assert hub.uploads[-1][1]["README.md"] == b"# My own words\n"
     modes = {stat.S_IMODE(path.stat().st_mode) for path in run.rglob("*.safetensors")}
     assert os.name != "posix" or modes == {stat.S_IMODE((tmp_path / "probe").stat().st_mode)}
 

@@ -114,7 +114,11 @@ def test_run_json_says_when_where_and_how(adapter):
     assert [path for path in adapter.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
 
 
-def test_an_evaluation_is_added_once_and_not_to_the_cards_of_others(adapter, tmp_path, capsys):
+def _refused(*args):
+    raise PermissionError("a folder of somebody else's")
+
+
+def test_an_evaluation_is_added_once_and_not_to_the_cards_of_others(adapter, tmp_path, capsys, monkeypatch):
     rows = tmp_path / "test.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(4)))
     before = (adapter / "README.md").read_text()
@@ -128,6 +132,9 @@ def test_an_evaluation_is_added_once_and_not_to_the_cards_of_others(adapter, tmp
     added = results["test.jsonl", "exact"]
     assert added.metric_value == 0 and added.metric_args["n"] == 3 and added.metric_args["low"] == 0
     assert (DATA, "lm_loss") in results and len(results) == before.count("- type: ") + 1
+    with monkeypatch.context() as patch:
+        patch.setattr("stepjepa.utils.files.os.replace", _refused)
+        assert cards.add_results(adapter, "another.jsonl", {"exact": {"value": 1.0}}) == []
     text = (adapter / "README.md").read_text()
     assert f"| test.jsonl | exact | 0.0000 | 0.0000 to {added.metric_args['high']:.4f} | 3 |" in text
     assert text.partition("## Use")[2] == before.partition("## Use")[2]

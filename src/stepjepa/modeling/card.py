@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,7 +141,7 @@ def add_results(folder: Path, source: str, metrics: Mapping[str, Mapping[str, An
     ``metrics.json``.
 
     Returns:
-        The card; none where the folder has none of ours, or one that cannot be read any more.
+        The card; none where the folder has none of ours, or one that cannot be read any more, or not be written.
     """
     from huggingface_hub import ModelCard
     from jinja2 import Template
@@ -158,8 +159,10 @@ def add_results(folder: Path, source: str, metrics: Mapping[str, Mapping[str, An
     template = "".join(_TABLE.findall(_TEMPLATE.read_text(encoding="utf-8")))
     table = Template(template).render(results=found, md=_markdown)
     text = _TABLE.sub(lambda _: table, card.text, count=1)
-    write_whole(folder / CARD, [f"---\n{card.data.to_yaml()}\n---\n{text}".encode()])
-    return [folder / CARD]
+    with suppress(OSError):  # a folder that others own
+        write_whole(folder / CARD, [f"---\n{card.data.to_yaml()}\n---\n{text}".encode()])
+        return [folder / CARD]
+    return []
 
 
 def _results(source: str, metrics: Mapping[str, Mapping[str, Any]]) -> list[EvalResult]:
