@@ -21,7 +21,6 @@ import math
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -35,6 +34,7 @@ from stepjepa.forest.visibility import dense_mask
 from stepjepa.losses.distances import cosine_loss
 from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.objectives.split import Split
+from stepjepa.training.options import JEPAOptions
 
 
 class Attention(nn.Module):
@@ -93,7 +93,7 @@ class GPT(nn.Module):
 
 def lay_out(x, collator, split, device):
     """Blocks x (B, T) as rows of trunks with their branches, and their targets as rows of their own."""
-    objective = Split(SimpleNamespace(split_ratio=split, predictors=len(collator.predictor_ids), last_token=None))
+    objective = Split(JEPAOptions(objective=Split.name, split_ratio=split, predictors=len(collator.predictor_ids)))
     found = [(block, objective.pairs_of_text(block)) for block in x]
     # No labels: a label is a token of the trunk, and y also holds the token behind the block.
     return collator([Example(block, (), pairs.segments, pairs.pairs) for block, pairs in found]).to(device)

@@ -8,7 +8,7 @@ import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.run import evaluate_model
-from stepjepa.generation import local, seed_of
+from stepjepa.generation import local, seed_of, vllm
 from support.answers import lines, vllm_stand_in, write
 from support.models import tiny_model
 from support.tokenizers import byte_bpe_tokenizer
@@ -82,7 +82,7 @@ def test_several_answers_to_a_question(evaluate, home, capsys, tmp_path):
 def test_interrupted_between_the_answers_to_a_question(evaluate, home, tmp_path, monkeypatch):
     exact = ["--metric", "exact", *SEVERAL, "--output_dir"]
     evaluate("a", *exact, str(tmp_path / "whole"))
-    answer, groups = local.VllmGenerator.answer, []
+    answer, groups = vllm.VllmGenerator.answer, []
 
     def broken(self, requests, done):
         for group in answer(self, requests, done):
@@ -91,9 +91,9 @@ def test_interrupted_between_the_answers_to_a_question(evaluate, home, tmp_path,
             groups.append(group)
             yield group
 
-    monkeypatch.setattr(local.VllmGenerator, "answer", broken)
+    monkeypatch.setattr(vllm.VllmGenerator, "answer", broken)
     evaluate("a", *exact, str(tmp_path / "out"), status=130)
-    monkeypatch.setattr(local.VllmGenerator, "answer", answer)
+    monkeypatch.setattr(vllm.VllmGenerator, "answer", answer)
     three = ["--samples_per_question", "3"]
     assert "samples_per_question 4, not 3" in evaluate("a", *exact, str(tmp_path / "out"), *three, status=2)
     evaluate("a", *exact, str(tmp_path / "out"))

@@ -110,6 +110,11 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
+        if self.harness is not None:
+            given = [name for name in (_NAME.test_file, _NAME.metric, _NAME.output_file) if getattr(self, name)]
+            if given or not self.model_name or not self.harness or self.backend != "transformers":
+                what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
+                raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
         super().check()
         if self.analyze is not None:
             if not 1 <= len(self.analyze) <= 2:
@@ -119,10 +124,6 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
                 raise ConfigError(f"--{_NAME.analyze} goes by one --{_NAME.metric} of those that the predictions hold")
             return
         if self.harness is not None:
-            given = [name for name in (_NAME.test_file, _NAME.metric, _NAME.output_file) if getattr(self, name)]
-            if given or not self.model_name or not self.harness or self.backend != "transformers":
-                what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
-                raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
             return
         if not self.model_name or not self.test_file:
             missing = _NAME.test_file if self.model_name else _NAME.model_name
