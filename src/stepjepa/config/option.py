@@ -177,6 +177,14 @@ class Option:
             raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
         return value
 
+    def fits(self, given: object) -> bool:
+        """Whether `read` takes it."""
+        try:
+            self.read(given)
+        except BadValue:
+            return False
+        return True
+
     def _is_own(self, value: object) -> bool:
         return self.own and named_by_file(value)
 

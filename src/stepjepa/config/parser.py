@@ -406,7 +406,7 @@ def _free_word(parser: StrictParser, argv: Sequence[str]) -> int | None:
     for index, word in enumerate(argv):
         taken = waiting and (not switch or word.lower() in _SWITCH_WORDS)
         if many is not None and not waiting:
-            taken = _fits(many, word)
+            taken = many.fits([word])
         if word.startswith("--"):
             known = parser.options.get(_plain(word))
             waiting = (known is not None or word == "--config") and "=" not in word
@@ -417,15 +417,6 @@ def _free_word(parser: StrictParser, argv: Sequence[str]) -> int | None:
         else:
             return index
     return None
-
-
-def _fits(option: Option, word: str) -> bool:
-    """Whether a word can be one more value of an option with several."""
-    try:
-        option.read([word])
-    except BadValue:
-        return False
-    return True
 
 
 def _merge(settings: Iterable[Setting]) -> dict[str, Setting]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from stepjepa.config.option import Option, options_of
+from stepjepa.config.option import options_of
 from stepjepa.config.parser import Alias, Answer, alias_settings
-from stepjepa.config.values import BadValue
 
 # ``--linear`` chose the semantic tube and its mode in one.
 _TUBE_MODES = {"random_span": "span", "e2e": "e2e", "mean": "mean", "curvature": "curvature"}
@@ -64,14 +61,10 @@ PUBLISHED: dict[str, Alias] = {
 def published(*dataclass_types: type) -> dict[str, Alias]:
     """The spellings that lead to options of these dataclasses, to values that they may have."""
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    return {name: target for name, target in PUBLISHED.items() if _fits(target, known)}
-
-
-def _fits(target: Alias, known: Mapping[str, Option]) -> bool:
-    try:
-        return all(
-            name in known and (value is None or known[name].read(value) is not None)
-            for name, value in alias_settings(target)
+    return {
+        name: target
+        for name, target in PUBLISHED.items()
+        if all(
+            field in known and (value is None or known[field].fits(value)) for field, value in alias_settings(target)
         )
-    except BadValue:
-        return False
+    }
