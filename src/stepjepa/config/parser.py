@@ -385,21 +385,16 @@ def _written(argv: Sequence[str], name: str) -> Any:
 def positional_argument(parser: StrictParser, argv: Sequence[str], name: str) -> list[str]:
     """`argv` with its first free word (one that is no flag and no flag's value) as ``--NAME=WORD``; with all of them after
     ``--NAME`` for an option that takes several."""
-    if parser.options[name].many:
-        flags, index = list(argv), _free_word(parser, argv)
-        words = list[str]()
-        while index is not None:
-            words.append(flags.pop(index))
-            index = _free_word(parser, flags)
-        return [f"--{name}", *words, *flags] if words else flags
-    index = _free_word(parser, argv)
-    return list(argv) if index is None else [*argv[:index], *argv[index + 1 :], f"--{name}={argv[index]}"]
+    flags, words, many = list(argv), list[str](), parser.options[name].many
+    while (many or not words) and (index := _free_word(parser, flags)) is not None:
+        words.append(flags.pop(index))
+    if many and words:
+        return [f"--{name}", *words, *flags]
+    return [*flags, *(f"--{name}={word}" for word in words)]
 
 
 def _free_word(parser: StrictParser, argv: Sequence[str]) -> int | None:
-    """The index of the first word that is no flag and no flag's value, None where there is none, or help is asked for."""
-    if "-h" in argv or "--help" in argv:
-        return None
+    """The index of the first word that is no flag and no flag's value, None where there is none."""
     waiting = False  # for the value of the flag before
     switch = False  # that flag may be written without a value
     many = None  # that flag takes any number of values
