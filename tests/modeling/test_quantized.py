@@ -16,7 +16,7 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.modeling.parts import causal_lm, tolerance
-from stepjepa.modeling.quantized import parameter_count, quantization
+from stepjepa.modeling.quantized import quantization
 from support.answers import write
 from support.rows import step_rows
 from support.training import STEPS, trainer_for
@@ -142,7 +142,7 @@ def test_three_steps_and_the_adapter_loads(place, tmp_path, bits):
     done = train(**options(place, tmp_path / "run", bits, eval_file=file))
     model = done.trainer.model
     plain = AutoModelForCausalLM.from_pretrained(place / "base")
-    assert parameter_count(causal_lm(model)) - parameter_count(plain) == sum(
+    assert causal_lm(model).num_parameters() - plain.num_parameters() == sum(
         one.numel() for name, one in causal_lm(model).named_parameters() if one.requires_grad
     )
     assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}

@@ -33,7 +33,7 @@ from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import check_local, is_preset, load_adapter, load_model, load_tokenizer, max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
-from stepjepa.modeling.quantized import parameter_count, quantization
+from stepjepa.modeling.quantized import quantization
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
 
@@ -332,4 +332,4 @@ def load_place(
     with saying_out_of_memory(f"{MODEL} {place.name}: does not fit on this GPU; use a smaller {advice}"):
         model.to(device)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return model, f"{kind}{parameter_count(model):,} parameters, {dtype} on {device}"
+    return model, f"{kind}{model.num_parameters():,} parameters, {dtype} on {device}"

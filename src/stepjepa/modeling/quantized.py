@@ -36,12 +36,6 @@ def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
     )
 
 
-def parameter_count(model: torch.nn.Module) -> int:
-    """The parameters of a model; of weights in 4 bits two are in a byte."""
-    packed = [one.quant_state.shape.numel() - one.numel() for one in model.parameters() if hasattr(one, "quant_state")]
-    return sum(one.numel() for one in model.parameters()) + sum(packed)
-
-
 def prepared(model: PreTrainedModel) -> PreTrainedModel:
     """A quantised model as an adapter is trained on it: frozen, what is not quantised in float32.
 

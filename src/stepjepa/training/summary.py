@@ -23,7 +23,6 @@ from stepjepa.data.types import Batch
 from stepjepa.errors import StepJepaError
 from stepjepa.modeling.flops import MEANINGS as POSITIONS
 from stepjepa.modeling.flops import batch_tokens
-from stepjepa.modeling.quantized import parameter_count
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.meter import clock, meanings, short
@@ -170,8 +169,7 @@ def first_broken_step(log_history: Sequence[dict[str, Any]]) -> int | None:
 def model_line(trainer: JEPATrainer, run: RunOptions) -> str:
     """The model's name and how much of it is trained."""
     model: Any = trainer.model
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    every = parameter_count(model)
+    trained, every = model.num_parameters(only_trainable=True), model.num_parameters()
     kind = ", LoRA" if run.lora else ""
     return f"{run.model_name}: {every:,} parameters, {trained:,} trained ({100 * trained / every:.3g} %{kind})"
 
