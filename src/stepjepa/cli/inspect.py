@@ -20,9 +20,6 @@ def run(argv: list[str]) -> int:
     """Draw a row; exit status 0, also for one without a pair."""
     parser = StrictParser((InspectOptions,), __doc__, aliases=published(InspectOptions), positional=("file",))
     values = parser.values(argv)
-    file, tokenizer = (
-        needed_file(values.pop("file", None), "inspect"),
-        values.pop("model_name", InspectOptions.model_name),
-    )
-    print_drawn(str(inspect(file, tokenizer, **values)))
+    file = needed_file(values.pop("file", None), "inspect")
+    print_drawn(str(inspect(file, values.pop("model_name", InspectOptions.model_name), **values)))
     return 0

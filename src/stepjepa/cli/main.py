@@ -62,7 +62,9 @@ def main(argv: list[str] | None = None) -> int:
         if trouble is None:  # not standard output's
             if isinstance(error, BrokenPipeError):
                 raise  # some other pipe, a data worker's for one: that is a failure
-            return tell(system_error(error), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2)
+            what = error.strerror or str(error) or type(error).__name__
+            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            return tell(StepJepaError(f"{where}{what}"), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2)
         return _cannot_print(trouble, argv)
     trouble = stdout_trouble()  # what is buffered is written here, where it can still be handled
     return status if status or trouble is None else _cannot_print(trouble, argv)
@@ -147,12 +149,6 @@ def tell(error: Exception, name: str, status: int | None = None) -> int:
         traceback.print_exc()
     print_error(f"{name}: error: {error}")
     return getattr(error, "status", 2) if status is None else status
-
-
-def system_error(error: OSError) -> StepJepaError:
-    """An error of the system as a line: what could not be opened or written, and why."""
-    what = error.strerror or str(error) or type(error).__name__
-    return StepJepaError(what if error.filename is None else f"{os.fsdecode(error.filename)}: {what}")
 
 
 def _help() -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from stepjepa.api import prepare
 from stepjepa.cli.check import needed_file
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.option import Names
+from stepjepa.config.parser import Answer, StrictParser
 from stepjepa.data.prepare import PrepareOptions
-from stepjepa.errors import ConfigError
 from stepjepa.utils.terminal import print_text
 
 GONE = {
@@ -23,11 +23,8 @@ GONE = {
 
 def run(argv: list[str]) -> int:
     """Prepare a file; exit status 0 where rows were written."""
-    for word in argv:
-        name = word.partition("=")[0].lstrip("-").replace("-", "_")
-        if word.startswith("--") and name in GONE:
-            raise ConfigError(f"--{name}: {GONE[name]}")
-    values = StrictParser((PrepareOptions,), __doc__, positional=("file",)).values(argv)
+    gone = {name: Answer(Names(PrepareOptions).output_file, text) for name, text in GONE.items()}
+    values = StrictParser((PrepareOptions,), __doc__, aliases=gone, positional=("file",)).values(argv)
     needed_file(values.get("file"), "prepare")
     print_text(str(prepare(**values)))
     return 0
