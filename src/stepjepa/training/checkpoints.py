@@ -148,15 +148,13 @@ class CheckpointedTrainer(Trainer):
         if self.args.should_save:
             (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
-        resume_log = None if checkpoint is None else ResumeLog(self, checkpoint)
-        if resume_log is not None:
-            self.add_callback(resume_log)
+        if checkpoint is not None:
+            self.add_callback(ResumeLog(self, checkpoint))
         try:
             result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
             self._view.close()
-            if resume_log is not None:
-                self.remove_callback(resume_log)
+            self.remove_callback(ResumeLog)
         self._check_finite()
         if self._watch.found is None and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
@@ -218,14 +216,6 @@ class CheckpointedTrainer(Trainer):
             "forward": self.setup.forward,
             "data": {split: report.fingerprint for split, report in self.data_reports.items()},
         }
-
-    @property
-    def _card_records(self) -> Records:
-        state = self.state
-        best = state.best_global_step if self.args.load_best_model_at_end else None
-        data = {split: one.to_dict() for split, one in self.data_reports.items()}
-        name = str(self.hub_model_id or "").rpartition("/")[2]
-        return Records(self.run_record, data, state.log_history, best or state.global_step, name)
 
     def resume_log(self, checkpoint: Path) -> None:
         """Continue the log where the checkpoint left it."""
@@ -372,6 +362,9 @@ class CheckpointedTrainer(Trainer):
         folder = str(output_dir or self.args.output_dir)
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
         if self.args.should_save:
+            best = self.state.best_global_step if self.args.load_best_model_at_end else None
+            data = {split: one.to_dict() for split, one in self.data_reports.items()}
+            name, step = str(self.hub_model_id or "").rpartition("/")[2], best or self.state.global_step
             with writing(folder, _RESUME):
                 export_model(
                     self.accelerator.unwrap_model(self.model),
@@ -380,7 +373,7 @@ class CheckpointedTrainer(Trainer):
                     merge_lora=bool(self.args.merge_lora),
                     keep_predictors=self.args.keep_predictors,
                     state_dict=state_dict,
-                    records=self._card_records,
+                    records=Records(self.run_record, data, self.state.log_history, step, name),
                 )
         self.accelerator.wait_for_everyone()
 
