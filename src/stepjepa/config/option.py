@@ -328,21 +328,18 @@ def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
     known, given = options_of(type(options)), set(given)
     unread = []
     for one in known.values():
-        lacking = [_lack(other, wanted) for other, wanted in one.needs.items() if not _has(options, other, wanted)]
+        lacking = [lack for other, wanted in one.needs.items() if (lack := _lack(options, other, wanted))]
         if one.name in given and lacking:
             unread.append(Unread(one.name, lacking[0]))
     return unread
 
 
-def _has(options: object, name: str, wanted: bool | tuple[str, ...]) -> bool:
+def _lack(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
+    """What an option lacks that needs another one, empty where it has it."""
     value = getattr(options, name)
-    return bool(value) == wanted if isinstance(wanted, bool) else value in wanted
-
-
-def _lack(name: str, wanted: bool | tuple[str, ...]) -> str:
     if isinstance(wanted, bool):
-        return f"without --{name}" if wanted else f"with --{name}"
-    return f"without --{name} {' or '.join(wanted)}"
+        return "" if bool(value) == wanted else f"without --{name}" if wanted else f"with --{name}"
+    return "" if value in wanted else f"without --{name} {' or '.join(wanted)}"
 
 
 def _metavar(hint: Any) -> str:

@@ -342,7 +342,6 @@ def export_checkpoint(
             f"{folder}: was trained on quantised weights, into which no adapter is merged; leave out --{_NAME.merge_lora}"
         )
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
-    merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
     model: nn.Module
     if adapter:
         base = _load_base(folder, tokenizer, settings, base_model, trust_remote_code)
