@@ -26,17 +26,14 @@ WAS = {"score": f"analyze {_ENERGY}"}  # a command of its own once
 def run(argv: list[str]) -> int:
     """Analyze; exit status 0, also where there is collapse."""
     energy = _ENERGY in argv
-    values = (_energy_parser() if energy else _parser()).values([word for word in argv if word != _ENERGY])
+    plain = StrictParser((AnalyzeOptions,), __doc__, aliases=published(AnalyzeOptions), positional=("file",))
+    values = (_energy_parser() if energy else plain).values([word for word in argv if word != _ENERGY])
     result = analyze(**{_NAME.energy: energy} | values)
     if energy and values.get("json"):
         print_json(result.record)
     else:
         print_text(str(result))
     return 0
-
-
-def _parser() -> StrictParser:
-    return StrictParser((AnalyzeOptions,), __doc__, aliases=published(AnalyzeOptions), positional=("file",))
 
 
 def _energy_parser() -> StrictParser:

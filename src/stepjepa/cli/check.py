@@ -18,8 +18,7 @@ from stepjepa.utils.terminal import print_drawn, print_json
 
 def run(argv: list[str]) -> int:
     """Check a file; exit status 0 where it can be used."""
-    parser = StrictParser((CheckOptions,), __doc__, aliases=published(CheckOptions), positional=("file",))
-    values = parser.values(argv)
+    values = StrictParser((CheckOptions,), __doc__, aliases=published(CheckOptions), positional=("file",)).values(argv)
     as_json = values.pop("json", False)
     report = check(needed_file(values.pop("file", None), "check"), values.pop("model_name", None), **values)
     if as_json:

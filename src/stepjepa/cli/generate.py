@@ -16,8 +16,7 @@ from stepjepa.utils.terminal import ending, print_text
 
 def run(argv: list[str]) -> int:
     """Ask, store, sum up. Exit status 0, also where questions stay unsolved; 130 or 143 where a signal ends it."""
-    parser = StrictParser((GenerateOptions,), __doc__, positional=("file",))
-    values = parser.values(argv)
+    values = StrictParser((GenerateOptions,), __doc__, positional=("file",)).values(argv)
     with ending("generate", lambda: "what is done is kept"):
         print_text(str(generate(**values)))
     return 0

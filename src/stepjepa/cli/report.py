@@ -16,6 +16,5 @@ from stepjepa.utils.terminal import print_text
 
 def run(argv: list[str]) -> int:
     """Write the page. Exit status 0."""
-    parser = StrictParser((ReportOptions,), __doc__, positional=("folders",))
-    print_text(str(report(**parser.values(argv))))
+    print_text(str(report(**StrictParser((ReportOptions,), __doc__, positional=("folders",)).values(argv))))
     return 0
