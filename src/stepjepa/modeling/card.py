@@ -29,7 +29,7 @@ _MARKER = "<!-- Written by stepjepa with the model. Take this line out, and the 
 _TEMPLATE = Path(__file__).with_name("card.md")
 _TABLE = re.compile("<!-- results -->.*?<!-- end of results -->", re.DOTALL)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-_NO_RESULT = ("_runtime", "_per_second", "_num_pairs")  # how names in an evaluation's log end that are no results
+NO_RESULT = ("_runtime", "_per_second", "_num_pairs")  # how names in an evaluation's log end that are no results
 # Signs of collapse, in the log and in the states that `stepjepa analyze` looks at.
 CONE_COSINE = 0.98  # mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995)
 LOW_RANK, RANK_ROWS = 2.0, 8  # effective rank of unit rows; rows and dimensions below which a rank says nothing
@@ -114,7 +114,7 @@ def write_card(
     data = {split: {**one, "source": public_name(one["source"])} for split, one in records.data.items()}
     source = next((one["source"] for split, one in data.items() if split.startswith("eval")), "evaluation")
     logged = [one for one in records.history if "eval_loss" in one and one["step"] == records.step]
-    names = [one for one in logged[-1] if one.startswith("eval_") and not one.endswith(_NO_RESULT)] if logged else []
+    names = [one for one in logged[-1] if one.startswith("eval_") and not one.endswith(NO_RESULT)] if logged else []
     results = _results(source, {one.removeprefix("eval_"): {"value": logged[-1][one]} for one in names})
     last = {key: value for entry in records.history for key, value in entry.items() if _is_number(value)}
     head = ModelCardData(

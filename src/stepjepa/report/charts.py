@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.modeling.card import logged_collapse
+from stepjepa.modeling.card import NO_RESULT, logged_collapse
 from stepjepa.report.reading import Run, number
 from stepjepa.utils.text import scaled
 
@@ -140,8 +140,7 @@ def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple
     """A chart for each quantity (key, title) that one of the runs (name, key -> points) has logged, evaluations in it."""
     charts = []
     for key, title in quantities:
-        kinds = {"training": key, "evaluation": f"eval_{key}"}
-        kinds = {"evaluation": key} if key.startswith("eval_") else kinds
+        kinds = {"evaluation": key} if key.startswith("eval_") else {"training": key, "evaluation": f"eval_{key}"}
         series = [(run, kind, points_of(own)) for run, (_, points_of) in enumerate(runs) for kind, own in kinds.items()]
         if any(points for *_, points in series):
             charts.append(make_chart(key, title, [(run, runs[run][0], kind, points) for run, kind, points in series]))
@@ -235,9 +234,8 @@ def short(value: float) -> str:
 def loss_quantities(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """(key, title) of the losses, of the regularizer, and of whatever the evaluations while training have scored."""
     keys = dict.fromkeys(key for run in runs for entry in run.history for key in entry)
-    own = {f"eval_{key}" for key, _ in (*LOSSES, *SIGNS)} | {"eval_loss", "eval_num_pairs", f"eval_{_REGULARIZER}"}
-    scored = [key for key in keys if key.startswith("eval_") and key not in own]
-    scored = [key for key in scored if not key.endswith(("_runtime", "_per_second"))]
+    own = {f"eval_{key}" for key, _ in (*LOSSES, *SIGNS)} | {"eval_loss", f"eval_{_REGULARIZER}"}
+    scored = [key for key in keys if key.startswith("eval_") and key not in own and not key.endswith(NO_RESULT)]
     titles = [(key, f"{key.removeprefix('eval_')} of the evaluations while training") for key in scored]
     return [*LOSSES, *([(_REGULARIZER,) * 2] if _REGULARIZER in keys else []), *titles]
 
