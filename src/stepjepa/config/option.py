@@ -204,15 +204,12 @@ class Option:
         for member in members:
             item = next(iter(getattr(member, "__args__", ())), None)
             if is_class(member, list) and item in (int, float):
-                self._check_numbers(value, item)
+                if not isinstance(value, (list, tuple)) or not value:
+                    raise ConfigError(f"{self.name} is {value!r}; it must be a list of {_KINDS[item]}s")
+                for one in value:
+                    self._check_number(one, item)
         if members and set(members) <= {int, float}:
             self._check_number(value, float if float in members else int)
-
-    def _check_numbers(self, values: Any, kind: type) -> None:
-        if not isinstance(values, (list, tuple)) or not values:
-            raise ConfigError(f"{self.name} is {values!r}; it must be a list of {_KINDS[kind]}s")
-        for value in values:
-            self._check_number(value, kind)
 
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int

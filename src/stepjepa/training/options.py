@@ -225,11 +225,8 @@ def summary(method: JEPAOptions) -> str:
         return str(method.objective)
     parts = [str(method.objective), objective.brief]
     if objective.takes_predictors:
-        parts += [
-            f"K = {method.predictors}",
-            *objective.readout,
-            "packed" if method.forward == "auto" else method.forward,
-        ]
+        forward = "packed" if method.forward == "auto" else method.forward
+        parts += [f"K = {method.predictors}", *objective.readout, forward]
     return ", ".join(part for part in parts if part)
 
 
