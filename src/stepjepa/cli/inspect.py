@@ -18,9 +18,8 @@ from stepjepa.utils.terminal import print_drawn
 
 def run(argv: list[str]) -> int:
     """Draw a row; exit status 0, also for one without a pair."""
-    values = StrictParser((InspectOptions,), __doc__, aliases=published(InspectOptions), positional=("file",)).values(
-        argv
-    )
+    parser = StrictParser((InspectOptions,), __doc__, aliases=published(InspectOptions), positional=("file",))
+    values = parser.values(argv)
     file = needed_file(values.pop("file", None), "inspect")
     print_drawn(str(inspect(file, values.pop("model_name", InspectOptions.model_name), **values)))
     return 0
