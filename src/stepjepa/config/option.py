@@ -172,7 +172,7 @@ class Option:
     def read(self, given: object) -> object:
         """The field's value for what was written; BadValue if it does not fit."""
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
-        if self.choices and value is not None and value not in self.choices and not self._is_own(value):
+        if self.choices and value is not None and value not in self.choices and not (self.own and named_by_file(value)):
             close = nearest(str(value), self.choices)
             raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
         return value
@@ -185,9 +185,6 @@ class Option:
             return False
         return True
 
-    def _is_own(self, value: object) -> bool:
-        return self.own and named_by_file(value)
-
     def check(self, value: object) -> None:
         """Check a value that Python code may have given: named values, and numbers in their bounds.
 
@@ -198,7 +195,7 @@ class Option:
         if value is None and len(members) < len(union_members(self.hint)):
             return
         named = self.named if self.own or not self.choices else []
-        if named and len(members) == 1 and value not in named and not self._is_own(value):
+        if named and len(members) == 1 and value not in named and not (self.own and named_by_file(value)):
             further = f", or file.py:Name of your own; did you mean {nearest(str(value), named)}?" if self.own else ""
             raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}{further}")
         for member in members:
