@@ -128,11 +128,10 @@ def write_card(
         **{key: one for key, one in base.items() if key.startswith("license")},
     )
     lines = {split: DataReport.from_dict(one).lines()[0] for split, one in data.items()}
-    facts = {"run": run, "settings": settings, "base": base, "objective": objective, "data": lines, "last": last}
-    found = {"step": records.step, "results": results, "signs": logged_collapse(last)[0], "version": __version__}
-    model = {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
-    values: dict[str, Any] = {**facts, **found, **model}
-    card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, **values)
+    values: dict[str, Any] = {"run": run, "settings": settings, "base": base, "objective": objective, "data": lines}
+    values |= {"step": records.step, "results": results, "signs": logged_collapse(last)[0], "last": last}
+    values |= {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
+    card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, version=__version__, **values)
     write_whole(folder / CARD, [str(card).encode()])
 
 
