@@ -122,6 +122,7 @@ def test_from_python(evaluate, home, tmp_path):
     ("flags", "said"),
     [
         ("--metric code_execution", "without a security boundary; --allow_code_execution"),
+        ("--metric code_execution --metric_options {\"allow_code_execution\":\"false\"}", "it must be true or false"),
         ("--metric exact --samples_per_question 3", "--samples_per_question 3: all answers to a question would be the same"),
         ("--metric exact --samples_per_question 0", "samples_per_question is 0"),
         ("--metric code_execution --allow_code_execution --metric_options {\"k\":1}", "no option 'k' of code_execution"),

@@ -111,6 +111,7 @@ def test_one_clear_line(refused, text, flags, expected):
         ("--readout median", ["--readout", "median", "last"]),
         ("--readout_layer 4", ["layer 4", "layers 0 to 3"]),
         ("--readout_layer -9", ["layer -9", "layers 0 to 3"]),
+        ("--jepa_target_column=", ["jepa_target_column is empty"]),
         ("--jepa_target_column plan", ["rows.jsonl line 1", "'plan' is missing", "columns found: messages"]),
         ("--jepa_target_column plan --forward inline", ["forward=inline", "jepa_target_column=plan"]),
         ("--jepa_target_column plan --reverse_pred", ["reverse_pred", "jepa_target_column"]),

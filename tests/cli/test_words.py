@@ -132,6 +132,10 @@ def test_quiet_commands_print_errors_and_results(tmp_path, capfd):
     assert said.err == "" and said.out.startswith("exact ")
     assert main(["evaluate", "--quiet", str(run), str(tmp_path / "no.jsonl"), *flags]) == 2
     assert "no such file" in capfd.readouterr().err
+    assert main(["--quiet", "evaluate", str(run), str(file), *flags]) == 0, "in front of the command too"
+    assert capfd.readouterr().err == ""
+    assert main(["evaluate", str(run), "--quiet=true"]) == 2
+    assert capfd.readouterr().err == "stepjepa evaluate: error: --quiet takes no value\n"
     say("loud again")
     assert capfd.readouterr().out == "loud again\n"
 

@@ -78,6 +78,7 @@ def _cannot_print(trouble: str, argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    quiet, argv = QUIET in argv, [word for word in argv if word != QUIET]
     if not argv:
         with contextlib.suppress(OSError):
             print(_help(), file=sys.stderr, flush=True)
@@ -105,8 +106,10 @@ def _dispatch(argv: list[str]) -> int:
         if command == COMPLETION:
             print_text(completion(*rest))
             return 0
-        with only_results(QUIET in rest):
-            return _module(command).run([word for word in rest if word != QUIET])
+        if any(word.startswith(f"{QUIET}=") for word in rest):
+            raise ConfigError(f"{QUIET} takes no value")
+        with only_results(quiet):
+            return _module(command).run(rest)
     except StepJepaError as error:
         return tell(error, _name(argv))
     except SystemExit as stop:  # argparse leaves this way after printing a help text

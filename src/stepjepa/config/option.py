@@ -198,6 +198,8 @@ class Option:
         if named and len(members) == 1 and value not in named and not (self.own and named_by_file(value)):
             further = f", or file.py:Name of your own; did you mean {nearest(str(value), named)}?" if self.own else ""
             raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}{further}")
+        if members == [bool] and isinstance(value, str):  # "false" would be true
+            raise ConfigError(f"{self.name} is {value!r}; it must be true or false")
         for member in members:
             item = next(iter(getattr(member, "__args__", ())), None)
             if is_class(member, list) and item in (int, float):

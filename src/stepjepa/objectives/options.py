@@ -119,6 +119,11 @@ class TargetOptions(Topic):
         VIEWS,
     )
 
+    def check(self) -> None:
+        """As `Topic.check`; raises ConfigError."""
+        if self.jepa_target_column == "":  # a shell's empty variable
+            raise ConfigError(f"{_NAME.jepa_target_column} is empty; name a column, or leave it out")
+
 
 @dataclass
 class EMAOptions(Topic):
@@ -211,7 +216,7 @@ class LossOptions(Topic):
             )
 
 
-_NAME = Names(LossOptions, PredictorOptions)
+_NAME = Names(LossOptions, PredictorOptions, TargetOptions)
 
 
 def own_values(cls: type[Objective], values: Mapping[str, Any]) -> object:
