@@ -11,18 +11,15 @@ from typing import Any
 
 from torch import nn
 from transformers import GenerationConfig
-from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation import models
 from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
-from stepjepa.evaluation.questions import choose_system_prompt
-from stepjepa.evaluation.run import open_output, record_of, resolved
+from stepjepa.evaluation.run import open_model, open_output, record_of
 from stepjepa.generation import digest_of, local
 from stepjepa.utils.failures import library
 from stepjepa.utils.terminal import Bar
@@ -107,36 +104,29 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
     """
     options.check()
     harness, model = Harness(options), None
-    disable_progress_bar()  # of loading
-    place = local.find_model(str(options.model_name))
-    record = models.read_record(place)
-    options = resolved(options, record)
-    system = choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
-    tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
-    prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
+    opened = open_model(options)
+    options, place, _, system, prompter = opened
     done = EvaluationResult({}, {}, {"skipped": {}}, already=True)
-    asked = [(task, digest_of([task, system.text])) for task in harness.tasks]
-    outputs = {one[0]: open_output(options, place, *one, prompter.tokenizer) for one in asked}
+    outputs = {task: open_output(opened, task, digest_of([task, system.text])) for task in harness.tasks}
     with Bar() as bar:
         for line in (*options.without_effect(), f"system   {system.origin}"):
             bar.say(line)
         for task, output in outputs.items():
-            result = EvaluationResult({}, {}, {}, record=output.complete or {})
-            if output.complete is None:
+            record, target = output.complete, output.paths.results[0]
+            if record is None:
                 if model is None:
-                    model, description = local.load_place(place, tokenizer, options, options.no_lora)
+                    model, description = local.load_place(place, prompter.tokenizer, options, options.no_lora)
                     bar.say(f"model    {place.name} ({description})")
                 with output.opened(lambda line: None):
                     limits = int(options.batch_size or 1), options.max_examples
                     found = harness.run(task, model, prompter, system.text, *limits)
-                    result.metrics = metrics_of(task, found["results"])
-                    result.record = record_of(result, options, place, system, output)
-                    result.record["versions"]["lm_eval"] = found["lm_eval_version"]
+                    result = EvaluationResult(metrics_of(task, found["results"]), {}, {})
+                    record = record_of(result, opened, output)
+                    record["versions"]["lm_eval"] = found["lm_eval_version"]
                     answers = [one.record() for one in predictions_of(found["samples"])]
-                    lines = record_lines(output.paths.results[0], answers)
-                    output.finish({output.paths.results[0]: lines}, result.record)
+                    output.finish({target: record_lines(target, answers)}, record)
                 done.already = False
-            done.record[task] = result.record
-            done.metrics |= {f"{task} {name}": one for name, one in result.record["metrics"].items()}
-            done.files += [output.paths.results[0], output.paths.record]
+            done.record[task] = record
+            done.metrics |= {f"{task} {name}": one for name, one in record["metrics"].items()}
+            done.files += [target, output.paths.record]
     return done

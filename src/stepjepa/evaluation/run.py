@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -184,6 +184,32 @@ def evaluate_model(
         return score(task, answers)
 
 
+class Opened(NamedTuple):
+    """The model of an evaluation before it is loaded, and how it is asked; the options with what they leave open."""
+
+    options: EvaluateOptions
+    place: local.Place
+    record: models.TrainingRecord
+    system: SystemPrompt
+    prompter: Prompter
+
+
+def open_model(options: EvaluateOptions) -> Opened:
+    """Find the model, and read what its folder says. Raises ConfigError: it cannot be used."""
+    place = local.find_model(str(options.model_name))
+    record = models.read_record(place)
+    default = vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
+    options = replace(options, batch_size=options.batch_size or default)
+    if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
+        options.chat_template_kwargs = record.settings.get("chat_template_kwargs")
+    if options.max_length is None and NLL in (options.metric or ()):
+        options.max_length = record.settings.get("max_length")
+    system = questions.choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
+    tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
+    prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
+    return Opened(options, place, record, system, prompter)
+
+
 def evaluate(options: EvaluateOptions) -> EvaluationResult:
     """Evaluate as the options say, into files. Interrupted, the same call resumes.
 
@@ -198,23 +224,19 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         names = options.metric or ()
         scoring = {**options.permission(names), **(options.metric_options or {})}
         metrics = [stack.enter_context(metric) for metric in make_metrics(names, scoring)]
-        place = local.find_model(str(options.model_name))
-        record = models.read_record(place)
-        options = resolved(options, record)
-        system = questions.choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
+        model = open_model(options)
+        place, system = model.place, model.system
         source = RowSource(options.test_file, options.dataset_split)
         asked = questions.read_questions(source, system, options.columns, options.max_examples)
-        tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
-        prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
-        _drop_useless(asked, metrics, prompter)
-        output = open_output(options, place, str(options.test_file), asked.fingerprint(), prompter.tokenizer)
+        _drop_useless(asked, metrics, model.prompter)
+        output = open_output(model, str(options.test_file), asked.fingerprint())
         target = output.paths.results[0 if metrics else 1]
         files = [target, output.paths.record]
         if output.complete is not None:
             done = output.complete
             parts = done["metrics"], done["generation"], done["rows"]
             return EvaluationResult(*parts, record=done, files=files, already=True)
-        task, description = _load(options, place, record, prompter, Task(asked, metrics, bar=bar))
+        task, description = _load(model, Task(asked, metrics, bar=bar))
         answers = Answers(output)
         with output.opened(answers.take):
             bar.say(f"model    {place.name} ({description})")
@@ -226,7 +248,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 bar.say(f"note     --{_NAME.no_lora} changes nothing: {place.name} is no adapter")
             answer(task, answers)
             result = score(task, answers)
-            result.files, result.record = files, record_of(result, options, place, system, output)
+            result.files, result.record = files, record_of(result, model, output)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
             if place.folder is not None and not (options.no_lora and place.base is not None):
@@ -234,17 +256,16 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         return result
 
 
-def record_of(
-    result: EvaluationResult, options: EvaluateOptions, place: local.Place, system: SystemPrompt, output: Output
-) -> Record:
+def record_of(result: EvaluationResult, model: Opened, output: Output) -> Record:
     """What ``metrics.json`` holds."""
+    system, place = model.system, model.place
     versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "metrics": result.metrics,
         "generation": result.generation,
         "rows": result.rows,
         "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
-        "settings": asdict(options),
+        "settings": asdict(model.options),
         "versions": {**versions, "python": platform.python_version()},
         "identity": output.identity,
         "scoring": output.scoring,
@@ -308,25 +329,13 @@ def _drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Promp
     asked.check()
 
 
-def resolved(options: EvaluateOptions, record: models.TrainingRecord) -> EvaluateOptions:
-    """The options with what they leave open."""
-    default = vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
-    found = replace(options, batch_size=options.batch_size or default)
-    if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
-        found.chat_template_kwargs = record.settings.get("chat_template_kwargs")
-    if options.max_length is None and NLL in (options.metric or ()):
-        found.max_length = record.settings.get("max_length")
-    return found
-
-
-def open_output(
-    options: EvaluateOptions, place: local.Place, data: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase
-) -> Output:
+def open_output(model: Opened, data: str, fingerprint: str) -> Output:
     """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id.
 
     Raises:
         ConfigError: they cannot be used, or are of another evaluation.
     """
+    options, place = model.options, model.place
     if options.output_file is not None:
         file = Path(options.output_file)
         results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
@@ -345,7 +354,7 @@ def open_output(
         record, partial = folder / "metrics.json", folder / "predictions.partial"
     identity = {
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
-        **models.digests(place, tokenizer, fingerprint, options.no_lora),
+        **models.digests(place, model.prompter.tokenizer, fingerprint, options.no_lora),
     }
     return Output(
         Paths(results, record, partial),
@@ -358,14 +367,12 @@ def open_output(
     )
 
 
-def _load(
-    options: EvaluateOptions, place: local.Place, record: models.TrainingRecord, prompter: Prompter, task: Task
-) -> tuple[Task, str]:
+def _load(opened: Opened, task: Task) -> tuple[Task, str]:
     """The task with what answers it, and a phrase that describes that."""
+    options, place, record, _, prompter = opened
     size, tokenizer = options.batch_size or local.BATCH_SIZE, prompter.tokenizer
     task = replace(task, batch_size=size, temperature=options.temperature, seed=options.seed)
     task = replace(task, samples=options.samples_per_question)
-    transformers.utils.logging.disable_progress_bar()  # of loading
     if options.backend == "vllm":
         engine = vllm.VllmGenerator(place, prompter, options, options.no_lora)
         return replace(task, generator=engine), engine.description

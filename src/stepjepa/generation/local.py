@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.data.tokens import Prompter
@@ -299,6 +300,7 @@ def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTok
     Raises:
         ConfigError: it cannot be loaded.
     """
+    disable_progress_bar()  # of loading, which begins here
     folder = place.folder
     own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
     return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)

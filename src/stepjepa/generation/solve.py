@@ -249,12 +249,9 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
 
         endpoint = EndpointGenerator(options, say)
         return endpoint, f"{endpoint.url}, {options.concurrency} requests at a time"
-    from transformers.utils.logging import disable_progress_bar
-
     from stepjepa.data.tokens import Prompter
     from stepjepa.generation import local, vllm
 
-    disable_progress_bar()
     place = local.find_model(name)
     tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
