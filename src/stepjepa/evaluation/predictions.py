@@ -243,20 +243,20 @@ def drop_unscorable(metrics: Sequence[Metric], questions: QuestionSet) -> None:
 
 
 def predictions_of(
-    questions: Sequence[Question],
-    replies: Mapping[int, Sequence[Reply]],
+    answered: Sequence[tuple[Question, Reply]],
+    samples: int,
     losses: Mapping[int, AnswerLoss],
     metrics: Sequence[Metric],
     step: Callable[[int], object] = lambda count: None,
 ) -> list[Prediction]:
-    """A record for each reply to each question; `step` is called with how many more were scored.
+    """A record for each reply, `samples` to each question; `step` is called with how many more were scored.
 
     Raises:
         DataError: a function of the user's failed.
     """
     found = []
-    for question, number in [(one, number) for one in questions for number in range(len(replies[one.index]))]:
-        reply, loss = replies[question.index][number], losses.get(question.index)
+    for number, (question, reply) in enumerate(answered):
+        loss = losses.get(question.index)
         verdicts = [_verdict(metric, reply, question) for metric in metrics]
         first = verdicts[0]
         binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
@@ -273,8 +273,8 @@ def predictions_of(
             {metric.name: verdict.score for metric, verdict in zip(metrics, verdicts, strict=True)},
             first.note or None,
         )
-        if len(replies[question.index]) > 1:
-            one.sample = number + 1
+        if samples > 1:
+            one.sample = number % samples + 1
         if loss is not None:
             one.answer_nll, one.answer_tokens = loss.total / loss.tokens, loss.tokens
         found.append(one)

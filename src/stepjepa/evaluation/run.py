@@ -37,7 +37,7 @@ from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import EvaluationResult, record_lines, stop_reason
-from stepjepa.evaluation.questions import GENERATED, QuestionSet, SystemPrompt
+from stepjepa.evaluation.questions import GENERATED, Question, QuestionSet, SystemPrompt
 from stepjepa.generation import Generator, Request, local, seed_of, vllm
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.modeling.card import add_results
@@ -98,9 +98,10 @@ class Task:
             given, needed = f"--{_NAME.samples_per_question} {self.samples}", f"--{_NAME.temperature}"
             raise ConfigError(f"{given}: all answers to a question would be the same; give a {needed} above 0")
 
-    def numbers(self, index: int) -> range:
-        """The numbers of the requests, and so of the seeds, of the answers to a question."""
-        return range(index * self.samples, (index + 1) * self.samples)
+    def numbered(self) -> list[tuple[int, Question]]:
+        """The number of each request, and so of its seed, with its question, which has `samples` of them."""
+        asked = self.questions.questions
+        return [(one.index * self.samples + sample, one) for one in asked for sample in range(self.samples)]
 
     def with_model(
         self,
@@ -283,10 +284,8 @@ def answer(task: Task, answers: Answers) -> None:
             if task.bar is not None:
                 task.bar.step(len(losses))
     if task.generator is not None:
-        numbered = [(one, number) for one in task.questions.questions for number in task.numbers(one.index)]
-        requests = [
-            Request(number, one.prompt, task.temperature, seed_of(task.seed, number)) for one, number in numbered
-        ]
+        numbered = task.numbered()
+        requests = [Request(row, one.prompt, task.temperature, seed_of(task.seed, row)) for row, one in numbered]
         answers.ask(task.generator, requests, "answers", task.bar)
 
 
@@ -298,10 +297,8 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
         if task.bar is not None:
             task.bar.begin("scores", len(asked.questions) * task.samples)
         step = (lambda count: None) if task.bar is None else task.bar.step
-        replies = {
-            one.index: [answers.replies[number] for number in task.numbers(one.index)] for one in asked.questions
-        }
-        found = predictions.predictions_of(asked.questions, replies, answers.losses, task.metrics, step)
+        answered = [(one, answers.replies[number]) for number, one in task.numbered()]
+        found = predictions.predictions_of(answered, task.samples, answers.losses, task.metrics, step)
         metrics = predictions.summarise(task.metrics, found, asked.questions)
     if task.likelihood is not None:
         values = [answers.losses[index] for index in sorted(answers.losses)]
@@ -399,9 +396,7 @@ def sample_solutions(task: Task, output: Output, samples: int) -> Path:
     task, answers, records = replace(task, samples=samples), Answers(output), []
     with output.opened(answers.take):
         answer(task, answers)
-        for question, number in (
-            (one, number) for one in task.questions.questions for number in task.numbers(one.index)
-        ):
+        for number, question in task.numbered():
             reply = answers.replies[number]
             records.append({
                 **json.loads(json.dumps(question.row, default=str)),  # a table may hold dates and the like
