@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
@@ -65,16 +65,10 @@ class ProblemSet(RowsRead):
 
     problems: list[Problem] = field(default_factory=list)
 
-    def record(self) -> _Input:
+    def record(self) -> Record:
         """What is written of the input. Its fingerprint changes with any question, ground truth, or their order."""
         digest = digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
-        return _Input(self.source, len(self.problems), digest)
-
-
-class _Input(NamedTuple):
-    file: str
-    questions: int
-    fingerprint: str
+        return {"file": self.source, "questions": len(self.problems), "fingerprint": digest}
 
 
 def read_problems(options: GenerateOptions) -> ProblemSet:
@@ -208,7 +202,7 @@ def generate(options: GenerateOptions) -> GenerationResult:
     source, settings = problems.record(), options.deciding()
     output = Output(
         Paths((path, unsolved, attempts), meta, partial),
-        {**settings, "data": source.fingerprint},
+        {**settings, "data": source["fingerprint"]},
         {},
         options.overwrite,
         [Path(str(options.file))],
@@ -226,11 +220,11 @@ def generate(options: GenerateOptions) -> GenerationResult:
             with output.opened(solver.take):
                 bar.say(f"model    {options.model_name} ({description})")
                 resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
-                bar.say(f"input    {source.file}: {source.questions} questions{resumed}")
+                bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
                 solver.solve(generator, bar)
                 summary = solver.summary()
                 record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-                output.finish(solver.files(output.paths), {**record, "input": source._asdict(), "summary": summary})
+                output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
     return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already)
 
 
