@@ -119,8 +119,9 @@ def answers_match(a: str | None, b: str | None) -> bool:
         return bool(a.strip())
     one, other = normalise_number(a), normalise_number(b)
     if one == other:
-        return bool(one) and not _units_differ(a, b)
-    return _same_words(one, other) or _same_time(a, b)
+        return bool(one) and len({_unit(a), _unit(b)} - {None}) < 2
+    words, others = (_SPACES.sub("", text).casefold().strip(".") for text in (one, other))
+    return words == others != "" or _same_time(a, b)
 
 
 def _after_hashes(text: str) -> str | None:
@@ -172,12 +173,6 @@ def _last_number(text: str) -> str | None:
     return None
 
 
-def _same_words(a: str, b: str) -> bool:
-    """Whether two texts that are no equal numbers are the same words."""
-    one, other = (_SPACES.sub("", text).casefold().strip(".") for text in (a, b))
-    return bool(one) and one == other
-
-
 def _same_time(a: str, b: str) -> bool:
     """Whether both are times of a day, one of them written as such, and the same; without am or pm either will do."""
     first, second = (_CLOCK.fullmatch(plain_text(text)) for text in (a, b))
@@ -192,11 +187,6 @@ def _same_time(a: str, b: str) -> bool:
         if half and hours[1 - number] > 12:
             return hours[number] % 12 + 12 * (half in "pP") == hours[1 - number]
     return hours[0] == hours[1]
-
-
-def _units_differ(a: str, b: str) -> bool:
-    one, other = _unit(a), _unit(b)
-    return one is not None and other is not None and one != other
 
 
 def _unit(text: str) -> str | None:

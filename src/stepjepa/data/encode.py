@@ -121,11 +121,6 @@ class EncodeOptions(DataOptions):
         return cls(**kept | more)
 
     @property
-    def label_mode(self) -> str:
-        """Which tokens are labelled, see `tokens.label_spans`."""
-        return self.labels or "assistant"
-
-    @property
     def needs_steps(self) -> bool:
         """Whether the steps of the answers are found."""
         return self.objective is not None and self.objective.needs_steps
@@ -335,7 +330,7 @@ class RowEncoder:
         turns, ids, end_id = self._turns(chat, ids, last, report)
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
         answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
-        labels = label_spans(self.options.label_mode, ids, answers, ended_by, limit)
+        labels = label_spans(self.options.labels or "assistant", ids, answers, ended_by, limit)
         if not labels:
             first = turns[0].answer.start
             if first < limit:

@@ -35,7 +35,6 @@ REASONS = {
     "broken_json": "broken JSON",
     "broken_csv": "broken CSV",
     "line_too_long": "the line is too long",
-    "not_an_object": "the row is no object with columns",
     "missing_column": "a column is missing or null",
     "not_text": "a column's value is no text",
     "text_too_long": "a text is too long",

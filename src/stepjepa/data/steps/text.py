@@ -154,9 +154,7 @@ def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
     """Kind, start and end of the blocks, in order; what is inside a block opens no other."""
     tokens = list(_TOKEN.finditer(text))
     kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
-    numbers: dict[
-        tuple[str, str | None], list[int]
-    ] = {}  # of the tokens by kind, those that end an environment by its name
+    numbers: dict[tuple[str, str | None], list[int]] = {}  # of tokens by kind, of an environment's end by its name too
     for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
         numbers.setdefault((kind, token["end"]), []).append(at)
     at = 0

@@ -306,7 +306,7 @@ def read_tokens(
         found.end_of_turn = data.end_token
         ends = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
         found.end_is = tuple(name for name, token in ends if token and token == data.end_token)
-        found.end_labelled = data.end_token is not None and encoder.options.label_mode != "reference"
+        found.end_labelled = data.end_token is not None and encoder.options.labels != "reference"
     _lay_out(found, examples, spans, Form.of(method, tokenizer), method, batch_size, seed)
     return found
 
