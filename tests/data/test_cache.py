@@ -44,9 +44,9 @@ def test_what_is_read_is_what_was_stored(tmp_path, file):
     again, same = load_cached(tmp_path / "cache", key)
     assert same == report and same.lines() == report.lines() and report.rows_skipped == {"no_messages": 1}
     assert len(again) == len(store) == 30 and again.num_pairs == store.num_pairs > 0
-    assert isinstance(again.arrays()["ids"], np.memmap)
-    for name, array in store.arrays().items():
-        assert np.array_equal(array, again.arrays()[name]), name
+    assert isinstance(again.arrays["ids"], np.memmap)
+    for name, array in store.arrays.items():
+        assert np.array_equal(array, again.arrays[name]), name
     save_cached(tmp_path / "cache", key, store, report)  # once more changes nothing
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [key]
 
@@ -113,7 +113,7 @@ def test_a_run_reads_what_the_run_before_has_stored(tmp_path, file, monkeypatch)
     store, report = encode(str(file), byte_bpe_tokenizer(), options)
     monkeypatch.setattr("stepjepa.training.encoding.encode_dataset", None)
     again, same = encode(str(file), byte_bpe_tokenizer(), options)
-    assert same == report and np.array_equal(again.arrays()["ids"], store.arrays()["ids"])
+    assert same == report and np.array_equal(again.arrays["ids"], store.arrays["ids"])
     options.data_cache = str(file / "cache")
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="--data_cache .* cannot be written"):

@@ -300,8 +300,8 @@ def test_worker_processes_give_the_same_steps(bpe_tokenizer):
     rows = [chat(NUMBERED, steps=TWO_OF_THREE, total_steps=5), chat(ITEMS)] * 3
     one, two = (encoded(bpe_tokenizer, rows, dataset_num_proc=processes) for processes in (1, 2))
     assert one[1] == two[1]
-    for name, array in one[0].arrays().items():
-        assert np.array_equal(array, two[0].arrays()[name])
+    for name, array in one[0].arrays.items():
+        assert np.array_equal(array, two[0].arrays[name])
 
 
 def test_other_steps_are_other_data(tmp_path, bpe_tokenizer):

@@ -46,6 +46,7 @@ class ExampleStore(Sequence):
     """Examples one after the other.
 
     Attributes:
+        arrays: all that the store is made of, by the names in `ARRAYS`.
         lengths: (E,) int64, tokens of each trunk.
     """
 
@@ -90,19 +91,15 @@ class ExampleStore(Sequence):
     @classmethod
     def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
         """One store of the examples of several, in their order."""
-        parts = [store.arrays() for store in stores]
+        parts = [store.arrays for store in stores]
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in cls.TABLES}
         for name in cls.TABLES:
             arrays[f"{name}_edges"] = _edges(np.concatenate([np.diff(part[f"{name}_edges"]) for part in parts]))
         return cls.of_arrays(arrays)
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._arrays = {name: arrays[name] for name in self.ARRAYS}
-        self.lengths = np.diff(self._arrays["ids_edges"])
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All that the store is made of, by the names in `ARRAYS`."""
-        return dict(self._arrays)
+        self.arrays = {name: arrays[name] for name in self.ARRAYS}
+        self.lengths = np.diff(self.arrays["ids_edges"])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -111,8 +108,8 @@ class ExampleStore(Sequence):
         index = range(len(self))[index]
 
         def own(name: str) -> np.ndarray:
-            edges = self._arrays[f"{name}_edges"]
-            return self._arrays[name][edges[index] : edges[index + 1]]
+            edges = self.arrays[f"{name}_edges"]
+            return self.arrays[name][edges[index] : edges[index + 1]]
 
         labels = tuple(Span(*span) for span in own("labels").tolist())
         views = tuple((Span(a, b), Span(c, d)) for a, b, c, d in own("view_spans").tolist())
@@ -141,7 +138,7 @@ class ExampleStore(Sequence):
     @property
     def num_pairs(self) -> int:
         """Pairs in all examples, those included that are drawn every epoch, as `Example.view_pairs` counts them."""
-        return len(self._arrays["pairs"]) + len(self._arrays["view_spans"])
+        return len(self.arrays["pairs"]) + len(self.arrays["view_spans"])
 
 
 def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
@@ -216,7 +213,7 @@ def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, r
         part = root / f".{key}.{secrets.token_hex(8)}"
         part.mkdir()  # readable for whoever may read the folder around it
         try:
-            for name, array in store.arrays().items():
+            for name, array in store.arrays.items():
                 np.save(part / f"{name}.npy", array)
             write_json(part / _REPORT, {**report.to_dict(), "cache": _VERSION}, indent=None)
             if load_cached(root, key) is None:
