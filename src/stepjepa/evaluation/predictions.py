@@ -247,7 +247,7 @@ def predictions_of(
     samples: int,
     losses: Mapping[int, AnswerLoss],
     metrics: Sequence[Metric],
-    step: Callable[[int], object] = lambda count: None,
+    step: Callable[[int], object],
 ) -> list[Prediction]:
     """A record for each reply, `samples` to each question; `step` is called with how many more were scored.
 

@@ -91,7 +91,7 @@ class Task:
     temperature: float = 0.0
     seed: int = 42
     samples: int = 1
-    bar: Bar | None = None
+    bar: Bar = field(default_factory=lambda: Bar(silent=True))
 
     def __post_init__(self) -> None:
         if self.samples > 1 and self.metrics and not self.temperature:
@@ -277,12 +277,10 @@ def record_of(result: EvaluationResult, model: Opened, output: Output) -> Record
 def answer(task: Task, answers: Answers) -> None:
     """Let the model answer whatever is not answered yet."""
     if task.likelihood is not None:
-        if task.bar is not None:
-            task.bar.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
+        task.bar.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
         for losses in task.likelihood.compute(task.model, task.batch_size, answers.losses, task.vocabulary):
             answers.add({"losses": losses})
-            if task.bar is not None:
-                task.bar.step(len(losses))
+            task.bar.step(len(losses))
     if task.generator is not None:
         numbered = task.numbered()
         requests = [Request(row, one.prompt, task.temperature, seed_of(task.seed, row)) for row, one in numbered]
@@ -294,11 +292,9 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
     asked = task.questions
     metrics, found, losses = {}, [], []
     if task.metrics:
-        if task.bar is not None:
-            task.bar.begin("scores", len(asked.questions) * task.samples)
-        step = (lambda count: None) if task.bar is None else task.bar.step
+        task.bar.begin("scores", len(asked.questions) * task.samples)
         answered = [(one, answers.replies[number]) for number, one in task.numbered()]
-        found = predictions.predictions_of(answered, task.samples, answers.losses, task.metrics, step)
+        found = predictions.predictions_of(answered, task.samples, answers.losses, task.metrics, task.bar.step)
         metrics = predictions.summarise(task.metrics, found, asked.questions)
     if task.likelihood is not None:
         values = [answers.losses[index] for index in sorted(answers.losses)]

@@ -287,7 +287,7 @@ class Replies:
         generator: Generator,
         requests: Sequence[Request],
         what: str,
-        bar: Bar | None = None,
+        bar: Bar,
         note: Callable[[], str] = str,
     ) -> None:
         """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
@@ -300,7 +300,7 @@ class Replies:
             DataError: a reply cannot be stored.
         """
         done = sum(request.row in self.replies for request in requests)
-        if bar is not None and requests:
+        if requests:
             bar.begin(what, len(requests), done, note())
         if done == len(requests):
             return
@@ -308,8 +308,7 @@ class Replies:
         for replies in generator.answer(requests, frozenset(self.replies)):
             rows = [list(vars(reply).values()) for reply in replies]
             self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
-            if bar is not None:
-                bar.step(len(replies), note())
+            bar.step(len(replies), note())
             begin = time.perf_counter()
 
     def add(self, line: Record) -> None:

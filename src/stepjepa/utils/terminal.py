@@ -105,13 +105,13 @@ def show_log(level: int) -> None:
 
 
 class Bar:
-    """One task after the other on standard error: a bar in a terminal, plain lines elsewhere."""
+    """One task after the other on standard error: a bar in a terminal, plain lines elsewhere; nothing where it is silent."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._console = Console(stderr=True)
+        self._silent, self._console = silent, Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -119,7 +119,7 @@ class Bar:
             TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal or _quiet,
+            disable=not self._console.is_terminal or silent or _quiet,
         )
         self._task: Any = None
         self._name, self._total, self._done = "", 0, 0
@@ -161,7 +161,7 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        if not _quiet:
+        if not (self._silent or _quiet):
             self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
