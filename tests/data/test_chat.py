@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from stepjepa.data.chat import ChatRenderer, RowError, check_messages, with_template
-from stepjepa.errors import ConfigError
+from stepjepa.data.chat import ChatRenderer, check_messages, with_template
+from stepjepa.errors import ConfigError, RowError
 from support.templates import FORMATS, R1_LIKE
 from support.tokenizers import byte_bpe_tokenizer, fresh, source_file
 

@@ -9,10 +9,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stepjepa.data.chat import RowError, row_to_messages
+from stepjepa.data.chat import row_to_messages
 from stepjepa.data.report import DataReport, listed_files
 from stepjepa.data.sources import Part, RowSource, csv_rows
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, RowError
 from support.checks import check_format
 
 MESSAGES = [{"role": "user", "content": "12+5?"}, {"role": "assistant", "content": "17"}]

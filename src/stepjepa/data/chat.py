@@ -31,8 +31,7 @@ from stepjepa.data.options import (
     form_of,
     listed_columns,
 )
-from stepjepa.errors import ConfigError
-from stepjepa.errors import RowError as RowError  # for everyone who reads chats
+from stepjepa.errors import ConfigError, RowError
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
 

@@ -237,7 +237,6 @@ def _identity(record: Record) -> tuple[Record, Record]:
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
     """The generator of a backend, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
-    name = str(options.model_name)
     if options.backend == "openai":
         from stepjepa.generation.endpoint import EndpointGenerator
 
@@ -246,7 +245,7 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     from stepjepa.data.tokens import Prompter
     from stepjepa.generation import local, vllm
 
-    place = local.find_model(name)
+    place = local.find_model(str(options.model_name))
     tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
     if options.backend == "vllm":

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from stepjepa.config.option import Names, Topic, option
-from stepjepa.data.chat import RowError
 from stepjepa.data.options import VIEWS
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, RowError
 from stepjepa.objectives.base import Objective
 from stepjepa.objectives.options import Defaults, PredictorOptions, TargetOptions
 from stepjepa.objectives.pairs import question_and_answer

@@ -21,12 +21,12 @@ from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import carried
 from stepjepa.config.values import named_by_file
 from stepjepa.config.yaml_file import write_yaml
-from stepjepa.data.chat import RowError, row_to_messages
+from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import DataOptions, PairColumns
 from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.sources import RowSource
 from stepjepa.data.synthetic import ArithmeticConfig, generate_split
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, checksum, json_bytes, read_json, write_json, write_whole

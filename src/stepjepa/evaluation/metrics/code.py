@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, option
-from stepjepa.data.options import CODE, CodeOptions
+from stepjepa.data.options import CODE, CodeOptions, listed_columns
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import FAILED, OPTIONS, Metric, Verdict
 from stepjepa.evaluation.predictions import quoted
@@ -115,8 +115,8 @@ def tested_program(code: str, row: Mapping[str, Any]) -> tuple[str, list[Run]]:
     runs: list[Run] = [run for one in groups for run in zip(_texts(one, "input"), _texts(one, "output"), strict=False)]
     if runs:  # CodeContests
         return code, runs
-    known = ", ".join(map(str, row)) or "none"
-    raise DataError(f"no tests: no test_list, test and entry_point, or public_tests (columns found: {known})")
+    needed = "no test_list, test and entry_point, or public_tests"
+    raise DataError(f"no tests: {needed} (columns found: {listed_columns(row)})")
 
 
 def _texts(row: Mapping[str, Any], name: str) -> list[str]:

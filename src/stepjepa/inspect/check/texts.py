@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import KNOWN_CHATS, RowError, row_to_messages
+from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.encode import EncodeOptions, chat_of
 from stepjepa.data.options import PairColumns, is_stream
 from stepjepa.data.prepare.rows import question_of
@@ -20,7 +20,7 @@ from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_content
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, RowError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.text import counted, escaped, printable
