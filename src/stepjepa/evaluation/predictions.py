@@ -23,7 +23,7 @@ from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
     from stepjepa.evaluation.nll import AnswerLoss
-    from stepjepa.evaluation.questions import Question, QuestionSet
+    from stepjepa.evaluation.questions import Question, QuestionSet, Solution
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _LARGEST, _QUOTED = 1e100, 80
@@ -239,7 +239,7 @@ def drop_unscorable(metrics: Sequence[Metric], questions: QuestionSet) -> None:
     questions.questions = kept
     for metric in metrics:
         if metric.is_custom and kept:
-            _score(metric, kept[0].chat[-1]["content"], kept[0])
+            scored(metric, kept[0].chat[-1]["content"], kept[0])
 
 
 def predictions_of(
@@ -285,12 +285,13 @@ def predictions_of(
 def _verdict(metric: Metric, reply: Reply, question: Question) -> Verdict:
     """A metric's verdict; a refused request is wrong."""
     if reply.refused is None:
-        return _score(metric, reply.text, question)
-    gold = None if metric.is_custom else _score(metric, "", question).gold
+        return scored(metric, reply.text, question)
+    gold = None if metric.is_custom else scored(metric, "", question).gold
     return Verdict(0.0, gold, None, reply.refused)
 
 
-def _score(metric: Metric, text: str, question: Question) -> Verdict:
+def scored(metric: Metric, text: str, question: Question | Solution) -> Verdict:
+    """A metric's verdict on a text. Raises DataError: the row holds nothing to compare with, or a user's function failed."""
     try:
         return metric.score(text, question.row)
     except DataError as error:

@@ -13,11 +13,11 @@ from stepjepa.data.chat import check_messages, row_to_messages
 from stepjepa.data.options import PairColumns, answer_column
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.errors import ConfigError, RowError
 from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
-from stepjepa.evaluation.predictions import quoted
+from stepjepa.evaluation.predictions import quoted, scored
 from stepjepa.generation import RowsRead, digest_of, text_of
 
 _NAME = Names(EvaluateOptions)
@@ -269,11 +269,5 @@ def right_answers(metric: Metric, solutions: Sequence[Solution]) -> list[tuple[b
     Raises:
         DataError: a row holds nothing to compare with.
     """
-    found = []
-    for one in solutions:
-        try:
-            verdict = metric.score(one.text, one.row)
-        except DataError as error:
-            raise DataError(f"{one.place}: {error}") from None
-        found.append((verdict.score == 1.0, verdict.answer))
-    return found
+    verdicts = [scored(metric, one.text, one) for one in solutions]
+    return [(verdict.score == 1.0, verdict.answer) for verdict in verdicts]
