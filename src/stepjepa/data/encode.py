@@ -425,7 +425,6 @@ def encode_dataset(
     tokenizer: PreTrainedTokenizerBase,
     renderer: ChatRenderer | None,
     options: EncodeOptions,
-    split: str = "train",
     processes: int = 1,
 ) -> tuple[ExampleStore, DataReport]:
     """Read, render, tokenise and pair all of a data set.
@@ -442,7 +441,7 @@ def encode_dataset(
         DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
         ConfigError: a slow tokenizer, or chats without a template.
     """
-    rows = source if isinstance(source, RowSource) else RowSource(source, split)
+    rows = source if isinstance(source, RowSource) else RowSource(source)
     encoder = make_encoder(rows, tokenizer, renderer, options)
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)

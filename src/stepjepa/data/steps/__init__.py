@@ -4,14 +4,12 @@
 """
 
 from stepjepa.data.steps.splitters import LISTED as LISTED
-from stepjepa.data.steps.splitters import SPLITTERS as SPLITTERS
 from stepjepa.data.steps.splitters import STEPS_COLUMN as STEPS_COLUMN
 from stepjepa.data.steps.splitters import STYLES as STYLES
 from stepjepa.data.steps.splitters import TOTAL_COLUMN as TOTAL_COLUMN
 from stepjepa.data.steps.splitters import RowSteps as RowSteps
 from stepjepa.data.steps.splitters import StepRules as StepRules
 from stepjepa.data.steps.splitters import StepSplitter as StepSplitter
-from stepjepa.data.steps.splitters import choose_splitter as choose_splitter
 from stepjepa.data.steps.splitters import join_steps as join_steps
 from stepjepa.data.steps.splitters import make_splitter as make_splitter
 from stepjepa.data.steps.splitters import names_steps as names_steps
