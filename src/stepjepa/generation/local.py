@@ -317,11 +317,9 @@ def load_place(
     name, kind = place.base or place.name, ""
     model: Any
     try:
-        given: Any = {
-            "attn_implementation": options.attn_implementation,
-            "trust_remote_code": options.trust_remote_code,
-        }
-        model = load_model(name, tokenizer, dtype=options.dtype, quantized=quantization(place.settings), **given)
+        same = (_NAME.dtype, _NAME.attn_implementation, _NAME.trust_remote_code)
+        given: Any = {one: getattr(options, one) for one in same}
+        model = load_model(name, tokenizer, quantized=quantization(place.settings), **given)
     except ConfigError as error:
         raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
     if place.base is not None and no_lora:
