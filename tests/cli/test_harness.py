@@ -34,6 +34,15 @@ def evaluate(capsys, *words, status=0):
     return said.out if status == 0 else said.err.splitlines()[-1]
 
 
+def test_quiet_hides_the_bars_of_the_harness(home, capsys, monkeypatch):
+    harness_stand_in(monkeypatch)
+    for quiet in (["--quiet"], []):
+        assert main(["evaluate", "a", "--harness", "sums", "--overwrite_output_dir", *quiet]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith("sums exact_match") and ("Running requests" in said.err) != bool(quiet)
+        assert not quiet or said.err == ""
+
+
 def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
     seen = harness_stand_in(monkeypatch)
     (home / "own").mkdir()

@@ -4,8 +4,11 @@ the training. Each is an evaluation with files of its own, which reports and com
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from numbers import Real
 from typing import Any
 
@@ -22,7 +25,7 @@ from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record
 from stepjepa.evaluation.run import open_model, open_output, record_of
 from stepjepa.generation import digest_of, local
 from stepjepa.utils.failures import library
-from stepjepa.utils.terminal import Bar
+from stepjepa.utils.terminal import Bar, is_quiet
 from stepjepa.utils.text import one_line
 
 _NAME = Names(EvaluateOptions)
@@ -56,8 +59,9 @@ class Harness:
         stop_ids = prompter.stop_ids(getattr(inner.generation_config, "eos_token_id", None))
         template = {"add_bos_token": False, "chat_template_args": prompter.renderer.kwargs}  # which writes all tokens
         count = {"num_fewshot": self._fewshot, "limit": limit}
+        bars = io.StringIO() if is_quiet() else sys.stderr
         try:
-            with local.config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
+            with redirect_stderr(bars), local.config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
                 lm = HFLM(pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template)
                 chat = {"apply_chat_template": True, "system_instruction": system}
                 return simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
