@@ -56,7 +56,7 @@ def test_the_answer_comes_first(tmp_path):
     text = read.text("answer")
     assert list(read.sections) == "answer accuracy signs losses predictions run geometry cost".split()
     assert "Compared: step (objective=step_jepa, seed=0, train_file=train.jsonl); regular (objective=regular, " in text
-    assert "Run on 2026-11-19 to 2026-11-20; platform=Linux-6, cpus=2." in text
+    assert "Run on 2026-11-19 to 2026-11-20; Linux-6, 2 CPUs." in text
     assert "step - regular: +37.5 points (" in text and "95 % interval; gsm8k of 8 questions (test) On these" in text
     assert text.endswith(
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "

@@ -50,6 +50,7 @@ _IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].c
 _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a demo measures of held-out pairs
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
 _OWN = ("date", "durations", "command")  # differ from run to run
+_UNITS = {"cpus": " CPUs", "memory_gib": " GiB"}
 _TEXT_ROOM = 1_200_000  # characters of all texts of the predictions
 _LONGEST, _SHORTEST = 6000, 400  # of one text, however many there are
 _TELLING = ("objective", "seed", "train_file")  # settings of the headline
@@ -314,7 +315,10 @@ def versions(records: Sequence[Mapping[str, Any]]) -> list[Row]:
 def made_on(records: Sequence[Mapping[str, Any]]) -> str:
     """The days and the machines of runs; empty where they were not recorded."""
     days = sorted({plain(one["date"])[:10] for one in records if one.get("date")})
-    machines = dict.fromkeys(plain(table(one, "machine")) for one in records if table(one, "machine"))
+    machines = dict.fromkeys(
+        ", ".join(f"{plain(value)}{_UNITS.get(name, '')}" for name, value in table(one, "machine").items() if value)
+        for one in records
+    )
     return "; ".join(filter(None, [" to ".join(dict.fromkeys([*days[:1], *days[-1:]])), *machines]))
 
 
