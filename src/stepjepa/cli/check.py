@@ -9,9 +9,9 @@ example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file te
 from __future__ import annotations
 
 from stepjepa.api import check
+from stepjepa.cli import needed_file
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
-from stepjepa.errors import ConfigError
 from stepjepa.inspect.check import CheckOptions
 from stepjepa.utils.terminal import print_drawn, print_json
 
@@ -26,14 +26,3 @@ def run(argv: list[str]) -> int:
     else:
         print_drawn(str(report))
     return 0
-
-
-def needed_file(name: str | None, command: str) -> str:
-    """The file's name.
-
-    Raises:
-        ConfigError: none was given.
-    """
-    if not name:
-        raise ConfigError(f"no data file given; write: stepjepa {command} FILE")
-    return name

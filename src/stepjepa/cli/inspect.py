@@ -9,7 +9,7 @@ example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --pre
 from __future__ import annotations
 
 from stepjepa.api import inspect
-from stepjepa.cli.check import needed_file
+from stepjepa.cli import needed_file
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.inspect.view import InspectOptions

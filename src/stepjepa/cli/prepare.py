@@ -9,7 +9,7 @@ example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ra
 from __future__ import annotations
 
 from stepjepa.api import prepare
-from stepjepa.cli.check import needed_file
+from stepjepa.cli import needed_file
 from stepjepa.config.option import Names
 from stepjepa.config.parser import Answer, StrictParser
 from stepjepa.data.prepare import PrepareOptions

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import DataOptions, StepsOptions
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
 from stepjepa.utils.text import counted, escaped
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _NAME = Names(DataOptions, StepsOptions)
 REASONS = {
@@ -204,6 +205,8 @@ class DataReport:
 
     def set_lengths(self, lengths: np.ndarray) -> None:
         """Token-length percentiles of the kept rows; `lengths` is (R,) int."""
+        import numpy as np  # not before tokens are counted
+
         self.tokens = int(lengths.sum())
         if lengths.size:
             names = ("min", "p50", "p90", "p99", "max")
