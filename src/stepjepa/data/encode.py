@@ -315,7 +315,7 @@ class RowEncoder:
         examples = []
         for block in blocks:
             found = PairsFound() if objective is None else objective.pairs_of_text(block)
-            examples.append(self._paired(Example(block, (Span(1, len(block)),)), found, report))
+            examples.append(self._paired(Example(block, (Span(1, len(block)),), found.segments), found, report))
         return examples
 
     def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText, report: DataReport) -> Example:
@@ -358,18 +358,18 @@ class RowEncoder:
             report.steps.count(place, chat.steps)
         report.system_folded += chat.rendered.folded_system
         report.see_system_prompt(chat.messages)
-        return self._paired(Example(trunk, labels), found, report)
+        return self._paired(Example(trunk, labels, found.segments), found, report)
 
     def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:
-        """The example with those of its pairs that fit into `max_length` and the model's positions; counts the others."""
-        options, whole = self.options, example._replace(segments=found.segments)
-        pairs, views, reason = list(found.pairs), list(found.view_spans), found.reason
+        """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
+        counts the others."""
+        options, pairs, views, reason = self.options, list(found.pairs), list(found.view_spans), found.reason
         limits = (("pair_truncated", options.max_length, False), ("beyond_positions", options.max_positions, True))
         for why, limit, positions in limits:
             if limit is None or not (pairs or views):
                 continue
             before = len(pairs) + len(views)
-            pairs = [pair for pair in pairs if whole.reach(pair, positions) <= limit]
+            pairs = [pair for pair in pairs if example.reach(pair, positions) <= limit]
             views = [both for both in views if max(view.stop for view in both) <= limit]
             if len(pairs) + len(views) < before:
                 report.pairs_dropped[why] += before - len(pairs) - len(views)
@@ -381,7 +381,8 @@ class RowEncoder:
             if not pairs and not views:
                 report.examples_without_pairs[reason or "empty_view"] += 1
         report.labelled_tokens += sum(stop - start for start, stop in example.labels)
-        return whole.with_pairs(pairs)._replace(view_spans=tuple(views))
+        kept = example.with_pairs(pairs)
+        return kept._replace(view_spans=tuple(views)) if views else kept
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
         return chat.spans[-1].role == "assistant" and self.eos is not None and not self.template_ends_turns

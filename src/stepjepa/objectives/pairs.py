@@ -62,7 +62,7 @@ class PairBuilder:
     def read(self, segment: int, token: int, view: Span | None = None) -> Read:
         """The state of a token that stands for its segment's tokens `view`; their mean where views are read so."""
         read = Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
-        return read._replace(layer=self.layer)
+        return read if self.layer is None else read._replace(layer=self.layer)
 
     def readout(self, view: Span, close: int | None = None) -> int | None:
         """The token that stands for a view: its last, or the one that `last_token` counts from `close` (its end unless
