@@ -30,7 +30,7 @@ def chosen(model, **options):
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3_sliding"])
 def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog):
     own = visibility.dense_mask
-    monkeypatch.setattr(masks, "dense_mask", lambda batch, window=None: own(batch, window and window + 1))
+    monkeypatch.setattr(visibility, "dense_mask", lambda rows, window, *part: own(rows, window and window + 1, *part))
     with caplog.at_level(logging.WARNING, "stepjepa"):
         _, forward = chosen(tiny_model(name, "eager", sliding_window=200))
     assert forward == "two_pass"
@@ -48,9 +48,12 @@ def test_branches_are_tried_with_the_predictors_of_the_run():
 @pytest.mark.parametrize("size", [3e-3, 1e-2])
 def test_a_small_fault_is_noticed_in_float32(size, monkeypatch):
     own = masks.additive_mask
-    monkeypatch.setattr(
-        masks, "additive_mask", lambda mask, dtype: own(mask, dtype) / 2 + torch.rand(mask.shape) * size
-    )
+
+    def noisy(*rows_and_dtype):
+        mask = own(*rows_and_dtype)
+        return mask / 2 + torch.rand(mask.shape) * size
+
+    monkeypatch.setattr(masks, "additive_mask", noisy)
     assert chosen(family_model("llama", "eager"))[1] == "two_pass"
 
 
@@ -68,8 +71,8 @@ def test_segments_that_go_wrong_leave_the_dense_mask(monkeypatch):
 
 
 def test_inline_and_two_pass_are_tried_too(monkeypatch):
-    own = masks.dense_mask
-    monkeypatch.setattr(masks, "dense_mask", lambda batch, window: own(replace(batch, floor=batch.order * 0), window))
+    own = visibility.dense_mask
+    monkeypatch.setattr(visibility, "dense_mask", lambda rows, *rest: own(replace(rows, floor=rows.order * 0), *rest))
     with pytest.raises(ConfigError, match="forward=inline cannot serve"):
         chosen(tiny_model("llama"), forward="inline")
     assert chosen(tiny_model("llama"))[1] == "packed"
@@ -125,7 +128,8 @@ def choose_as(rank, folder, answers):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     if rank == 1:
-        masks.dense_mask = lambda batch, window=None: visibility.dense_mask(blind(batch), window)
+        own = visibility.dense_mask
+        visibility.dense_mask = lambda rows, *rest: own(blind(rows), *rest)
     for forward in ("auto", "packed"):
         try:
             answers.put((forward, chosen(tiny_model("llama", "eager"), forward=forward)[1]))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import PADDING, ForestCollator
 from stepjepa.forest.layout import build_forest
-from stepjepa.forest.visibility import block_mask, dense_mask, mask_mod
-from support.models import Views, made_up_examples, paired
+from stepjepa.forest.visibility import additive_mask, block_mask, dense_mask, mask_mod
+from stepjepa.modeling.forward import attach_forest_forward
+from support.models import TRAINED_VOCABULARY, Views, made_up_example, made_up_examples, paired, tiny_model
 
 EXAMPLE = paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2)
 # q down, k across: a b c d | p1 p2 | c' d'
@@ -123,3 +128,55 @@ def test_block_mask_leaves_out_blocks_between_examples():
     examples = [Example(np.full(128, 5 + i, np.int32), ((1, 128),)) for i in range(2)]
     batch, _ = ForestCollator((), 0).pack([build_forest(e, ()) for e in examples], [[0, 1]])
     assert block_mask(batch).to_dense()[0, 0].tolist() == [[1, 0], [0, 1]]
+
+
+class Peak(TorchDispatchMode):
+    """Bytes of the tensors that are made within this context: how many are held now, and at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.most, self.known = 0, 0, weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for storage in {leaf.untyped_storage() for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)}:
+            if storage not in self.known:
+                self.known.add(storage)
+                weakref.finalize(storage, self.drop, storage.nbytes())
+                self.held += storage.nbytes()
+        self.most = max(self.most, self.held)
+        return found
+
+    def drop(self, size):
+        self.held -= size
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_additive_mask_is_built_in_little_more_than_its_own_memory(window, dtype):
+    examples = [made_up_example(250, [Views(80, 90, 140)], seed, 2) for seed in range(4)]
+    rows, _ = ForestCollator((96, 97), 0, 8).pack([build_forest(one, (96, 97)) for one in examples], [[0, 1, 2, 3]])
+    with Peak() as peak:
+        mask = additive_mask(rows, dtype, window)
+    lowest, own = torch.finfo(dtype).min, mask.numel() * mask.element_size()
+    assert torch.equal(mask, torch.where(dense_mask(rows, window), 0.0, lowest).to(dtype)) and mask.shape[-1] > 1000
+    assert own <= peak.most <= 1.4 * own
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), [("llama", None), ("gemma3_sliding", ["sliding_attention", "full_attention"])]
+)
+def test_all_layers_keep_one_mask_of_each_kind_for_the_backward_pass(name, kinds):
+    model, kept = tiny_model(name, num_hidden_layers=4, layer_types=kinds and kinds * 2), set()
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    batch = ForestCollator((96, 97), 0)(made_up_examples(2))
+    length = batch.rows.input_ids.shape[1]
+
+    def keep(tensor):
+        if tensor.shape[-2:] == (length, length):
+            kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(batch=batch)
+    assert len(kept) == len(kinds or [""]) and output.lm_loss_sum.requires_grad

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_SIZE = 128
+_PARTS = 8  # of the queries of a long row
 Numbers = TypeVar("Numbers", int, "np.ndarray", "torch.Tensor")
 
 
@@ -80,7 +81,7 @@ def visible(
 
 def in_window(position_q: Numbers, position_k: Numbers, window: int) -> Numbers:
     """The further condition of a sliding-window layer: k is less than `window` positions behind q."""
-    return position_q - position_k < window
+    return position_q - window < position_k  # one side alone is moved: no number is held for every q and k
 
 
 def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -89,37 +90,48 @@ def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     return rows.example, rows.segment, rows.order, rows.attach
 
 
-def dense_mask(rows: Rows, window: int | None = None) -> torch.Tensor:
-    """Boolean attention mask (R, 1, T, T), True where q (dim 2) sees k (dim 3), on the rows' device.
+def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(None)) -> torch.Tensor:
+    """Boolean attention mask (R, 1, Q, T), True where q (dim 2) sees k (dim 3), on the rows' device.
 
     Args:
         rows: packed ones.
         window: sliding-window length of the layer, None for full attention.
+        queries: the places q; all of them (Q = T) by default.
     """
     example, segment, order, attach = packed_fields(rows)
     mask = visible(
-        example[:, :, None],
+        example[:, queries, None],
         example[:, None, :],
-        segment[:, :, None],
+        segment[:, queries, None],
         segment[:, None, :],
-        order[:, :, None],
+        order[:, queries, None],
         order[:, None, :],
-        attach[:, :, None],
-        0 if rows.floor is None else rows.floor[:, :, None],
+        attach[:, queries, None],
+        0 if rows.floor is None else rows.floor[:, queries, None],
     )
     if window is not None:
-        mask &= in_window(rows.position_ids[:, :, None], rows.position_ids[:, None, :], window)
+        mask &= in_window(rows.position_ids[:, queries, None], rows.position_ids[:, None, :], window)
     return mask[:, None]
 
 
-def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same mask (R, 1, T, T) to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
+def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> torch.Tensor:
+    """The mask (R, 1, T, T) to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
 
-    In every row something is visible (padding sees itself), so the softmax never meets a row of minima.
+    In every row something is visible (padding sees itself), so the softmax never meets a row of minima. It is filled some
+    queries at a time, so that building it takes little more memory than it has; arguments as `dense_mask`.
     """
     import torch
 
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    count, length = rows.input_ids.shape
+    lowest = torch.finfo(dtype).min
+    mask = torch.full((count, 1, length, length), lowest, dtype=dtype, device=rows.input_ids.device)
+    parts = [slice(None)]
+    if not torch.compiler.is_compiling():  # the compiler fuses it all, and a loop would tie it to one length
+        step = max(BLOCK_SIZE, -(-length // _PARTS))
+        parts = [slice(start, start + step) for start in range(0, length, step)]
+    for queries in parts:
+        mask[:, :, queries].masked_fill_(dense_mask(rows, window, queries), 0)
+    return mask
 
 
 def mask_mod(rows: Rows, window: int | None = None) -> Callable:

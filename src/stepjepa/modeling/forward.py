@@ -30,6 +30,7 @@ from stepjepa.modeling.masks import attention_masks
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
+    compute_dtype,
     decoder_layers,
     heeds_window,
     output_head,
@@ -175,7 +176,7 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
     """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is after the final norm."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
-        mask = attention_masks(rows, text_config(model.config), model.dtype, heeds_window(model))
+        mask = attention_masks(rows, text_config(model.config), compute_dtype(model), heeds_window(model))
     with ExitStack() as stack:
         kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
         last = last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)

@@ -60,13 +60,13 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
     * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
     * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
 
-    ``sdpa`` gets booleans (True = visible), ``eager`` an additive mask in `dtype`, ``flex_attention`` a block mask,
-    and a batch laid out for attention by segments its plan. A mask is (R, 1, T, T).
+    ``sdpa`` and ``eager`` get one additive mask in `dtype` (of booleans sdpa would keep a copy in it for every layer),
+    ``flex_attention`` a block mask, and a batch laid out for attention by segments its plan. A mask is (R, 1, T, T).
 
     Args:
         rows: on the device of the model.
         config: the text model's configuration.
-        dtype: the dtype of the model's attention scores.
+        dtype: the dtype of the model's attention scores (`parts.compute_dtype`).
         windows: whether the model heeds the `sliding_window` of its configuration (`parts.heeds_window`).
     """
     implementation = config._attn_implementation
@@ -77,8 +77,7 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
             return plan_mask(segment_plan(rows, length))
         if implementation == "flex_attention":
             return block_mask(rows, length)
-        mask = dense_mask(rows, length)
-        return additive_mask(mask, dtype) if implementation == "eager" else mask
+        return additive_mask(rows, dtype, length)
 
     layers = set(getattr(config, "layer_types", None) or ())
     if not layers:

@@ -370,9 +370,15 @@ def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp(min=1e-12))
 
 
+def compute_dtype(model: PreTrainedModel) -> torch.dtype:
+    """The dtype of the model's matrix products: autocast's within its context, else that of the weights."""
+    kind = embedding_rows(model).device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+
+
 def tolerance(model: PreTrainedModel) -> float:
     """What rounding may make of states and logits, relative to their size: 1e-4 in float32, more in shorter dtypes."""
-    dtype, quantized = model.dtype, getattr(model.config, "quantization_config", None)
+    dtype, quantized = compute_dtype(model), getattr(model.config, "quantization_config", None)
     if quantized is not None:  # int8 has about the steps of bfloat16
         dtype = quantized.bnb_4bit_compute_dtype if quantized.load_in_4bit else torch.bfloat16
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
