@@ -166,7 +166,7 @@ def test_runs_of_a_study_have_names_for_trackers(study, tmp_path, base, first):
     names = []
     for run in all_runs(found):
         folder = StudyRunFolder(tmp_path / "trial" / run.folder)
-        write_plan(folder, run, tmp_path / "trial")
+        write_plan(folder, run, dataclasses.replace(found, output_dir=tmp_path / "trial"))
         names.append(yaml.safe_load(folder.train_config.read_text())["run_name"])
     assert len(set(names)) == len(names) == 9
     assert names[0] == f"{first}/regular/seed-1" and names[-1] == f"{first}/step_jepa+shuffled/seed-3"

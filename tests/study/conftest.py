@@ -46,7 +46,7 @@ class Player:
         self._lock = threading.Lock()
 
     def __call__(self, log, argv, environment):
-        folder, stage = StudyRunFolder(log.parent), log.stem
+        folder, stage, argv = StudyRunFolder(log.parent), log.stem, argv[2:] if argv[0] == "launch" else argv
         name = json.loads(folder.plan.read_text())["run"]
         options = yaml.safe_load(folder.train_config.read_text())
         with self._lock:

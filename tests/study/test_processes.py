@@ -12,11 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.study.records import StudyRunFolder
-from stepjepa.study.run import Submitit, slurm_parameters
+from stepjepa.study import stages
+from stepjepa.study.records import StudyRunFolder, write_builtin, write_plan
+from stepjepa.study.run import Processes, Submitit, slurm_parameters
+from stepjepa.study.spec import all_runs
 from stepjepa.study.stages import carry_out
 from support.answers import lines as lines_of
 
@@ -80,6 +83,70 @@ def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
     for word in ("exit status 2", "score.log", "stepjepa score: error:", "plan.json: there is no plan of a run"):
         assert word in said
     assert run.done("test") is None
+
+
+@pytest.fixture
+def planned(make_study, tmp_path):
+    """The folder of one planned run, which some processes train on four examples a step, and the study's."""
+
+    def planned(processes, steps):
+        batch = f"base.per_device_train_batch_size={4 // processes}"
+        settings = f"base.max_steps={steps}", batch, f"processes_per_run={processes}", "base.logging_steps=1"
+        study = make_study(*settings, text=STUDY, folder=str(processes))
+        run = [run for run in all_runs(study) if run.arm.jepa][0]
+        folder = StudyRunFolder(study.output_dir / run.folder)
+        write_builtin(run.block.data, study.output_dir)
+        write_plan(folder, run, study)
+        return folder
+
+    return planned
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_run_as_one_does(planned, in_this_process, monkeypatch):
+    one, two = planned(1, 3), planned(2, 3)
+    assert carry_out(str(one.path), ["train"], {}) is None
+    monkeypatch.undo()
+    assert carry_out(str(two.path), ["train"], {}) is None
+    assert "(2 x 2 processes)" in (two.path / "train.log").read_text()
+    first, second = (
+        json.loads((folder.model / "metrics.json").read_text())["log_history"][:3] for folder in (one, two)
+    )
+    for name in ("loss", "lm_loss", "jepa_loss"):
+        losses = [entry[name] for entry in first]
+        assert len({*losses}) == 3 and [entry[name] for entry in second] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_all_processes_of_a_run_end_with_a_study_that_is_killed(planned):
+    folder = planned(2, 100_000)
+    words = "import sys; from stepjepa.study.stages import carry_out; carry_out(sys.argv[1], ['train'], {})"
+    study = subprocess.Popen([sys.executable, "-c", words, str(folder.path)])
+    try:
+        wait_for(lambda: (log := folder.path / "train.log").exists() and "step 2/" in log.read_text())
+        assert len(children_of(folder.path)) == 4  # itself, torchrun and the two
+    finally:
+        study.kill()
+        study.wait()
+    wait_for(lambda: not children_of(folder.path), 10)
+
+
+def test_gpus_are_shared_out_among_the_runs_at_a_time(monkeypatch):
+    given = []
+    monkeypatch.setattr(stages, "carry_out", lambda folder, todo, environment: given.append(environment))
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for visible, jobs, processes in (("0,1,2,3,4", 2, 2), ("3,5", 3, 1), ("4,6", 1, 3), ("", 2, 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        executor = Processes(jobs, processes)
+        for _ in range(jobs):
+            executor.carry_out(StudyRunFolder(Path("run")), ["train"])
+    assert [one.get("CUDA_VISIBLE_DEVICES") for one in given] == ["0,1", "2,3", "3", "5", "3", "4,6", None, None]
+    assert [one["OMP_NUM_THREADS"] for one in given] == ["4", "4", "5", "5", "5", "5", "4", "4"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="processes_per_run is 3, and 2 GPUs are visible"):
+        stages._run_stage(["launch", "3", "train"])
 
 
 def test_parameters_of_the_jobs(tmp_path, monkeypatch):

@@ -166,6 +166,7 @@ def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
     ("before", "after", "words"),
     [
         (["seeds=[1]"], ["seeds=[1]", "base.max_steps=5"], ["max_steps was 4, is 5", "--overwrite_output_dir"]),
+        (["seeds=[1]"], ["seeds=[1]", "processes_per_run=2"], ["step_jepa processes_per_run was not set, is 2"]),
         (["seeds=[1]"], ["seeds=[1]", "arms.step_jepa.lbd=0.1"], ["step_jepa lbd was 0.5, is 0.1"]),
         (["seeds=[1]"], ["seeds=[1]", "metrics=[answer_nll]"], ["scoring metrics gsm8k was {}, is not set"]),
         (

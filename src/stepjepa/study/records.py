@@ -32,7 +32,7 @@ from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, checksum, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
 
-_NAME = Names(StudyOptions)
+_NAME = Names(StudyOptions, Study)
 STATE = "state.json"
 SOURCE = Path(__file__).parents[1]
 # Packages of the library that no number of a run depends on.
@@ -125,18 +125,19 @@ def _file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def write_plan(folder: StudyRunFolder, run: Run, study_folder: Path) -> None:
+def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     """All that carrying a run out needs, in its folder."""
-    block, settings = run.block, run.settings
-    files = {split: [_absolute(name) for name in names] for split, names in block.data.paths(study_folder).items()}
+    block, settings, paths = run.block, run.settings, run.block.data.paths(study.output_dir)
+    files = {split: [_absolute(name) for name in names] for split, names in paths.items()}
     # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
-    name = settings.get("run_name") or study_folder.resolve().name
+    name = settings.get("run_name") or study.output_dir.resolve().name
     values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
     if "train" in block.data.splits:
         values["dataset_split"] = block.data.splits["train"]
     write_yaml({**_file_settings(settings), **values}, folder.train_config, header=f"One run of a study: {run.name}")
     plan = {
         "run": run.name,
+        "processes": study.processes_per_run,
         "files": {split: names[0] for split, names in files.items()},
         "splits": dict(block.data.splits),
         "metrics": {metric.name: dict(metric.options) for metric in block.metrics},
@@ -287,11 +288,11 @@ def study_identity(study: Study) -> dict[str, Any]:
     Raises:
         DataError: a file of the data cannot be read.
     """
-    blocks = {block.name: _block_identity(block, study.output_dir) for block in study.blocks}
+    blocks = {block.name: _block_identity(block, study) for block in study.blocks}
     return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
 
 
-def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
+def _block_identity(block: Block, study: Study) -> dict[str, Any]:
     from stepjepa.training.config import JEPAConfig  # loads torch
 
     options, arms = {**options_of(RunOptions), **options_of(JEPAConfig)}, dict[str, Any]()
@@ -300,8 +301,10 @@ def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
         row: dict[str, Any] = {k: v for k, v in settings.items() if options[k].identity and k not in tuned}
         if arm.tuned:  # a choice among others, or on other seeds, is another choice
             row |= {"tune": [dict(cell) for cell in arm.cells], "seeds": list(block.seeds)}
+        if study.processes_per_run > 1:  # each has a batch of its own
+            row[_NAME.processes_per_run] = study.processes_per_run
         arms |= dict.fromkeys(arm.rows.values(), row)
-    paths, splits = block.data.paths(folder), block.data.splits
+    paths, splits = block.data.paths(study.output_dir), block.data.splits
     return {
         "data": {split: [_digest(name, splits.get(split, "")) for name in names] for split, names in paths.items()},
         "scoring": {"metrics": {one.name: dict(one.options) for one in block.metrics}, **asdict(block.evaluation)},

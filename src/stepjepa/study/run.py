@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -101,24 +102,24 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
 
 
 class Processes:
-    """Carries runs out in processes of this machine, each with its share of the cores and one of the GPUs."""
+    """Carries runs out on this machine, each with its share of the cores and a GPU for each of its `processes`."""
 
-    def __init__(self, jobs: int):
-        self._devices: queue.Queue[str | None] = queue.Queue()
-        devices: Sequence[str | None] = visible_devices() or [None]
-        for number in range(jobs):
-            self._devices.put(devices[number % len(devices)])
-        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    def __init__(self, jobs: int, processes: int = 1):
+        self._devices: queue.Queue[list[str]] = queue.Queue()
+        devices = cycle(visible_devices())
+        for _ in range(jobs):
+            self._devices.put([*dict.fromkeys(islice(devices, processes))])
+        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * processes))))
         self._environment = {"OMP_NUM_THREADS": threads}
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
         """See `stages.carry_out`."""
-        device = self._devices.get()
+        devices = self._devices.get()
         try:
-            chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+            chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
             return stages.carry_out(str(run.path), todo, {**self._environment, **chosen})
         finally:
-            self._devices.put(device)
+            self._devices.put(devices)
 
     def stop(self) -> None:
         """End the processes."""
@@ -241,8 +242,9 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False)
         notes = [note for block in study.blocks for note in records.shared_questions(block, folder)]
         for note in notes:
             say(f"note   {note}")
-        local = study.executor == "processes"
-        executor = Processes(study.jobs) if local else Submitit(study.executor, folder / "jobs", study.slurm)
+        executor: Processes | Submitit = Processes(study.jobs, study.processes_per_run)
+        if study.executor != "processes":
+            executor = Submitit(study.executor, folder / "jobs", study.slurm)
         run = StudyRun(study, state, say, notes)
         run.carry_out(executor)
         return run
@@ -332,7 +334,7 @@ class StudyRun:
         if path not in self._items:
             item = self._items[path] = Item(run, StudyRunFolder(path), wanted)
             if item.todo:
-                records.write_plan(item.folder, run, self.study.output_dir)
+                records.write_plan(item.folder, run, self.study)
         return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:

@@ -171,6 +171,7 @@ class Study:
     shows: str = ""
     source: str = ""
     jobs: int = option(1, "Runs at a time.", "study", at_least=1)
+    processes_per_run: int = option(1, "Processes that train a run together.", "study", at_least=1)
     executor: Executor = "processes"
     slurm: dict[str, Any] = field(default_factory=dict)
     keep_models: bool = option(True, "False deletes the weights once they are scored.", "study")
@@ -266,6 +267,7 @@ def describe(study: Study) -> Iterator[str]:
     every = list(all_runs(study))
     finished = sum((study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
     how = f"{study.jobs} at a time as {_WHERE[study.executor]}"
+    how += f", {study.processes_per_run} processes for each" if study.processes_per_run > 1 else ""
     yield f"{_count(every)} in {study.output_dir}, {finished} of them finished; {how}"
     for block in study.blocks:
         data, (metric, highest) = block.data, block.select

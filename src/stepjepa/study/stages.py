@@ -1,7 +1,7 @@
 """The two stages of a run, training and scoring, each in a process of its own with a log file.
 
-``python -m stepjepa.study.stages train ...`` is such a process for ``stepjepa train ...``, and ``score FOLDER SPLIT ...``
-scores a run. They end with the study, also where that is killed.
+``python -m stepjepa.study.stages train ...`` is such a process for ``stepjepa train ...``, ``launch N train ...`` is
+torchrun of N of them, and ``score FOLDER SPLIT ...`` scores a run. They end with the study, also where that is killed.
 
 All arms' states are scored alike: the views that the metric's options name, each at its last token, behind the final norm.
 Predictor tokens are no part of that; most models are exported without them.
@@ -24,9 +24,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import DataError, StepJepaError
+from stepjepa.errors import ConfigError, DataError, StepJepaError
 from stepjepa.study.records import StudyRunFolder, read_record, write_record
-from stepjepa.study.spec import Evaluation, Values
+from stepjepa.study.spec import Evaluation, Study, Values
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RunFolder, recorded_steps
 from stepjepa.utils.failures import explaining
@@ -36,7 +36,7 @@ from stepjepa.utils.terminal import print_error, print_text
 if TYPE_CHECKING:
     from stepjepa.analysis.geometry import GeometryNumbers
 
-_NAME = Names(TrainerOptions, JEPAOptions, Evaluation)
+_NAME = Names(TrainerOptions, JEPAOptions, Evaluation, Study)
 ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study ends
 _processes: set[subprocess.Popen[bytes]] = set()  # that run now
 
@@ -83,8 +83,10 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     how = _NAME.resume_from_checkpoint if complete or checkpoint else _NAME.overwrite_output_dir
     (run.model / BROKEN).unlink(missing_ok=True)
     try:
+        processes = (read_record(run.plan) or {}).get("processes", 1)
+        launch = ["launch", str(processes)] if processes > 1 else []
         argv = ["train", "--config", str(run.train_config), f"--{_NAME.output_dir}", str(run.model), f"--{how}", "true"]
-        run_process(run.path / "train.log", argv, environment)
+        run_process(run.path / "train.log", [*launch, *argv], environment)
     except StageFailed:
         broken = training.broken
         if broken is None:
@@ -141,7 +143,8 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
         if status != 0:
             file.seek(max(start, file.seek(0, os.SEEK_END) - 20_000))
             printed = file.read().decode("utf-8", "replace").splitlines()
-            lines = [" ".join(line.split())[:300] for line in printed if line.strip()][-5:]
+            lines = [" ".join(line.split())[:300] for line in printed if line.strip()]
+            lines = [*dict.fromkeys(lines)][-5:]  # several processes may say the same
             how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
             raise StageFailed(f"{how}; {log}: {' | '.join(lines) or 'it printed nothing'}")
 
@@ -188,11 +191,30 @@ def exit_status(name: str, work: Callable[[], object]) -> int:
 
 
 def _run_stage(argv: list[str]) -> None:
-    if argv[0] == "score":
+    if argv[0] == "launch":
+        _launch(int(argv[1]), argv[2:])
+    elif argv[0] == "score":
         score_splits(StudyRunFolder(Path(argv[1])), argv[2:])
     else:
         sys.argv = ["stepjepa", *argv]
         runpy.run_module("stepjepa", run_name="__main__")  # which exits
+
+
+def _launch(processes: int, argv: list[str]) -> None:
+    """Do a stage by torchrun. Its workers lead groups of their own and end with this process, as it does with the study."""
+    import torch
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    if 0 < torch.cuda.device_count() < processes:
+        raise ConfigError(
+            f"{_NAME.processes_per_run} is {processes}, and {torch.cuda.device_count()} GPUs are visible; each needs one"
+        )
+    os.environ[ENDS_WITH] = str(os.getpid())
+    try:
+        main(["--standalone", f"--nproc_per_node={processes}", "-m", "stepjepa.study.stages", *argv])
+    except ChildFailedError as error:
+        sys.exit(max(error.get_first_failure()[1].exitcode, 1))
 
 
 # Scoring
