@@ -79,3 +79,7 @@ def test_shuffled_targets_are_used_once_and_never_by_their_own_example(counts):
 def test_shuffled_targets_where_one_example_has_most_pairs_or_all():
     assert shuffled_order([3, 1, 1]).tolist() == [3, 4, 3, 4, 0]
     assert all(shuffled_order(counts) is None for counts in ([], [3], [0, 2, 0], [0, 0]))
+
+
+def test_aligned_targets_are_at_the_same_place_of_the_next_example():
+    assert shuffled_order([2, 0, 1, 3], aligned=True).tolist() == [2, 2, 3, 0, 1, 0]

@@ -61,6 +61,7 @@ class TokenChat(NamedTuple):
         messages: as ``{"role", "content"}``.
         tokenizer, renderer: to write and tokenise other texts.
         target: the text of the target view of the last answer, which alone is in `turns` then; None for views of the chat.
+        labels: what the LM loss is computed on, as spans of `trunk`.
     """
 
     ids: np.ndarray
@@ -70,6 +71,7 @@ class TokenChat(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     renderer: ChatRenderer
     target: str | None = None
+    labels: tuple[Span, ...] = ()
 
     @property
     def target_ids(self) -> np.ndarray | None:
@@ -352,7 +354,7 @@ class RowEncoder:
             report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
         elif objective is not None:
             told = turns if chat.target is None else turns[-1:]
-            whole = TokenChat(ids, trunk, told, chat.messages, self.tokenizer, self.chats, chat.target)
+            whole = TokenChat(ids, trunk, told, chat.messages, self.tokenizer, self.chats, chat.target, labels)
             found = objective.pairs_of(whole)
         if chat.steps is not None:
             report.steps.count(place, chat.steps)

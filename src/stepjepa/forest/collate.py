@@ -48,6 +48,7 @@ class ForestCollator:
         separate_targets: the targets, which need no gradient, come as `target_rows`.
         shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs that find none are left
             out.
+        aligned_targets: that target is the one at the same place in the other example.
     """
 
     predictor_ids: tuple[int, ...]
@@ -59,6 +60,7 @@ class ForestCollator:
     inline: bool = False
     separate_targets: bool = False
     shuffle_targets: bool = False
+    aligned_targets: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
@@ -86,6 +88,7 @@ class ForestCollator:
             *compared(
                 examples,
                 self.shuffle_targets,
+                self.aligned_targets,
                 ([forest.sources for forest in forests], starts),
                 ([forest.targets for forest in targets], target_starts),
             ),
@@ -159,13 +162,14 @@ class TwoPassCollator:
     of the views. No mask beyond ordinary right padding is needed, so this form serves every causal architecture.
 
     `rows` are the chats, (B, T); `views` (S, T') has one row a segment: what it sees of the trunk, then its own tokens.
-    Those of the sources come first. `predictor_ids`, `separate_targets` and `shuffle_targets` as in `ForestCollator`.
+    Those of the sources come first. The fields are those of `ForestCollator`.
     """
 
     predictor_ids: tuple[int, ...]
     pad_token_id: int
     separate_targets: bool = False
     shuffle_targets: bool = False
+    aligned_targets: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
@@ -194,7 +198,9 @@ class TwoPassCollator:
             rows,
             flat([position + row * width for row, (position, _) in enumerate(labels)]),
             flat([ids for _, ids in labels]),
-            *compared(examples, self.shuffle_targets, (source_terms, nought), (target_terms, nought)),
+            *compared(
+                examples, self.shuffle_targets, self.aligned_targets, (source_terms, nought), (target_terms, nought)
+            ),
             view_rows,
             len(sources),
             target_rows,
@@ -231,7 +237,7 @@ def segmented_cost(forest: Forest) -> float:
     return len(forest) + min(attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist()))
 
 
-def shuffled_order(counts: Sequence[int]) -> np.ndarray | None:
+def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray | None:
     """For each pair of a batch, the pair whose target it gets: always one of another example (``--control shuffled``).
 
     The targets are moved on by as many places as the example with most pairs has, so each is used once, whatever the order
@@ -240,6 +246,8 @@ def shuffled_order(counts: Sequence[int]) -> np.ndarray | None:
 
     Args:
         counts: pairs of each example.
+        aligned: each pair gets the target at its own place in the next example that has pairs, counted round where that
+            one has fewer.
 
     Returns:
         (P,) int64; None where fewer than two examples have a pair, so that there is no other target.
@@ -247,6 +255,10 @@ def shuffled_order(counts: Sequence[int]) -> np.ndarray | None:
     owner = np.repeat(np.arange(len(counts)), counts)
     if len(np.unique(owner)) < 2:
         return None
+    if aligned:
+        having, firsts = np.flatnonzero(counts), np.cumsum([0, *counts])
+        following = zip(having, np.roll(having, -1), strict=True)
+        return np.concatenate([firsts[other] + np.arange(counts[own]) % counts[other] for own, other in following])
     most, total = max(counts), len(owner)
     if 2 * most <= total:
         return (np.arange(total) + most) % total
@@ -265,15 +277,16 @@ class Compared(NamedTuple):
 Terms = tuple[Sequence[ReadTerms], Sequence[int] | np.ndarray]
 
 
-def compared(examples: Sequence[Example], shuffle: bool, sources: Terms, targets: Terms) -> Compared:
+def compared(examples: Sequence[Example], shuffle: bool, aligned: bool, sources: Terms, targets: Terms) -> Compared:
     """What is compared in a batch.
 
     Args:
         shuffle: whether each source gets the target of another example; without another there are no pairs.
+        aligned: see `shuffled_order`.
         sources, targets: of each example with states of its own their terms, and where these states begin among all.
     """
     pairs = [pair for example in examples for pair in example.pairs]
-    order = shuffled_order([len(example.pairs) for example in examples]) if shuffle and pairs else None
+    order = shuffled_order([len(example.pairs) for example in examples], aligned) if shuffle and pairs else None
     if shuffle and pairs and order is None:
         pairs, sources, targets = [], ([], []), ([], [])
     weights = [pair.weight for pair in pairs]

@@ -71,8 +71,6 @@ def chunked_cross_entropy_sum(
 ) -> torch.Tensor:
     """Summed cross-entropy of ``head(hidden)``, `rows` positions at a time.
 
-    More than one chunk is checkpointed: its logits are recomputed in the backward pass instead of being kept.
-
     Args:
         head: (C, D) -> (C, V) logits.
         hidden_ND: (N, D).
@@ -86,10 +84,25 @@ def chunked_cross_entropy_sum(
     def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(head(chunk_CD).float(), labels_C, reduction="sum")
 
+    return chunked_sum(chunk_loss, rows, hidden_ND, labels_N)
+
+
+def chunked_sum(
+    chunk_loss: Callable[..., torch.Tensor], rows: int, hidden_ND: torch.Tensor, *others: torch.Tensor
+) -> torch.Tensor:
+    """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions, each () float32.
+
+    More than one chunk is checkpointed: what it holds is computed again in the backward pass instead of being kept.
+
+    Args:
+        hidden_ND, others: (N, ...) each.
+
+    Returns:
+        () float32; the loss of nothing, still connected to the states, where N = 0.
+    """
     if hidden_ND.shape[0] <= rows:
-        return chunk_loss(hidden_ND, labels_N)
+        return chunk_loss(hidden_ND, *others)
     total = hidden_ND.new_zeros((), dtype=torch.float32)
-    for start in range(0, hidden_ND.shape[0], rows):
-        chunk, labels = hidden_ND[start : start + rows], labels_N[start : start + rows]
-        total = total + checkpoint(chunk_loss, chunk, labels, use_reentrant=False, preserve_rng_state=False)
+    for chunk in zip(*(tensor.split(rows) for tensor in (hidden_ND, *others)), strict=True):
+        total = total + checkpoint(chunk_loss, *chunk, use_reentrant=False, preserve_rng_state=False)
     return total

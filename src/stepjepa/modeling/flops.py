@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -33,7 +33,11 @@ from stepjepa.modeling.forward import last_states
 from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
 
-# "head" is the LM head at labelled positions and the predictor head, if there is one, at the sources.
+if TYPE_CHECKING:
+    from stepjepa.objectives.base import Objective
+
+# "head" is the LM head at labelled positions, the predictor head, if there is one, at the sources, and what the objective
+# computes with modules of its own.
 # Kind of position, or of computation, and what it is.
 MEANINGS = {
     "trunk": "the chat itself",
@@ -79,6 +83,7 @@ class ModelCost:
         label: the LM head at a labelled position; `label_again` what is computed twice where the logits come in chunks.
         chunk: labelled positions of a batch beyond which they do.
         source: the predictor head at one source.
+        objective: `Objective.flops` of a number of pairs.
     """
 
     train: PassCost
@@ -87,9 +92,12 @@ class ModelCost:
     label_again: float
     chunk: int
     source: float
+    objective: Callable[[int], float] = lambda pairs: 0.0
 
     @classmethod
-    def of(cls, model: nn.Module, vocabulary: int, *, autocast: bool = False) -> ModelCost:
+    def of(
+        cls, model: nn.Module, vocabulary: int, *, autocast: bool = False, objective: Objective | None = None
+    ) -> ModelCost:
         """The cost of a model as it stands, which is left as it was; V of its LM softmax is `vocabulary`."""
         inner = causal_lm(model)
         head, predictor = output_head(inner, vocabulary), predictor_head(inner)
@@ -123,7 +131,10 @@ class ModelCost:
                 train, whole = backbone(), label(4)
                 again = max(label(2) - whole, 0.0)  # a kernel that the counter does not see repeats nothing
                 source = 0.0 if predictor is None else count(lambda: predictor(given.detach().requires_grad_())) / 4
-        return cls(train, forward, whole, again, chunk_rows(vocabulary), source)
+        cost = cls(train, forward, whole, again, chunk_rows(vocabulary), source)
+        if objective is None:
+            return cost
+        return replace(cost, objective=partial(objective.flops, width=given.shape[1], vocabulary=head.vocabulary))
 
     def tokens(self, count: float, read: float, keys: float, gradient: bool = True) -> float:
         """FLOPs of `count` tokens in the backbone.
@@ -137,8 +148,9 @@ class ModelCost:
         return count * cost.token + read * cost.read + keys * cost.key
 
     def heads(self, labels: int, sources: int) -> float:
-        """FLOPs of the LM head at `labels` positions and of the predictor head at `sources`."""
-        return labels * (self.label + (labels > self.chunk) * self.label_again) + sources * self.source
+        """FLOPs of the LM head at `labels` positions, and of the predictor head and the objective at `sources`."""
+        own = sources * self.source + self.objective(sources)
+        return labels * (self.label + (labels > self.chunk) * self.label_again) + own
 
 
 @contextmanager

@@ -52,9 +52,13 @@ class LossView:
     """See `objectives.base.ModelView`."""
 
     def __init__(self, model: PreTrainedModel, vocabulary: int):
-        self._model, self._vocabulary = model, vocabulary
+        self._model, self.vocabulary = model, vocabulary
         extras = trained_extras(model)
         self.modules: nn.Module | None = None if extras is None else extras.objective
+
+    def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
+        """(N, D) of ids (N,); see `ModelView`."""
+        return self._model.get_input_embeddings()(ids_N)  # type: ignore[no-any-return]
 
     def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
         """(N, V) of states (N, D); see `ModelView`."""
@@ -63,7 +67,7 @@ class LossView:
         for parameter in own:
             parameter.requires_grad_(False)
         try:
-            return output_head(self._model, self._vocabulary).logits(self._model, states_ND)
+            return output_head(self._model, self.vocabulary).logits(self._model, states_ND)
         finally:
             for parameter in own:
                 parameter.requires_grad_(True)
@@ -144,8 +148,10 @@ def _forest_forward(
         head.most_likely(model, predicting) if predict else None,
     )
     if objective is not None and step is not None:
+        view = LossView(model, vocabulary)
+        output.source_states = objective.source_states(output, batch, view)
         output.target_states = objective.target_states(output)
-        output.parts.update(objective.loss(output, batch, LossView(model, vocabulary), step))
+        output.parts.update(objective.loss(output, batch, view, step))
     return output
 
 

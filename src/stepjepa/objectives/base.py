@@ -47,9 +47,14 @@ class ModelView(Protocol):
 
     Attributes:
         modules: those of the objective (`Objective.modules`), None where it has none.
+        vocabulary: V, entries of the LM softmax.
     """
 
     modules: nn.Module | None
+    vocabulary: int
+
+    def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
+        """(N, D) input embeddings of token ids (N,)."""
 
     def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
         """(N, V) logits for last hidden states (N, D); with `detach` the weights of the output head get no gradient."""
@@ -283,7 +288,16 @@ class Objective:
         """
         return None
 
-    # What a source is compared with: the next four alone decide on the targets' gradient and on controls; `distances`: how.
+    def flops(self, pairs: int, width: int, vocabulary: int) -> float:
+        """FLOPs of what it computes with its modules and the output head for so many pairs, forward and backward; of states
+        of `width` and a softmax over `vocabulary`."""
+        return 0.0
+
+    def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
+        """The source states (P, D) that the loss compares; the arguments are those of `loss`."""
+        return output.source_states
+
+    # What a source is compared with: the next five alone decide on the targets' gradient and on controls; `distances`: how.
 
     @property
     def detached(self) -> bool:
@@ -300,6 +314,11 @@ class Objective:
         """Whether each source gets the target of another example of its batch (a collator sees to it)."""
         return self.makes_pairs and bool(self.options.control == "shuffled")
 
+    @property
+    def aligned_targets(self) -> bool:
+        """Whether a shuffled target is the one at the same place among the pairs of the other example."""
+        return False
+
     def target_states(self, output: ForestOutput) -> torch.Tensor:
         """The target states (P, D) that the loss compares with: without their graph, or one random vector for all."""
         target = output.target_states
@@ -311,7 +330,7 @@ class Objective:
         """The parts of the loss on one micro-batch; called inside the wrapped model's forward.
 
         Args:
-            output: its target states are those of `target_states`.
+            output: its states are those of `source_states` and `target_states`.
             view: the model, as far as a loss may use it.
             step: optimizer step, from 0.
         """
@@ -345,6 +364,27 @@ class Objective:
             directions = random_directions(source_PD.shape[1], options.sigreg_directions, step, source_PD.device)
             value = sigreg_regularizer(source_PD, target_PD, directions)
         return (options.regularizer_weight or 0.0) * value
+
+
+class TrunkObjective(Objective):
+    """An objective that compares states of the trunk with each other: no predictor tokens, and one pass for both sides."""
+
+    reads = (PairOptions, LossOptions)
+    predictors = 0
+    separate_targets = False
+
+    def check(self) -> None:
+        """As `Objective.check`; raises ConfigError."""
+        super().check()
+        if self.options.target_encoder == "ema":
+            raise ConfigError(f"{self.name} compares states of one pass; leave {_NAME.target_encoder}=ema out")
+        if self.options.predictors:
+            raise ConfigError(f"{self.name} has no predictor tokens; leave predictors out")
+
+    @property
+    def draws(self) -> bool:
+        """True: an example's pairs are made when it is drawn, also where they are always the same."""
+        return True
 
 
 def random_target(width: int, seed: int, device: torch.device) -> torch.Tensor:

@@ -33,6 +33,7 @@ class Defaults:
     predictor_order: Literal["ascending", "descending"] = "ascending"
     labels: Literal["assistant", "all", "reference"] = "assistant"
     target_grad: bool = True
+    jepa_loss: str = "cosine"
 
 
 @dataclass
@@ -157,9 +158,9 @@ class LossOptions(Topic):
     lbd_schedule: Literal["constant", "cosine"] = option(
         "constant", "lambda after its warm-up: constant, or half a cosine down to 0.", LOSS
     )
-    jepa_loss: str = option(
-        "cosine",
-        "Distance between the predicted and the target view; or a function of your own, as file.py:name.",
+    jepa_loss: str | None = option(
+        None,
+        "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine.",
         LOSS,
         choices=LOSSES,
         own=True,

@@ -59,8 +59,8 @@ import numpy as np
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import TRUNK, Example, Pair, PairsFound, Read, Span, Term
 from stepjepa.errors import ConfigError
-from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
+from stepjepa.objectives.base import TrunkObjective
+from stepjepa.objectives.options import LossOptions
 from stepjepa.objectives.pairs import VectorNames, question_and_answer
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class TubeOptions(Topic):
     )
 
 
-_NAME = Names(TubeOptions, LossOptions, PredictorOptions)
+_NAME = Names(TubeOptions, LossOptions)
 _VECTORS = {
     "span": VectorNames("span", "T - P", "P", "T", ("s", "t")),
     "three_index": VectorNames("three_index", "r to t", "s to r", ends=("s", "r", "t")),
@@ -105,15 +105,12 @@ _VECTORS = {
 }
 
 
-class SemanticTube(Objective):
+class SemanticTube(TrunkObjective):
     """``--objective semantic_tube``; see the tables at the top of this file."""
 
     name = "semantic_tube"
-    reads = (PairOptions, LossOptions)
     Options = TubeOptions
     stream = 2
-    predictors = 0
-    separate_targets = False
 
     @property
     def pairing(self) -> Mapping[str, Any]:
@@ -148,10 +145,6 @@ class SemanticTube(Objective):
             raise ConfigError(
                 f"{_NAME.tube_mode}=curvature has a loss of its own, the turning angle; leave {_NAME.jepa_loss} out"
             )
-        if options.target_encoder == "ema":
-            raise ConfigError(f"{self.name} compares states of one pass; leave {_NAME.target_encoder}=ema out")
-        if options.predictors:
-            raise ConfigError(f"{self.name} has no predictor tokens; leave predictors out")
         check_tube(options)
 
     @property
@@ -163,11 +156,6 @@ class SemanticTube(Objective):
     def sampled(self) -> bool:
         """See `Objective`."""
         return draws_spans(self.options)
-
-    @property
-    def draws(self) -> bool:
-        """True: pairs are made when the example is drawn, in modes without spans as well."""
-        return True
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The contents of every turn, between whose bounds `draw` combines states."""

@@ -36,8 +36,8 @@ from stepjepa.utils.terminal import is_quiet, say
 
 # Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
-# What does not grow with the number of batches that it was taken over.
-MEANS = ("lm_loss", "jepa_loss", "cosine_similarity", "regularizer", "target_std", "effective_rank")
+# What does not grow with the number of batches that it was taken over, besides the parts of the loss.
+MEANS = ("cosine_similarity", "target_std", "effective_rank")
 IGNORED = -100  # fills the rows of predicted and of true ids
 _WATCHED = ("loss", "gradient norm")
 # What a line of the log shows, how it is called there, its format, and what the summary's legend says.

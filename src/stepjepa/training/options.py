@@ -151,7 +151,7 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
             if getattr(self, name) is None:
                 setattr(self, name, value)
         check_fields(self, JEPAOptions)
-        if self.jepa_loss not in LOSSES:
+        if self.jepa_loss and self.jepa_loss not in LOSSES:
             find_distance(self.jepa_loss)
         for topic in topics:
             if "check" in vars(topic):

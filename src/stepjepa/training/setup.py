@@ -130,6 +130,7 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
     shared = {
         "separate_targets": objective.separate_targets,
         "shuffle_targets": objective.shuffle_targets,
+        "aligned_targets": objective.aligned_targets,
     }
     if setup.forward == "two_pass":
         return TwoPassCollator(ids, pad_id, **shared)

@@ -319,7 +319,8 @@ class JEPATrainer(CheckpointedTrainer):
     def _cost(self) -> ModelCost:
         """What one token costs the model."""
         model: Any = self.accelerator.unwrap_model(self.model)
-        return ModelCost.of(model, self.setup.vocabulary, autocast=self.args.bf16 or self.args.fp16)
+        autocast = self.args.bf16 or self.args.fp16
+        return ModelCost.of(model, self.setup.vocabulary, autocast=autocast, objective=self.setup.objective)
 
     def floating_point_ops(self, inputs: Batch) -> float:  # type: ignore[override]
         """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
@@ -371,7 +372,7 @@ class JEPATrainer(CheckpointedTrainer):
         found = entries[-1] if entries else {}
         if self._meter.sums is not None:
             found = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-        return {name: found[name] for name in MEANS if name in found}
+        return {name: found[name] for name in (*self._meter.names, *MEANS) if name in found}
 
     # Evaluation
 
