@@ -1,6 +1,7 @@
 """Curves: places, ticks, and what is drawn of long logs."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from stepjepa.report.charts import (
     TOP,
     WIDTH,
     history_points,
+    layer_charts,
     log_ticks,
     look,
     make_chart,
@@ -49,6 +51,17 @@ def test_places():
         "a (training): 0 at step 0, 1 at step 10; b (evaluation): 0.5 at step 5, 0.5 at step 5"
     )
     assert chart.table() == (["step", "a", "b (evaluation)"], [["0", "0", ""], ["5", "", "0.5"], ["10", "1", ""]], 3)
+
+
+def test_gradients_by_layer_are_means_over_the_run():
+    history = [
+        {"step": 5, "gradient_cosine": 0.1, "gradient_cosine_layer_0": 0.2, "gradient_cosine_layer_1": -0.5},
+        {"step": 10, "gradient_cosine": 0.1, "gradient_cosine_layer_0": 0.4, "gradient_cosine_layer_1": -0.1},
+    ]
+    (chart,) = layer_charts([("a", partial(history_points, history)), ("b", partial(history_points, []))])
+    assert chart.description == "a (training): 0.3 at layer 0, -0.3 at layer 1"
+    assert chart.table() == (["layer", "a"], [["0", "0.3"], ["1", "-0.3"]], 2)
+    assert layer_charts([("b", partial(history_points, []))]) == []
 
 
 def test_a_logarithmic_axis_needs_positive_values():

@@ -137,6 +137,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
     runs, reader = found.runs, found.reader
     context = _runs_sections(runs) if found.study is None else _study_sections(found.study, runs, reader)
     losses = charts.make_charts(context["curves"], charts.loss_quantities(runs))
+    losses += charts.layer_charts(context["curves"])
     sign_charts = charts.make_charts(context["curves"], charts.SIGNS)
     predictions = prediction_sets(runs, max_predictions, reader)
     curves = {chart.key: chart.readout() for chart in [*losses, *sign_charts]}

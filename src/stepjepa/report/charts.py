@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from typing import Any
 
 from stepjepa.modeling.card import NO_RESULT, logged_collapse
 from stepjepa.report.reading import Run, number
+from stepjepa.training.options import GRADIENT_COSINE, LAYER_COSINE
 from stepjepa.utils.text import scaled
 
 WIDTH, HEIGHT = 440, 270
@@ -27,6 +29,7 @@ SIGNS = (
     ("effective_rank", "effective rank of the targets"),
 )
 _REGULARIZER = "regularizer"
+_BY_LAYER = "cosine of the gradients by layer, mean over the run"
 MOST_POINTS = 400  # of a line
 MOST_ROWS = 24  # of the table below a chart
 COLOURS = 7  # classes ``c0``, ``c1``, .. of the page's style
@@ -73,6 +76,7 @@ class Chart:
         logarithmic: whether the value's axis is.
         x_ticks, y_ticks: (position, label).
         thinned: whether lines have more points than are drawn.
+        axis: what the points are counted in.
     """
 
     key: str
@@ -82,13 +86,14 @@ class Chart:
     y_ticks: list[tuple[float, str]]
     lines: list[Line]
     thinned: bool
+    axis: str = "step"
 
     @property
     def description(self) -> str:
         """The chart as text, for readers who do not see it."""
         ends = ((line, *line.points[0], *line.points[-1]) for line in self.lines)
         return "; ".join(
-            f"{line.name} ({line.kind}): {short(first)} at step {start:g}, {short(last)} at step {end:g}"
+            f"{line.name} ({line.kind}): {short(first)} at {self.axis} {start:g}, {short(last)} at {self.axis} {end:g}"
             for line, start, first, end, last in ends
         )
 
@@ -100,7 +105,7 @@ class Chart:
         picked = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
         rows = [[f"{step:g}", *(short(line[step]) if step in line else "" for line in values)] for step in picked]
         heads = [f"{line.name} (evaluation)" if line.kind == "evaluation" else line.name for line in self.lines]
-        return ["step", *heads], rows, len(steps)
+        return [self.axis, *heads], rows, len(steps)
 
     def readout(self) -> list[dict[str, Any]]:
         """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
@@ -237,7 +242,20 @@ def loss_quantities(runs: Sequence[Run]) -> list[tuple[str, str]]:
     own = {f"eval_{key}" for key, _ in (*LOSSES, *SIGNS)} | {"eval_loss", f"eval_{_REGULARIZER}"}
     scored = [key for key in keys if key.startswith("eval_") and key not in own and not key.endswith(NO_RESULT)]
     titles = [(key, f"{key.removeprefix('eval_')} of the evaluations while training") for key in scored]
-    return [*LOSSES, *([(_REGULARIZER,) * 2] if _REGULARIZER in keys else []), *titles]
+    more = [(_REGULARIZER, _REGULARIZER), (GRADIENT_COSINE, "cosine of the gradients of both losses")]
+    return [*LOSSES, *(one for one in more if one[0] in keys), *titles]
+
+
+def layer_charts(runs: Sequence[tuple[str, PointsOf]]) -> list[Chart]:
+    """The mean over the run of the cosine of the gradients, by layer; none where it was not logged."""
+    series = []
+    for run, (name, points_of) in enumerate(runs):
+        values = takewhile(bool, ([value for _, value in points_of(f"{LAYER_COSINE}{layer}")] for layer in count()))
+        series.append(
+            (run, name, "training", [(float(layer), sum(one) / len(one)) for layer, one in enumerate(values)])
+        )
+    drawn = any(points for *_, points in series)
+    return [replace(make_chart(f"{LAYER_COSINE}mean", _BY_LAYER, series), axis="layer")] if drawn else []
 
 
 @dataclass(frozen=True)

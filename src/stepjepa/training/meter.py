@@ -31,7 +31,7 @@ from transformers import TrainerCallback
 from stepjepa.data.types import LM, Batch, ForestOutput, LossParts
 from stepjepa.modeling.flops import KINDS
 from stepjepa.modeling.load import broken_weights
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.options import GRADIENT_COSINE, JEPAOptions
 from stepjepa.utils.terminal import is_quiet, say
 
 # Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
@@ -47,6 +47,7 @@ _SHOWN = (
     ("cosine_similarity", "cos", ".3f", "their mean cosine"),
     ("eval_lm_loss", "eval lm", ".4f", "of the evaluation data"),
     ("eval_jepa_loss", "eval jepa", ".4f", "the same"),
+    (GRADIENT_COSINE, "grad cos", ".3f", "cosine of the gradients of both losses"),
     ("tokens_per_second", "tok/s", ".0f", "tokens a second without padding"),
 )
 _PAUSE = 0.1  # seconds between two drawings of the bar
@@ -296,9 +297,10 @@ def short(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
     )
 
 
-def meanings(makes_pairs: bool, evaluates: bool) -> dict[str, str]:
-    """What the words of the log's lines mean."""
-    left_out = [*(() if makes_pairs else ("jepa", "cos")), *(() if evaluates else ("eval",))]
+def meanings(makes_pairs: bool, evaluates: bool, gradients: bool) -> dict[str, str]:
+    """What the words of the log's lines mean, of runs that make pairs, evaluate, compare gradients."""
+    words = {"jepa": makes_pairs, "cos": makes_pairs, "eval": evaluates, "grad": gradients}
+    left_out = [word for word, shown in words.items() if not shown]
     return {name: words for _, name, _, words in _SHOWN if not any(word in name for word in left_out)}
 
 

@@ -41,6 +41,9 @@ from stepjepa.objectives.semantic_tube import TubeOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 
+# Names in the log of `log_gradient_cosine`: over all trained weights; and, with its number, over those of a layer.
+GRADIENT_COSINE = "gradient_cosine"
+LAYER_COSINE = f"{GRADIENT_COSINE}_layer_"
 COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
 
 

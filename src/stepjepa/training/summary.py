@@ -193,7 +193,9 @@ def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
     helps = {word: re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ") for word, name in given.items()}
     known = {**DATA_WORDS, **{word: text[:1].lower() + text[1:] for word, text in helps.items()}, **POSITIONS}
     printed = {word: text for word, text in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
-    return printed | meanings(objective.makes_pairs, trainer.eval_dataset is not None)
+    return printed | meanings(
+        objective.makes_pairs, trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
+    )
 
 
 def mixing_lines(trainer: JEPATrainer) -> list[str]:

@@ -36,6 +36,7 @@ from stepjepa.training.batches import EpochSampler, StreamedExamples
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
 from stepjepa.training.config import check_arguments, check_optimizer, full_config
 from stepjepa.training.encoding import ExampleReader, chat_tokenizer
+from stepjepa.training.gradients import GradientCosine, check_measurable
 from stepjepa.training.meter import (
     MEANS,
     FiniteWatch,
@@ -175,8 +176,12 @@ class JEPATrainer(CheckpointedTrainer):
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if sharded:
             self._check_sharded(trained, peft_config)
+        check_measurable(args, sharded)
+        self._gradients: GradientCosine | None = None
+        self._cosines: dict[str, float] = {}
         if self.setup.objective.makes_pairs and args.target_encoder == "ema":
             self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(trained))))
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
@@ -285,8 +290,27 @@ class JEPATrainer(CheckpointedTrainer):
         if self.args.loss_scale == "reference" and self.setup.objective.makes_pairs:
             counts, processes = self._counts([inputs]), 1
         lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
-        loss = total_loss(output.parts, dict(zip(self._meter.names, counts, strict=True)), lbd) * processes
+        named = dict(zip(self._meter.names, counts, strict=True))
+        loss = total_loss(output.parts, named, lbd) * processes
+        if model.training and self._compares_gradients:
+            self._gradients = self._gradients or GradientCosine(self.accelerator.unwrap_model(model))
+            jepa = {name: part for name, part in output.parts.items() if name != LM}
+            self._gradients.add(total_loss(jepa, named, 1.0) * processes)
         return (loss, output) if return_outputs else loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the Trainer's, the loss, (); after the last backward pass of an optimizer step its gradients are compared."""
+        loss = super().training_step(*args, **kwargs)
+        if self._gradients is not None and self.accelerator.sync_gradients:
+            lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
+            self._cosines, self._gradients = self._gradients.cosines(lbd, self.accelerator), None
+        return loss
+
+    @property
+    def _compares_gradients(self) -> bool:
+        """Whether the optimizer step under way is one whose gradients are compared."""
+        every = self.args.log_gradient_cosine
+        return every is not None and self.setup.objective.makes_pairs and (self.state.global_step + 1) % every == 0
 
     def _maybe_log_save_evaluate(
         self,
@@ -307,6 +331,8 @@ class JEPATrainer(CheckpointedTrainer):
         waits = self.control.should_log or self.control.should_save or self.control.should_evaluate
         if waits or self._watch.broken_before():
             self._check_finite()
+        if self._cosines and not self.control.should_log:  # else they are part of the entry that follows
+            self.log({})
         super()._maybe_log_save_evaluate(
             tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate
         )
@@ -361,6 +387,8 @@ class JEPATrainer(CheckpointedTrainer):
             metrics |= self._meter.flops_by_kind(self.accelerator) if self.args.track_flop else {}
             logs = {"loss": logs.pop("loss"), **metrics, **self._meter.speed(), **logs}
             self._meter = LossMeter(self._meter.names)
+        logs |= self._cosines
+        self._cosines = {}
         if "train_loss" in logs:  # the Trainer divides by the steps since the run was resumed
             broken, steps = self._watch.found is not None, max(self.state.global_step, 1)
             logs["train_loss"] = math.nan if broken else self._total_loss_scalar / steps

@@ -1,0 +1,88 @@
+"""The cosine between the gradients of the LM loss and of the JEPA part: whether the two pull the weights the same way.
+
+The number that gradient surgery and audits of auxiliary losses report (Yu et al. 2020, arXiv:2001.06782, definition 1;
+arXiv:2605.15394 for JEPA): above 0 the parts agree, at 0 they do not touch each other, below 0 they conflict. `gamma` and
+`lbd` do not change it.
+
+One backward pass more gives the JEPA part's gradient. That of the LM loss is what it leaves of the step's own, which the
+chunked cross-entropy computes once only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from stepjepa.config.option import Names
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.parts import backbone, causal_lm, decoder_layers, name_of
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import GRADIENT_COSINE, LAYER_COSINE
+
+_NAME = Names(JEPAConfig)
+
+
+def check_measurable(args: JEPAConfig, sharded: bool) -> None:
+    """See that a run's gradients can be taken apart.
+
+    Raises:
+        ConfigError: they are sharded, compiled, or in fp16, or checkpointed in the form that knows one backward pass only.
+    """
+    if args.log_gradient_cosine is None:
+        return
+    how: Any = args.gradient_checkpointing_kwargs or {}
+    reentrant = args.gradient_checkpointing and how.get("use_reentrant")
+    why = (
+        "the weights are sharded; use DDP" if sharded
+        else f"{_NAME.torch_compile} keeps no graph for a second pass; leave one of them out" if args.torch_compile
+        else "checkpointing with use_reentrant knows one backward pass; set use_reentrant to false" if reentrant
+        else "fp16 scales the gradients; use bf16" if args.fp16
+        else None
+    )  # fmt: skip
+    if why:
+        raise ConfigError(f"{_NAME.log_gradient_cosine}: {why}")
+
+
+class GradientCosine:
+    """The gradient of the JEPA part, summed over the micro-batches of one optimizer step.
+
+    Args:
+        model: whose trained weights it is taken of, predictor rows and heads included.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        inner = causal_lm(model)
+        layers = re.escape(name_of(inner, decoder_layers(backbone(inner))))
+        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        found = [re.search(rf"(?:^|\.){layers}\.(\d+)\.", name) for name, _ in trained]
+        self._layers = [None if one is None else int(one[1]) for one in found]
+        self._weights = [weight for _, weight in trained]
+        self._sums: list[torch.Tensor] = []
+
+    def add(self, jepa: torch.Tensor) -> None:
+        """Add the JEPA part of a micro-batch's loss, () with lambda 1, in the scale of the loss; its graph is kept."""
+        found = torch.autograd.grad(jepa, self._weights, retain_graph=True, materialize_grads=True)
+        self._sums = [a + b for a, b in zip(self._sums, found, strict=True)] if self._sums else list(found)
+
+    def cosines(self, lbd: float, accelerator: Accelerator) -> dict[str, float]:
+        """The cosine over all trained weights and over those of each layer, by the names of the log; a layer without a
+        gradient of one of the parts is left out. Every process must call it.
+
+        Args:
+            lbd: lambda of the step, whose gradient the weights have, before it is clipped.
+        """
+        products: dict[int | None, torch.Tensor] = defaultdict(lambda: torch.zeros(3, device=accelerator.device))
+        for layer, weight, own in zip(self._layers, self._weights, self._sums, strict=True):
+            jepa = accelerator.reduce(own, reduction="mean").float().flatten()
+            language = -lbd * jepa if weight.grad is None else weight.grad.float().flatten() - lbd * jepa
+            products[layer] += torch.stack([jepa @ language, jepa @ jepa, language @ language])
+        named = {GRADIENT_COSINE: sum(products.values(), start=torch.zeros(3, device=accelerator.device))}
+        named |= {
+            f"{LAYER_COSINE}{layer}": products[layer] for layer in sorted(one for one in products if one is not None)
+        }
+        values = {name: found.tolist() for name, found in named.items()}
+        return {name: ab / (aa * bb) ** 0.5 for name, (ab, aa, bb) in values.items() if aa * bb > 0}
