@@ -33,7 +33,7 @@ from stepjepa.data.dataset import cache_key, load_cached, save_cached  # noqa: E
 from stepjepa.data.encode import EncodeOptions, encode_dataset  # noqa: E402
 from stepjepa.data.sources import RowSource, row_to_messages  # noqa: E402
 from stepjepa.data.steps import StepRules, make_splitter  # noqa: E402
-from stepjepa.data.synthetic import generate_rows  # noqa: E402
+from stepjepa.data.tasks import generate_rows  # noqa: E402
 from stepjepa.data.tokens import encode_texts  # noqa: E402
 from stepjepa.objectives.base import objective_of  # noqa: E402
 from stepjepa.training.options import JEPAOptions  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.data.sources import row_to_messages
-from stepjepa.data.synthetic import generate_rows
+from stepjepa.data.tasks import generate_rows
 from stepjepa.modeling.load import CHAT_TEMPLATE, PRESETS, ROLE_MARKERS, train_tokenizer
 
 Messages = list[dict[str, str]]

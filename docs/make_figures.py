@@ -21,7 +21,7 @@ from stepjepa.analysis.plots import save_figure
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
 from stepjepa.data.steps import StepRules, make_splitter
-from stepjepa.data.synthetic import generate_rows
+from stepjepa.data.tasks import generate_rows
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
 from stepjepa.inspect.layout import Form, row_records
 from stepjepa.inspect.record import KINDS, RowRecord

@@ -15,12 +15,12 @@ from transformers import TrainerCallback
 
 from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.analysis.plots import legend_below, look, new_figure
-from stepjepa.data.synthetic import ArithmeticConfig, generate_split
+from stepjepa.data.tasks import generate_split, make_task
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.training.encoding import encode
 from stepjepa.training.meter import collapse_signs
 
-EASY = ArithmeticConfig(max_steps=3)
+EASY = make_task("arithmetic", max_steps=3)
 STEPS, BATCH, HELD_OUT, EVERY = 200, 8, 128, 20
 ARMS: dict[str, dict[str, Any]] = {
     "cosine": {},
@@ -83,7 +83,7 @@ class HeldOut(TrainerCallback):
 
 def collapse_figure() -> Any:
     """Effective rank and cosines over the steps of four arms from the same weights, on the same examples."""
-    train, held_out = generate_split(STEPS * BATCH, HELD_OUT, seed=0, config=EASY)
+    train, held_out = generate_split(STEPS * BATCH, HELD_OUT, seed=0, task=EASY)
     figure, axes = new_figure(1, 3, height=3.9)
     for i, (name, options) in enumerate(ARMS.items()):
         watch = HeldOut(held_out)
@@ -110,7 +110,7 @@ def collapse_figure() -> Any:
 
 def loss_scale_figure() -> Any:
     """Gradient norm of the first step over the accumulation, the same 8 examples in all."""
-    rows, _ = generate_split(8, 1, seed=0, config=EASY)
+    rows, _ = generate_split(8, 1, seed=0, task=EASY)
     figure, (axis,) = new_figure(height=3.6)
     for i, scale in enumerate(("mean", "reference")):
         norms = []

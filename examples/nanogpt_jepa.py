@@ -27,7 +27,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from stepjepa.data.synthetic import generate_split
+from stepjepa.data.tasks import generate_split
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.visibility import dense_mask

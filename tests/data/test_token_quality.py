@@ -11,7 +11,7 @@ import pytest
 
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.steps import make_splitter
-from stepjepa.data.synthetic import generate_rows
+from stepjepa.data.tasks import generate_rows
 from stepjepa.data.tokens import encode_texts, token_span
 from support import tokenizer_kinds as kinds
 from support import tokenizers as made

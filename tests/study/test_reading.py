@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_study
+from stepjepa.study.records import write_builtin
 from stepjepa.study.spec import all_runs
 from stepjepa.study.tree import parse_tree, set_value
 
@@ -144,6 +146,10 @@ def test_a_seed_may_stand_in_a_name(read):
         ("evaluate.batch_size=0", ["batch_size is 0; it must be at least 1"]),
         ("data={train_file: a.jsonl}", ["data: test_file is missing"]),
         ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),
+        ("data={builtin: {task: a6}}", ["did you mean 'a5'"]),
+        ("data={builtin: {task: a5, degree: 2}}", ["unknown key 'degree'"]),
+        ("data={builtin: {task: a5, test: {length: 0}}}", ["length is 0; it must be at least 1"]),
+        ("data={builtin: {task: path_star, test: {nodes: 8}}}", ["nodes is 8; the star has 9"]),
         ("data={builtin: {max_steps: 1}}", ["max_steps (1) must not be below min_steps (2)"]),
         ("tune={learning_rate: []}", ["tune learning_rate: expected a list"]),
         ("tune={lbd: [0, 1]}", ["no JEPA arm any more"]),
@@ -196,3 +202,19 @@ def test_what_is_missing(refused):
     assert "this study has no section 'mini'" in refused(mini=True)
     text = STUDY.replace("data: builtin", "data: {train_file: a.jsonl, test_file: b.jsonl}") + "tune: {lbd: [1, 2]}\n"
     assert "tune needs select_file" in refused(text)
+
+
+def test_a_built_in_task_with_longer_tests(read, tmp_path):
+    given = "{task: a5, length: 4, train_rows: 30, select_rows: 40, test_rows: 10, test: {length: 6, symbols: 3}}"
+    (block,) = read(STUDY.replace("data: builtin", f"data: {{builtin: {given}}}")).blocks
+    assert [metric.name for metric in block.metrics] == ["answer_nll", "task"]
+    write_builtin(block.data, tmp_path)
+    asked = {
+        split: [row["question"] for _, row in RowSource(file)] for split, (file,) in block.data.paths(tmp_path).items()
+    }
+    assert {split: len(rows) for split, rows in asked.items()} == {"train": 30, "select": 40, "test": 10}
+    assert {split: {len(one.split()) for one in rows} for split, rows in asked.items()} == {
+        "train": {4}, "select": {4}, "test": {6}
+    }  # fmt: skip
+    train, select, test = map(set, asked.values())
+    assert not train & select and len(select) == 40 and len(test) == 10

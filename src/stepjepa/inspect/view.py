@@ -33,7 +33,7 @@ class RowOptions:
         1, "How many examples from --row on are packed as one batch, in the order of the file.", "inspect", at_least=1
     )
     model_name: str = option(
-        "mini", "Tokenizer: a Hub id, a local folder, or a preset (tiny, mini: trained on the file).", "inspect"
+        "mini", "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file).", "inspect"
     )
     seed: int = option(42, "Seed of what is sampled every epoch; epoch 0 is shown.", "inspect")
     png: str | None = option(None, "Write the picture of the rows to this PNG file (extra analysis).", "inspect")

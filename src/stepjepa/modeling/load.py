@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
 MODEL, _TARGETS = f"--{Names(ModelOptions).model_name}", f"--{Names(LoRAOptions).lora_target_modules}"
-BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
+BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
 CHAT_TEMPLATE = (
@@ -52,8 +52,8 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Preset:
-    """A built-in model: entries of its byte-level BPE tokenizer at most, and the sizes of a Llama with tied embeddings, by
-    the names of its configuration."""
+    """A built-in model: entries of its tokenizer at most, whether that has a token a word (else byte-level BPE), and the
+    sizes of a Llama with tied embeddings, by the names of its configuration."""
 
     vocabulary: int
     hidden_size: int
@@ -61,15 +61,17 @@ class Preset:
     num_hidden_layers: int
     num_attention_heads: int
     initializer_range: float = 0.02
+    words: bool = False
 
     def config(self, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
         """The configuration, with the tokenizer's special ids."""
-        own: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "vocabulary"}
+        own: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in ("vocabulary", "words")}
         own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         return LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, tie_word_embeddings=True, **own)
 
 
 PRESETS = {
+    "micro": Preset(512, 64, 172, num_hidden_layers=4, num_attention_heads=4, initializer_range=0.06, words=True),
     "tiny": Preset(512, 96, 256, num_hidden_layers=3, num_attention_heads=3, initializer_range=0.06),
     "mini": Preset(2048, 256, 688, num_hidden_layers=6, num_attention_heads=4),
 }
@@ -80,30 +82,34 @@ def train_tokenizer(
     vocabulary: int,
     markers: Sequence[str] = ROLE_MARKERS,
     chat_template: str = CHAT_TEMPLATE,
+    words: bool = False,
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with single digits and a chat template, trained on `texts`.
 
     Args:
         vocabulary: entries at most, special tokens included.
         markers: special tokens that the template writes, next to the BOS and the end of turn.
+        words: a token for each word between white space instead, which is decoded as one space.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[PAD, BOS, END, *markers],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    special = [PAD, BOS, END, *markers, *([UNKNOWN] if words else [])]
+    common: dict[str, Any] = {"vocab_size": vocabulary, "special_tokens": special, "show_progress": False}
+    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN) if words else models.BPE())
+    if words:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        trainer: Any = trainers.WordLevelTrainer(**common)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(**common, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=END,
         pad_token=PAD,
+        unk_token=UNKNOWN if words else None,
         extra_special_tokens=list(markers),
         chat_template=chat_template,
         clean_up_tokenization_spaces=False,
@@ -123,7 +129,7 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
         ConfigError: it cannot be loaded.
     """
     if is_preset(name):
-        return train_tokenizer(texts, PRESETS[name].vocabulary)
+        return train_tokenizer(texts, PRESETS[name].vocabulary, words=PRESETS[name].words)
     near = nearest(name, PRESETS, 0.7)
     if near and not os.path.isdir(name):
         # A Hub that does not answer would take a minute to say that there is no such model.

@@ -47,7 +47,7 @@ class LoadingOptions:
 class ModelOptions(LoadingOptions):
     """Which model is trained."""
 
-    model_name: str = option("mini", "Hub id, local folder, or a built-in preset (tiny, mini).", _MODEL)
+    model_name: str = option("mini", "Hub id, local folder, or a built-in preset (micro, tiny, mini).", _MODEL)
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", _MODEL
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import Names, check_fields, option
-from stepjepa.data.synthetic import generate_split
+from stepjepa.data.tasks import generate_split
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA

@@ -19,7 +19,7 @@ from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
-from stepjepa.data.synthetic import ArithmeticConfig
+from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.harness import Harness
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
@@ -287,26 +287,27 @@ def _data(node: Node) -> Data:
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
-    """Fields of `ProblemRows`, all of them, and of `ArithmeticConfig`."""
+    """Fields of `ProblemRows`, all of them, and the options of its task, those of the test split under ``test``."""
     if len(section) > 1:
         raise ConfigError(f"{where}: data: builtin is given alone, without files")
     options = section["builtin"].mapping("builtin")
-    check_keys(options, [*options_of(ProblemRows), *options_of(ArithmeticConfig)], "data")
     rows = ProblemRows(**field_values(ProblemRows, options))
-    problems: dict[str, Any] = {
-        key: child.value for key, child in options.items() if key in options_of(ArithmeticConfig)
-    }
+    kind = task_class(rows.task)
+    check_keys(options, [*options_of(ProblemRows), *options_of(kind), "test"], "data")
+    own = field_values(kind, options)
+    test = field_values(kind, options["test"].mapping("test") if "test" in options else {}, "data: test")
     try:
-        ArithmeticConfig(**problems)
-    except (ValueError, TypeError) as error:
+        for values in (own, {**own, **test}):
+            make_task(rows.task, **values)
+    except ConfigError as error:
         raise ConfigError(f"{where}: data: {error}") from None
-    return {**asdict(rows), **problems}
+    return {**asdict(rows), **own, **({"test": test} if test else {})}
 
 
 def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
     """The metrics: names, or ``name: {option: value}``; the verdicts begin with the first."""
     if node.given is None:
-        names = ("answer_nll", "gsm8k") if data.builtin is not None else ("answer_nll",)
+        names = ("answer_nll", *([] if data.builtin is None else [task_class(data.builtin["task"]).metric]))
         return tuple(_metric(name, {}, "") for name in names)
     found: dict[str, MetricSpec] = {}
     for item in node.listed("metrics"):

@@ -25,7 +25,7 @@ from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import DataOptions, PairColumns
 from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.sources import RowSource
-from stepjepa.data.synthetic import ArithmeticConfig, generate_split
+from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions
 from stepjepa.training.options import RunOptions
@@ -193,14 +193,16 @@ def write_builtin(data: Data, folder: Path) -> None:
     files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
     if data.builtin is None or all(file.is_file() for file in files.values()):
         return
-    options = data.builtin
-    config = ArithmeticConfig(**{key: options[key] for key in options.keys() & options_of(ArithmeticConfig)})
-    chosen, held_out = options["select_rows"], options["select_rows"] + options["test_rows"]
+    name, seed = data.builtin["task"], data.builtin["seed"]
+    own = {key: value for key, value in data.builtin.items() if key in options_of(task_class(name))}
+    task, test_task = make_task(name, **own), make_task(name, **{**own, **data.builtin.get("test", {})})
+    n_train, n_select, n_test = (data.builtin[f"{split}_rows"] for split in SPLITS)
     try:
-        train, rest = generate_split(options["train_rows"], held_out, seed=options["seed"], config=config)
-    except ValueError as error:
+        train, select = generate_split(n_train, n_select, seed, task)
+        test = generate_unseen(n_test, seed + HELD_OUT, test_task, {task.instance(row) for row in (*train, *select)})
+    except ConfigError as error:
         raise ConfigError(f"data: {error}") from None
-    for split, rows in {"train": train, "select": rest[:chosen], "test": rest[chosen:]}.items():
+    for split, rows in zip(SPLITS, (train, select, test), strict=True):
         files[split].parent.mkdir(parents=True, exist_ok=True)
         write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import option
+from stepjepa.data.tasks import TASKS
 
 Values = Mapping[str, Any]
 Executor = Literal["processes", "slurm", "local"]
@@ -93,7 +94,8 @@ class Data:
     """Where the rows come from.
 
     Attributes:
-        builtin: options of the built-in problems, None for files.
+        builtin: fields of `ProblemRows`, options of its task, and under ``test`` those that differ in the test split; None
+            for files.
         files: split (`SPLITS`) to its files or Hub data sets; of the built-in problems none.
         splits: split to the split's name in a Hub data set.
     """
@@ -113,8 +115,9 @@ class Data:
 
 @dataclass(frozen=True)
 class ProblemRows:
-    """How many of the built-in problems each split holds, and their seed."""
+    """Which built-in task, how many rows each split holds, and their seed."""
 
+    task: str = option("arithmetic", "The task.", "data", choices=tuple(TASKS))
     train_rows: int = option(4000, "To train on.", "data", at_least=1)
     select_rows: int = option(200, "To choose hyper-parameters on.", "data", at_least=1)
     test_rows: int = option(300, "To score on.", "data", at_least=1)

@@ -83,11 +83,11 @@ class JEPATrainer(CheckpointedTrainer):
     """Trains a causal language model with a JEPA objective.
 
     Args:
-        model: a causal LM, the Hub id or folder of one, or a preset (``tiny``, ``mini``), initialised here. The weights of a
-            model object are trained, and its configuration is replaced by an equal one, to which the Trainer writes. Its
-            `forward` also takes batches, and it gets a submodule `jepa` (predictor rows and head), which its state dict
-            leaves out. All that it could do before, it does as before. Another trainer starts with fresh ones. With
-            `peft_config` the object stays as it is: the trainer's `model` is PEFT's, around the same frozen weights.
+        model: a causal LM, the Hub id or folder of one, or a preset (``micro``, ``tiny``, ``mini``), initialised here. The
+            weights of a model object are trained, and its configuration is replaced by an equal one, to which the Trainer
+            writes. Its `forward` also takes batches, and it gets a submodule `jepa` (predictor rows and head), which its
+            state dict leaves out. All that it could do before, it does as before. Another trainer starts with fresh ones.
+            With `peft_config` the object stays as it is: the trainer's `model` is PEFT's, around the same frozen weights.
         args: the configuration; it stays as it is, and the trainer's `args` are a copy.
         train_dataset, eval_dataset: rows with ``messages``, ``question``/``answer`` or ``prompt``/``completion``: a
             `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`. `Sources` holds several data

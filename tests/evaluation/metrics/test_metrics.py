@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stepjepa.data.tasks import generate_rows, make_task
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import METRICS, Metric, Verdict, make_metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
@@ -19,6 +20,8 @@ def test_no_text_makes_a_metric_fail(name, tmp_path):
         pytest.importorskip(PACKAGES[name])
     (tmp_path / "empty.sqlite").touch()
     row = {"answer": "SELECT 1", "db_path": str(tmp_path / "empty.sqlite"), "test_list": ["assert f()"]}
+    if name in ("task", "first_step"):
+        (row,) = generate_rows(1, task=make_task("countdown"))
     hostile = ["", "\x00", "\ud800", "((((", "'; DROP TABLE t", "\\boxed{" * 1000, "\u0661" * 3000, "\\" * 999]
     with make_metric(name, **({"allow_code_execution": True} if name == "code_execution" else {})) as metric:
         verdicts = [metric.score(text, row) for text in hostile]

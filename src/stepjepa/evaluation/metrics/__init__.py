@@ -50,6 +50,8 @@ METRICS = {
     "sql_execution": MetricEntry("sql:SqlExecution", "the queries return the same rows (SQLite)"),
     CODE: MetricEntry("code:CodeExecution", "the program passes the row's tests"),
     "multiple_choice": MetricEntry("answers:MultipleChoice", "the letter of the option"),
+    "task": MetricEntry("answers:TaskAnswer", "the answer to a built-in task is right, whichever of the right ones"),
+    "first_step": MetricEntry("answers:FirstStep", "the first step of such an answer is right"),
     "rouge": MetricEntry("answers:Rouge", "ROUGE F measure (rouge-score)"),
     "bleu": MetricEntry("answers:Bleu", "BLEU (sacrebleu)"),
 }

@@ -1,5 +1,5 @@
 r"""`exact`, `prefix`, `rouge` and `bleu` compare texts; `gsm8k`, `math` and `multiple_choice` find the answer in a text, and
-compare that alone.
+compare that alone; `task` and `first_step` check answers to the built-in tasks.
 
 math-verify reads LaTeX with a grammar and compares with SymPy. It runs in a process of its own, because SymPy can compute
 for ever (`9^{9^{9^9}}`), and reads LaTeX only: its reader of plain expressions is left out, as that hands text to `eval`.
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 from stepjepa.config.option import option
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.numbers import fold, number_of, plain_text
+from stepjepa.data.tasks import task_class
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
@@ -116,6 +117,31 @@ class Bleu(Metric):
 
 def _share(percent: float) -> float:
     return min(percent / 100, 1.0)  # sacrebleu gives 100.00000000000004
+
+
+@dataclass(kw_only=True)
+class TaskAnswer(Metric):
+    """Whether an answer to a row of a built-in task is right, by the rule of `stepjepa.data.tasks`."""
+
+    name: ClassVar[str] = "task"
+    rule: ClassVar[str] = "solves"  # a method of the task
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the answer is right. Raises DataError: the row is of no built-in task."""
+        gold, answer = self.pair(generated, row)
+        try:
+            right = getattr(task_class(str(row.get("task"))), self.rule)(row, answer)
+        except (ConfigError, KeyError, ValueError) as error:
+            raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
+        return Verdict(float(right), gold, answer, "" if right else "wrong")
+
+
+@dataclass(kw_only=True)
+class FirstStep(TaskAnswer):
+    """Whether the first step of such an answer is right: in a path-star graph, the only decision."""
+
+    name: ClassVar[str] = "first_step"
+    rule: ClassVar[str] = "begins"
 
 
 @dataclass(kw_only=True)

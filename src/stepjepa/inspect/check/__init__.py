@@ -31,8 +31,8 @@ class FileOptions:
     eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "check")
     model_name: str | None = option(
         None,
-        "Tokenizer: a Hub id, a local folder, or a preset (tiny, mini: trained on the file). With one, the report says what "
-        "a model will see of the file under the options of training.",
+        "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file). With one, the report "
+        "says what a model will see of the file under the options of training.",
         "check",
     )
     per_device_train_batch_size: int = option(
