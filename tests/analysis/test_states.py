@@ -10,17 +10,22 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from stepjepa.analysis import states as module
+from stepjepa.analysis.models import load_analyzed, load_scorer
+from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
 from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, load_states, read_pairs, save_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_names
+from stepjepa.generation.local import find_model
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, load_extras, predictor_names
+from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of
 from support.models import add_to_vocabulary, tiny_model
 from support.tokenizers import fresh
+from support.training import trainer_for
 
 QUESTIONS = [("How many?", "Three."), ("And what is two plus two?", "Four, I think."), ("Why?", "Because.")]
 CHATS = [{"question": question, "answer": answer} for question, answer in QUESTIONS]
@@ -229,3 +234,41 @@ def test_files_that_hold_no_states(states, tmp_path):
         write()
         with pytest.raises(DataError, match=message):
             load_states(path)
+
+
+def test_each_horizon_is_read_with_its_own_predictors_and_head(tmp_path, bpe_tokenizer):
+    """Of a run of several horizons in any order; and where one group serves all, as in runs of version 0.2."""
+    options = {"objective": "step_jepa", "step_pairs": "all", "multi_horizon": [3, 1], "predictor_head": "linear"}
+    trainer = trainer_for(tmp_path, bpe_tokenizer, predictors=2, max_steps=1, **options)
+    trainer.train()
+    trainer.save_model()
+    saved = load_file(tmp_path / "out" / PREDICTORS_FILE)
+    rows_GKD = saved["predictors.weight"].unflatten(0, (2, 2))
+    place = find_model(str(tmp_path / "out"))
+
+    def loaded(step_pairs="all", **horizons):
+        method = JEPAOptions(objective="step_jepa", step_pairs=step_pairs, **horizons)
+        return load_analyzed(place, method, AnalyzeOptions(models=[place.name]))
+
+    for horizons, groups in (({"horizon": 1}, [1]), ({"multi_horizon": [1, 3]}, [1, 0])):
+        found = loaded(**horizons)
+        assert found.head == "linear" and len(found.predictor_ids) == 2 * len(groups)
+        assert torch.equal(found.model.jepa.predictors.weight, rows_GKD[groups].flatten(0, 1))
+        for network, group in zip(found.model.jepa.head.layers, groups, strict=True):
+            assert torch.equal(network[0].weight, saved[f"head.layers.{group}.0.weight"])
+    with pytest.raises(
+        ConfigError, match="predictors of its own for each of the horizons 3, 1; give one with --horizon"
+    ):
+        loaded(step_pairs="plan", horizon=2)
+    assert load_scorer(EnergyOptions(model_name=place.name)).method.horizon == 1
+
+    shared = {
+        "predictors.weight": rows_GKD[0],
+        "head.layers.0.weight": saved["head.layers.0.0.weight"],
+    }
+    save_file(shared, tmp_path / "out" / PREDICTORS_FILE)
+    found = loaded(step_pairs="plan", horizon=2)
+    vocabulary = len(bpe_tokenizer)
+    assert found.head == "linear" and found.predictor_ids == (vocabulary, vocabulary + 1) * 2
+    with pytest.raises(ConfigError, match="holds other predictors than this run's"):
+        load_extras(trainer.model, tmp_path / "out")

@@ -72,7 +72,7 @@ def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
 def test_inspect_shows_the_losses_of_the_models_own_logits(tmp_path):
     model = family_model("modernbert-decoder")
     model.save_pretrained(tmp_path)
-    probe = load_probe(str(tmp_path), NO_TOKENS, 0, 0)
+    probe = load_probe(str(tmp_path), NO_TOKENS, (), 0)
     ids = torch.from_numpy(EXAMPLES[0].trunk.astype(np.int64))[None]
     order = torch.arange(ids.shape[1])[None]
     zeros = torch.zeros_like(order)
@@ -113,7 +113,7 @@ def test_a_model_that_sees_the_last_token_from_before_is_refused(forward, object
 def test_inspect_refuses_what_sees_the_future(tmp_path):
     encoder().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="sees the tokens that follow"):
-        load_probe(str(tmp_path), NO_TOKENS, 0, 0)
+        load_probe(str(tmp_path), NO_TOKENS, (), 0)
 
 
 def test_positions_that_the_model_counts_otherwise_are_refused():

@@ -14,7 +14,7 @@ from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.inspect.html import attention_data, choose_maps, maps_note, pair_cosines
-from stepjepa.modeling.extras import PredictorRows, add_extras
+from stepjepa.modeling.extras import PredictorRows, add_extras, predictor_names
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.parts import vocabulary_size
@@ -180,8 +180,9 @@ def test_presets_have_random_weights_and_are_run_if_asked(workplace):
 def test_predictors_that_came_with_the_model(workplace):
     tokenizer = load_tokenizer(str(workplace / "model"))
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|predictor_1|>", "<|predictor_2|>"]})
-    probe = load_probe(str(workplace / "model"), tokenizer, 2, 0)
-    assert probe.known and probe.predictor_ids == (probe.vocabulary, probe.vocabulary + 1)
+    probe = load_probe(str(workplace / "model"), tokenizer, predictor_names(2), 0)
+    expected = dict(zip(predictor_names(2), (probe.vocabulary, probe.vocabulary + 1), strict=True))
+    assert probe.known and probe.predictor_ids == expected
     assert vocabulary_size(probe.model) == probe.vocabulary
     own = probe.model.get_input_embeddings().weight[len(tokenizer) - 2 : len(tokenizer)]
     assert torch.equal(probe.model.jepa.predictors.weight, own)

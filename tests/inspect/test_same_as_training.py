@@ -40,6 +40,7 @@ EVERYWHERE = [
     {"objective": "step_jepa", "step_pairs": "all", "predictors": 0},
     {"objective": "step_jepa", "step_pairs": "all", "predictors": 1, "multi_horizon": [1, 2, 3]},
     {"objective": "step_jepa", "step_pairs": "all", "horizon": 2, "predictor_order": "descending"},
+    {"objective": "step_jepa", "step_pairs": "plan", "horizon": 3},
     {"objective": "step_jepa", "step_pairs": "random"},
     {"objective": "step_jepa", "step_pairs": "random", "jepa_ratio": 1e-6, "max_length": 70},
     {"objective": "split", "target_grad": True, "predictors": 3, "split_ratio": 0.2, "same_predictor": True},
@@ -75,7 +76,7 @@ def trained(file, options, tokenizer, indices):
     objective = objective_of(method)
     drawn = DrawnExamples(store, objective, SEED, method.jepa_ratio)
     size, count = len(tokenizer), 1 if method.same_predictor else method.predictors or 0
-    ids = list(range(size, size + count)) if objective.makes_pairs else []
+    ids = list(range(size, size + len(objective.groups) * count)) if objective.makes_pairs else []
     form = "packed" if method.forward == "auto" else method.forward
     collator = make_collator(ModelSetup(size, ids, form, objective), method, tokenizer.pad_token_id, "sdpa", "cpu")
     examples = [drawn[Draw(0, index)] for index in indices]

@@ -10,7 +10,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_checkpoint, export_model
-from stepjepa.modeling.extras import PredictorRows, add_extras, predictor_names, with_predictors
+from stepjepa.modeling.extras import (
+    PredictorRows,
+    add_extras,
+    kept_predictors,
+    known_predictors,
+    predictor_names,
+    with_predictors,
+)
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import add_lora, load_model, load_tokenizer, lora_config
 from stepjepa.modeling.parts import vocabulary_size
@@ -61,20 +68,22 @@ def states_of(model, ids):
         return model.model(known).last_hidden_state
 
 
-@pytest.mark.parametrize(("tied", "padding"), [(True, 13), (False, 0)])
-def test_keep_predictors(tmp_path, tokenizer, tied, padding):
+@pytest.mark.parametrize(("tied", "padding", "groups"), [(True, 13, (1,)), (False, 0, (1,)), (True, 0, (3, 2))])
+def test_keep_predictors(tmp_path, tokenizer, tied, padding, groups):
     """They get the tokenizer's next ids, also where the vocabulary has unused rows there (Qwen)."""
     model = base_model(tokenizer, tied, tmp_path / "base")
     model.resize_token_embeddings(len(tokenizer) + padding, mean_resizing=False)
-    rows = PredictorRows.drawn(model, 2, seed=0)
-    add_extras(model, rows)
+    rows, names = PredictorRows.drawn(model, 2, seed=0), predictor_names(2 // len(groups), groups)
+    add_extras(model, rows, groups=groups)
     out = tmp_path / "out"
     export_model(model, tokenizer, out, merge_lora=True, keep_predictors=True)
     loaded, words = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert loaded.config.vocab_size == len(tokenizer) + max(padding, 2)
-    ids = words.convert_tokens_to_ids(predictor_names(2))
+    ids = words.convert_tokens_to_ids(names)
     assert ids == [len(tokenizer), len(tokenizer) + 1]
-    assert words("<|predictor_2|>", add_special_tokens=False)["input_ids"] == [ids[1]]
+    assert names[1] == ("<|predictor_2_1|>" if len(groups) > 1 else "<|predictor_2|>")
+    assert words(names[1], add_special_tokens=False)["input_ids"] == [ids[1]]
+    assert known_predictors(words, len(words), names) == ids == list(kept_predictors(words).values())
     expected = states_of(model, [5, 6, *rows.ids])
     torch.testing.assert_close(loaded.model(torch.tensor([[5, 6, *ids]])).last_hidden_state, expected)
     if not tied:

@@ -35,7 +35,7 @@ QUESTIONS = [
     ([], {}, "no_user_message"),
     ([NO_ANSWER, Turn(Span(8, 9), 9, Span(9, 12), 12)], {}, [View(8, 8, 9, 12, 11)]),
 ]
-FIRST, ALL = {"step_pairs": "first"}, {"step_pairs": "all"}
+FIRST, ALL, PLAN = {"step_pairs": "first"}, {"step_pairs": "all"}, {"step_pairs": "plan"}
 STEPS = [
     ([TURN], FIRST, [View(7, 7, 8, 9, 8)]),
     ([TURN], ALL, [View(7, 7, 8, 9, 8), View(8, 8, 9, 11, 10)]),
@@ -56,6 +56,18 @@ STEPS = [
     ([steps((0, 0), (0, 3), (3, 6))], ALL, [View(2, 2, 3, 6, 5)]),
     ([steps((0, 3), (3, 3), (3, 6))], ALL, "empty_view"),
     ([steps((0, 3), (3, 6))], {**ALL, "horizon": 2}, "horizon_beyond_answer"),
+    # The question's view ends right in front of the answer.
+    ([TURN], {**PLAN, "horizon": 2}, [View(5, 5, 6, 8, 7), View(5, 5, 8, 9, 8)]),
+    (
+        [TURN],
+        {**PLAN, "horizon": 9, "last_token": -1},
+        [View(5, 5, 6, 8, 7), View(5, 5, 8, 9, 8), View(5, 5, 9, 11, 10)],
+    ),
+    ([TURN], {**PLAN, "multi_horizon": [1, 3]}, [View(5, 5, 6, 8, 7), View(5, 5, 9, 11, 10)]),
+    ([TURN, LATER], {**PLAN, "predictors": 1}, [View(5, None, 6, 8, 7), View(15, None, 16, 18, 17)]),
+    ([LONG, NO_ANSWER._replace(steps=())], PLAN, "empty_view"),
+    ([LONG], PLAN, "no_user_message"),
+    ([TURN], {**PLAN, "multi_horizon": [4, 5]}, "horizon_beyond_answer"),
 ]
 
 

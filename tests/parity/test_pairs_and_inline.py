@@ -45,23 +45,46 @@ def test_all_pairs_are_the_sum_of_single_pairs(tokenizer, loss, predictors, targ
     assert_same_direction_and_size(gradient, sum(gradients))
 
 
+def extras_gradients(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Of the JEPA loss, on predictor rows and head, and on the model's own weights."""
+    extras = run.model.jepa
+    parts = [[extras.predictors.weight], [*extras.head.parameters()]]
+    parts.append([one for name, one in run.model.named_parameters() if "jepa" not in name])
+    jepa = losses(run, run.collator()(run.examples))[0].jepa
+    found = [torch.autograd.grad(jepa, part, retain_graph=True, allow_unused=True) for part in parts]
+    (rows,), head, own = found
+    flat = [torch.cat([one.flatten() for one in part if one is not None]) for part in (head, own)]
+    return (rows, flat[0]), flat[1]
+
+
 @pytest.mark.parametrize("which", ["first", "all"])
 @pytest.mark.parametrize("target", TARGETS, ids=name_of)
 def test_several_horizons_are_the_sum_of_each(tokenizer, which, target):
+    """Each with predictor tokens and a head of its own."""
     case = {"objective": "step_jepa", "step_pairs": which, "predictors": 2, "model": "gpt2", **target}
-    both = prepare(tokenizer, {**case, "multi_horizon": [1, 2]})
-    value, gradient = jepa_and_gradient(both, both.examples)
-    each = [prepare(tokenizer, {**case, "horizon": horizon}) for horizon in (1, 2)]
+    both = prepare(tokenizer, {**case, "multi_horizon": [1, 2], "predictor_head": "mlp"})
+    value, _ = jepa_and_gradient(both, both.examples)
+    (rows, head), model_gradient = extras_gradients(both)
+    each = [prepare(tokenizer, {**case, "horizon": horizon, "predictor_head": "mlp"}) for horizon in (1, 2)]
     counts = [sum(len(example.pairs) for example in run.examples) for run in (both, *each)]
     assert counts[0] == counts[1] + counts[2] and min(counts) > 2
-    values, gradients = zip(*(jepa_and_gradient(run, run.examples) for run in each), strict=True)
+    values, model_gradients = [], []
+    for group, run in enumerate(each):
+        with torch.no_grad():
+            run.model.jepa.predictors.weight.copy_(both.model.jepa.predictors.weight[2 * group : 2 * group + 2])
+            run.model.jepa.head.layers.load_state_dict(both.model.jepa.head.layers[group].state_dict())
+        values.append(jepa_and_gradient(run, run.examples)[0])
+        (own_rows, own_head), own = extras_gradients(run)
+        model_gradients.append(own)
+        assert_same_direction_and_size(rows[2 * group : 2 * group + 2], own_rows)
+        assert_same_direction_and_size(head.chunk(2)[group], own_head)
     assert value.item() == pytest.approx(sum(values).item(), rel=1e-5)
-    assert_same_direction_and_size(gradient, sum(gradients))
+    assert_same_direction_and_size(model_gradient, sum(model_gradients))
 
 
 @pytest.mark.parametrize("target_grad", [True, False])
 def test_pairs_share_branches_and_targets(tokenizer, target_grad):
-    """Four steps with horizons 1 and 2 give five pairs from three sources to three targets, and no more tokens than that."""
+    """Four steps with horizons 1 and 2 give five pairs, each with its own branch, to three targets, and no more tokens."""
     row = next(row for row in step_rows(20) if row["messages"][1]["content"].count("\n\n") == 3)
     case = {"objective": "step_jepa", "multi_horizon": [1, 2], "step_pairs": "all", "predictors": 2}
     run = prepare(tokenizer, {**case, "target_grad": target_grad}, [row])
@@ -71,11 +94,35 @@ def test_pairs_share_branches_and_targets(tokenizer, target_grad):
     targets = answer_end - starts[0]  # steps 2 to 4, each once
     assert len(example.pairs) == 5 and len(starts) == 3
     batch = run.collator()(run.examples)
-    assert batch.rows.input_ids.numel() == len(example.trunk) + 3 * 2 + (targets if target_grad else 0)
+    assert batch.rows.input_ids.numel() == len(example.trunk) + 5 * 2 + (targets if target_grad else 0)
     if not target_grad:
         assert batch.target_rows.input_ids.numel() == targets
-    assert len(batch.sources.positions.unique()) == 3 and len(batch.sources.positions) == 5
+    assert len(batch.sources.positions.unique()) == 5 and len(batch.sources.positions) == 5
     assert len(batch.targets.positions.unique()) == 3 and len(batch.targets.positions) == 5
+
+
+@pytest.mark.parametrize("predictors", [0, 2])
+def test_the_question_predicts_every_step(tokenizer, predictors):
+    """A source is the chat in front of the answer and its horizon's own predictors; the heads differ as well."""
+    case = {"objective": "step_jepa", "step_pairs": "plan", "horizon": 3, "predictors": predictors, "model": "gpt2"}
+    run = prepare(tokenizer, {**case, "predictor_head": "mlp", "jepa_loss": "mse"}, step_rows(3, seed=1))
+    with torch.no_grad():
+        output = run.model(batch=run.collator()(run.examples))
+        found = iter(zip(output.source_states, output.target_states, strict=True))
+        for example in run.examples:
+            ids, answer = example.trunk.tolist(), example.labels[0].start
+            for horizon, pair in enumerate(example.pairs):
+                own = run.setup.predictor_ids[horizon * predictors : (horizon + 1) * predictors]
+                step = example.view_on_trunk(pair.target)
+                given = torch.tensor([ids[:answer] + own]), torch.tensor([ids[step.start : step.stop]])
+                places = torch.arange(answer + predictors)[None], torch.arange(*step)[None] + predictors
+                with with_predictors(run.model, given[0]) as known:
+                    source = run.model.transformer(known, position_ids=places[0]).last_hidden_state[0, -1:]
+                target = run.model.transformer(given[1], position_ids=places[1]).last_hidden_state[0, -1]
+                source = run.model.jepa.head.layers[horizon](source)[0]
+                for state, expected in zip(next(found), (source, target), strict=True):
+                    torch.testing.assert_close(state, expected, atol=1e-5, rtol=0)
+        assert next(found, None) is None and max(len(example.pairs) for example in run.examples) == 3
 
 
 # Inline

@@ -43,6 +43,7 @@ STEPS: tuple[Options, ...] = (
     {"objective": "step_jepa", "horizon": 2},
     {"objective": "step_jepa", "multi_horizon": [1, 2]},
     {"objective": "step_jepa", "multi_horizon": [1, 2], "step_pairs": "all"},
+    {"objective": "step_jepa", "step_pairs": "plan", "horizon": 3},
 )
 SPLIT: tuple[Options, ...] = ({"objective": "split"}, {"objective": "split", "split_ratio": 0.3})
 TUBE: tuple[Options, ...] = (

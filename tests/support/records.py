@@ -3,6 +3,7 @@
 from unittest.mock import patch
 
 from stepjepa.inspect.layout import Form, row_records
+from stepjepa.modeling.extras import predictor_names
 from stepjepa.objectives.semantic_tube import SemanticTube
 from support.tube import tube_options
 
@@ -10,7 +11,8 @@ from support.tube import tube_options
 def form_of(predictors, vocabulary=0, predictor_order="ascending", same_predictor=False, **options):
     """How K predictors, whose ids begin at `vocabulary`, are laid out; `options` as for `Form`."""
     ids = [vocabulary + (0 if same_predictor else number) for number in range(predictors)]
-    return Form(tuple(ids[::-1] if predictor_order == "descending" else ids), vocabulary, **options)
+    names = tuple(predictor_names(len(set(ids))))
+    return Form(tuple(ids[::-1] if predictor_order == "descending" else ids), names, vocabulary, **options)
 
 
 def row_record(examples, predictors, text_of, *, spans=None, **options):

@@ -49,7 +49,7 @@ def outcome(family: str, count: int, lines: list[str]) -> Outcome:
         return Outcome(kind, "refused", str(error).split(": ", 1)[1])
     chosen = [line for line in lines if "forward two_pass" in line]
     assert len(chosen) == (setup.forward == "two_pass")
-    ids = placed_predictors(setup.predictor_ids, options)
+    ids = placed_predictors(setup.predictor_ids, options, len(setup.objective.groups))
     with torch.no_grad():
         expected = model(batch=TwoPassCollator(ids, 0)(examples_with(count)))
         for batch in batches(model, setup, options):

@@ -66,6 +66,7 @@ def flat(found: dict[str, torch.Tensor]) -> torch.Tensor:
         INLINE,
         {**STEPS, "jepa_loss": "infonce"},
         {"objective": "step_jepa", "multi_horizon": [1, 2], "jepa_loss": "smooth_l1"},
+        {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "jepa_loss": "infonce"},
         SPLIT,
     ],
     ids=name_of,
@@ -75,10 +76,12 @@ def test_every_parameter_and_every_predictor_moves(tmp_path, tokenizer, options)
     vocabulary, rows = trainer.model.get_input_embeddings().weight, trainer.model.jepa.predictors.weight
     before, rows_before = vocabulary.detach().clone(), rows.detach().clone()
     assert train(trainer) == set(weights(trainer.model))
-    head = {"jepa.head.layers.0.weight", "jepa.head.layers.0.bias", "jepa.head.layers.2.weight"}
+    groups = len(trainer.setup.objective.groups)
+    networks = ["jepa.head.layers"] if groups == 1 else ["jepa.head.layers.0", "jepa.head.layers.1"]
+    head = {f"{network}.{name}" for network in networks for name in ("0.weight", "0.bias", "2.weight")}
     assert head < set(weights(trainer.model))
-    assert len(vocabulary) == len(tokenizer) and len(rows) == 3
-    assert trainer.setup.predictor_ids == [len(tokenizer), len(tokenizer) + 1, len(tokenizer) + 2]
+    assert len(vocabulary) == len(tokenizer) and len(rows) == 3 * groups
+    assert trainer.setup.predictor_ids == list(range(len(tokenizer), len(tokenizer) + 3 * groups))
     assert ((rows - rows_before).norm(dim=-1) > 1e-6).all()
     unused = set(range(len(tokenizer))) - set(batch_of(trainer).rows.input_ids.unique().tolist())
     assert unused and torch.equal(vocabulary[sorted(unused)], before[sorted(unused)])

@@ -51,6 +51,7 @@ def assert_same_steps(found, expected):
         TUBE,
         {"objective": "semantic_tube", "tube_mode": "curvature"},
         {**STEPS, "target_encoder": "ema", "predictor_head": "mlp", "jepa_ratio": 0.6},
+        {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictor_head": "mlp"},
         {"objective": "llm_jepa", "views": "standalone", "predictors": 1, "jepa_loss": "l2"},
         {"objective": "llm_jepa", "forward": "inline", "jepa_loss": "smooth_l1"},
     ],
@@ -83,7 +84,9 @@ def command_line(output, batch, processes, data, more=""):
 
 
 # What compares the pairs of a batch compares those of all processes.
-OVER_A_BATCH = "--infonce --infonce_symmetric --regularizer vicreg --predictor_head mlp --target_encoder ema"
+OVER_A_BATCH = (
+    "--infonce --infonce_symmetric --regularizer vicreg --predictor_head mlp --target_encoder ema --multi_horizon 1 2"
+)
 
 
 @pytest.mark.parametrize(

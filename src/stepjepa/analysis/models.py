@@ -45,13 +45,13 @@ from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.questions import SolutionSet
 from stepjepa.generation.local import Place, find_model, load_place, load_place_tokenizer
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, predictor_rows
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, trained_extras
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward
 from stepjepa.objectives.base import objective_of, trained_pairs
-from stepjepa.objectives.step_jepa import StepJEPA
+from stepjepa.objectives.step_jepa import StepJEPA, StepJEPAOptions
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.setup import Collator, ModelSetup, make_collator, placed_predictors
@@ -72,7 +72,7 @@ class AnalyzedModel:
     Attributes:
         record: what its folder says of its training.
         method: how it is read; its predictors are those that the folder holds, 0 where it has none.
-        predictor_ids: (K,) in their order after a source.
+        predictor_ids: (K,) in their order after a source, of every group that is read.
         head: kind of its predictor head, None without one.
         description: what it is, and where sources are read.
         lacking: predictors that are asked for, or that it was trained with, and that its folder does not hold.
@@ -113,8 +113,17 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
             trust_remote_code=options.trust_remote_code,
         )
         model, kind = load_place(place, tokenizer, loading)
-    head = None if place.folder is None else attach_saved(causal_lm(model), place.folder, options.head)
-    own = record.settings
+    inner = causal_lm(model)
+    head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
+    own, extras, read = record.settings, trained_extras(inner), objective_of(method).groups
+    grouped = extras is not None and len(extras.groups) > 1
+    if extras is not None and grouped:
+        if not set(read) <= set(extras.groups):
+            known = ", ".join(map(str, extras.groups))
+            raise ConfigError(
+                f"{place.name}: has predictors of its own for each of the horizons {known}; give one with --{_NAME.horizon}"
+            )
+        extras.keep_groups(read)
     order: Any = options.predictor_order or own.get("predictor_order") or method.predictor_order
     method = replace(
         method,
@@ -124,6 +133,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
     )
     count, ids = _find_predictors(model, tokenizer, place, record, options.predictors, method.same_predictor)
     method = replace(method, predictors=count)
+    ids = ids if grouped else [*ids] * len(read)  # one group serves all horizons
     alone = "the mean of their tokens" if method.readout == "mean" else "their last token"
     where = f"sources at the last of {count} predictors" if count else f"sources at {alone}"
     where = "sources at their predictor" if count == 1 else where
@@ -134,7 +144,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
         model,
         tokenizer,
         method,
-        placed_predictors(ids, method),
+        placed_predictors(ids, method, len(read)),
         head,
         f"{kind}; {where}{f', after the {head} head' if head else ''}",
         0 if count else int((trained if options.predictors is None else options.predictors) or 0),
@@ -145,10 +155,11 @@ def _find_predictors(
     model: Any, tokenizer: Any, place: Place, record: TrainingRecord, asked: int | None, same: bool
 ) -> tuple[int, Sequence[int]]:
     """K and the ids of the predictors that were saved with the model (`extras.attach_saved`), else of those in its
-    vocabulary: kept ones, or those that a checkpoint of version 0.1 holds at its end."""
-    saved, trained = predictor_rows(causal_lm(model)), record.settings.get("predictors")
+    vocabulary: kept ones, or those that a checkpoint of version 0.1 holds at its end; of several groups all."""
+    extras, trained = trained_extras(causal_lm(model)), record.settings.get("predictors")
+    saved, groups = (None, 1) if extras is None else (extras.predictors, len(extras.groups))
     if saved is not None:
-        wanted = int(asked if asked is not None else trained or len(saved.ids))
+        wanted = int(asked if asked is not None else trained or len(saved.ids) // groups)
         ids = saved.ids
     else:
         rows, added, kept = vocabulary_size(causal_lm(model)), tokenizer.get_added_vocab(), 0
@@ -156,10 +167,11 @@ def _find_predictors(
             kept += 1
         after = rows - softmax_size(causal_lm(model), tokenizer, place, record) if not kept else 0
         wanted = int(asked if asked is not None else (trained or kept) if kept or after else 0)
-        ids = list(known_predictors(tokenizer, rows, min(wanted, 1) if same else wanted))
+        ids = list(known_predictors(tokenizer, rows, predictor_names(min(wanted, 1) if same else wanted)))
         ids = ids or list(range(rows - after, rows))  # a checkpoint has them after its vocabulary
-    need = min(wanted, 1) if same else wanted
-    return (wanted, ids[:need]) if need <= len(ids) else (0, ())
+    need, size = min(wanted, 1) if same else wanted, len(ids) // groups
+    own = [index for group in range(groups) for index in ids[group * size : group * size + need]]
+    return (wanted, own) if need <= size else (0, ())
 
 
 def collator_of(model: AnalyzedModel) -> tuple[int, Collator]:
@@ -184,8 +196,9 @@ def load_scorer(options: EnergyOptions) -> AnalyzedModel:
     place = find_model(str(options.model_name))
     own = read_record(place).settings
     values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
-    if own.get("multi_horizon"):
-        values["horizon"] = min(own["multi_horizon"])
+    if own.get("objective") == StepJEPA.name:
+        trained = StepJEPAOptions(**{name: own[name] for name in options_of(StepJEPAOptions) if name in own})
+        values["horizon"] = min(trained.horizons)
     if not options.jepa_loss and named_by_file(values.get("jepa_loss")):
         raise ConfigError(
             f"--{_NAME.model_name} {place.name}: was trained with a loss of one's own, whose file is not run because a "
@@ -293,6 +306,8 @@ def energy_notes(own: Mapping[str, Any]) -> Iterator[str]:
         yield f"it was trained with --{_NAME.lbd} 0; no step predicted the next one there"
     elif own.get("step_pairs") == "first":
         yield f"it was trained with --{_NAME.step_pairs} first: only step 1 -> step 2; all pairs are read here"
+    elif own.get("step_pairs") == "plan":
+        yield f"it was trained with --{_NAME.step_pairs} plan: only the question -> steps; pairs of steps are read here"
     if own.get("jepa_target_column"):
         yield f"it was trained with --{_NAME.jepa_target_column} {own['jepa_target_column']}; next steps are compared here"
     if own.get("target_encoder") == "ema":
@@ -380,7 +395,7 @@ def collect_all(
             save_states(read, path)
             states[label] = load_states(path)
             check_alike(states, base)
-            count, head = len(model.predictor_ids), model.head
+            count, head = model.method.predictors, model.head
             inputs.append({"label": label, "model": place.name, "states": path.name, "predictors": count, "head": head})
             del model, read  # before the next one is loaded
             gc.collect()

@@ -294,7 +294,7 @@ def read_states(
                     for states, side in zip(parts, compared, strict=True)
                 ]
                 if layer == head_layer and predictor is not None:
-                    sides[0] = predictor(sides[0].float())
+                    sides[0] = predictor(sides[0].float(), batch.groups)
                 if not len(views):
                     views = np.empty((2, len(layers), ends[-1], predicting.shape[1]), np.float32)
                 for side, states_PD in enumerate(sides):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _NAME = Names(ReadingOptions)
 _NONE = -1  # in an array, for None
-_VERSION = {"format": 5, "version": __version__}
+_VERSION = {"format": 6, "version": __version__}
 _REPORT = "report.json"  # written last: an entry without it is none
 logger = logging.getLogger("stepjepa")
 
@@ -56,7 +56,7 @@ class ExampleStore(Sequence):
         "labels": (2, np.int32),
         "segment_ids": (0, np.int32),
         "segments": (7, np.int32),  # vocabulary tokens, attach, position, group, slots, slot, origin
-        "pairs": (5, np.int32),  # terms of the source, terms of the target, their layers, horizon
+        "pairs": (6, np.int32),  # terms of the source, terms of the target, their layers, horizon, group
         "weights": (0, np.float32),
         "terms": (3, np.int32),  # segment, token, tokens
         "coefficients": (0, np.float64),
@@ -128,8 +128,8 @@ class ExampleStore(Sequence):
             return Read(tuple(next(terms) for _ in range(count)), None if layer == _NONE else layer)
 
         found = [
-            Pair(read(sources, layer), read(targets, target_layer), weight, horizon)
-            for (sources, targets, layer, target_layer, horizon), weight in zip(
+            Pair(read(sources, layer), read(targets, target_layer), weight, *further)
+            for (sources, targets, layer, target_layer, *further), weight in zip(
                 pairs, own("weights").tolist(), strict=True
             )
         ]
@@ -149,7 +149,7 @@ def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
     layers = [_NONE if read.layer is None else read.layer for read in reads]
     rows = [(len(s.ids), *s[1:-1], _NONE if s.origin is None else s.origin) for s in segments]
     counts = [
-        (len(pair.source.terms), len(pair.target.terms), *layers[2 * number : 2 * number + 2], pair.horizon)
+        (len(pair.source.terms), len(pair.target.terms), *layers[2 * number : 2 * number + 2], *pair[3:])
         for number, pair in enumerate(pairs)
     ]
     return (

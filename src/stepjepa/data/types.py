@@ -42,7 +42,7 @@ class Segment(NamedTuple):
         ids: (S - slots,) int32, those tokens that are of the vocabulary.
         attach: p, the last token of the trunk that they see; `ISOLATED` where they see themselves alone.
         position: of the first token.
-        group: of predictor tokens. Branches of several groups may share an attach.
+        group: of predictor tokens, from 0. Branches of several groups may share an attach.
         slots: K, how many predictor tokens it holds.
         slot: the index in `ids` that they stand in front of.
         origin: where `ids` are copied from, as a token of the trunk; None for text of its own.
@@ -124,12 +124,14 @@ class Pair(NamedTuple):
     Attributes:
         weight: of the pair in the loss.
         horizon: how many steps lie between them.
+        group: whose predictor tokens and predictor head the source has, from 0.
     """
 
     source: Read
     target: Read
     weight: float = 1.0
     horizon: int = 1
+    group: int = 0
 
 
 class Example(NamedTuple):
@@ -328,6 +330,7 @@ class Batch(OnDevice):
         label_ids: (N,) int64, the token that each of these must predict.
         sources, targets: the vectors of all pairs. With `target_rows` the targets count in those rows' states.
         weights: (P,) float32, of the pairs in the loss; None where all are 1.
+        groups: (P,) int64, see `Pair`; None where all are 0.
         views: rows of the two-pass form, one a segment, those that sources are read from first.
         branches: how many these are.
         target_rows: rows of targets that need no gradient, in a pass of their own; None where there is no such pass.
@@ -339,6 +342,7 @@ class Batch(OnDevice):
     sources: StateReads
     targets: StateReads
     weights: torch.Tensor | None = None
+    groups: torch.Tensor | None = None
     views: Rows | None = None
     branches: int = 0
     target_rows: Rows | None = None

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.data.chat import template_of
 from stepjepa.generation.local import Place
-from stepjepa.modeling.extras import PREDICTORS_FILE, predictor_names
+from stepjepa.modeling.extras import PREDICTORS_FILE, kept_predictors
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object
@@ -76,8 +76,7 @@ def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Pl
     if place.folder is not None and (place.folder / "trainer_state.json").is_file():
         plain = (place.folder / PREDICTORS_FILE).is_file()  # else a checkpoint of version 0.1
         return rows if plain else rows - record.added_predictors
-    known = tokenizer.get_added_vocab()
-    kept = sorted(known[name] for name in predictor_names(len(known)) if name in known)
+    kept = list(kept_predictors(tokenizer).values())
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 

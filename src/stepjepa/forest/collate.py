@@ -267,11 +267,12 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
 
 
 class Compared(NamedTuple):
-    """Of a `Batch`: the vectors of both sides of all pairs, and the pairs' weights."""
+    """Of a `Batch`: the vectors of both sides of all pairs, and the pairs' weights and groups."""
 
     sources: StateReads
     targets: StateReads
     weights: torch.Tensor | None
+    groups: torch.Tensor | None
 
 
 Terms = tuple[Sequence[ReadTerms], Sequence[int] | np.ndarray]
@@ -289,11 +290,12 @@ def compared(examples: Sequence[Example], shuffle: bool, aligned: bool, sources:
     order = shuffled_order([len(example.pairs) for example in examples], aligned) if shuffle and pairs else None
     if shuffle and pairs and order is None:
         pairs, sources, targets = [], ([], []), ([], [])
-    weights = [pair.weight for pair in pairs]
+    weights, groups = [pair.weight for pair in pairs], [pair.group for pair in pairs]
     return Compared(
         state_reads(*sources, [pair.source for pair in pairs], None),
         state_reads(*targets, [pair.target for pair in pairs], order),
         torch.tensor(weights, dtype=torch.float32) if any(weight != 1.0 for weight in weights) else None,
+        torch.tensor(groups) if any(groups) else None,
     )
 
 

@@ -226,7 +226,7 @@ class ModelNumbers:
     Args:
         name: Hub id, folder or preset.
         tokenizer: of the model.
-        predictors: predictor tokens that rows may have.
+        predictors: names of the predictor tokens that rows may have.
         seed: of random weights.
         layers: the layers, from 1 on, whose attention is wanted; None for as many as fit.
 
@@ -238,14 +238,14 @@ class ModelNumbers:
         self,
         name: str,
         tokenizer: PreTrainedTokenizerBase,
-        predictors: int,
+        predictors: Sequence[str],
         seed: int,
         layers: Sequence[int] | None = None,
     ):
         from stepjepa.modeling.load import is_preset
         from stepjepa.modeling.trial import load_probe
 
-        self.size, self.layers = len(tokenizer), layers
+        self.layers = layers
         self.probe = load_probe(name, tokenizer, predictors, seed)
         wrong = [layer for layer in layers or () if not 1 <= layer <= self.probe.layers]
         if wrong:
@@ -273,8 +273,9 @@ class ModelNumbers:
         from stepjepa.modeling.trial import attention_fits, row_numbers
 
         probe, row = self.probe, record.batch_row()
-        for number, index in enumerate(probe.predictor_ids):  # the model's need not follow the tokenizer's vocabulary
-            row.input_ids[row.input_ids == self.size + number] = index
+        for at, kind in enumerate(record.kinds):
+            if kind == "predictor":  # the model's need not follow the tokenizer's vocabulary
+                row.input_ids[0, at] = probe.predictor_ids[record.texts[at]]
         labelled = torch.from_numpy(np.flatnonzero(record.labelled))
         kept = choose_maps(probe.layers, probe.heads, int(record.visible.sum()), room, self.layers)
         wanted = bool(kept) and attention_fits(probe, len(record))

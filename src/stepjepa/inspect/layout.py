@@ -39,7 +39,8 @@ class Form:
     """How a run lays its examples out.
 
     Attributes:
-        predictor_ids: of the K predictors, in the order in which they stand.
+        predictor_ids: of the K predictors of every group, in the order in which they stand.
+        predictor_names: of the different ones, in the order of their ids.
         vocabulary: entries of the vocabulary; the predictors' ids follow it.
         forward: ``packed``, ``inline`` or ``two_pass``.
         pad_token_id: fills rows.
@@ -49,6 +50,7 @@ class Form:
     """
 
     predictor_ids: tuple[int, ...] = ()
+    predictor_names: tuple[str, ...] = ()
     vocabulary: int = 0
     forward: str = "packed"
     pad_token_id: int = 0
@@ -59,14 +61,16 @@ class Form:
     @classmethod
     def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> Form:
         """That of a run with checked options; loads torch."""
+        from stepjepa.modeling.extras import predictor_names
         from stepjepa.training.setup import placed_predictors
 
         objective, size = objective_of(method), len(tokenizer)
         different = (1 if method.same_predictor else objective.predictors) if objective.predictors else 0
-        ids = range(size, size + objective.groups * different)
+        names = predictor_names(different, objective.groups)
         packed = method.forward == "auto" or not objective.makes_pairs
         return cls(
-            placed_predictors(ids, method, objective.groups) if different else (),
+            placed_predictors(range(size, size + len(names)), method, len(objective.groups)),
+            tuple(names),
             size,
             "packed" if packed else method.forward,
             tokenizer.pad_token_id or 0,
@@ -118,7 +122,7 @@ def row_records(
         planned = plan_rows([len(forest) for forest in forests], collator.attention_length, form.max_row_length)
     packed, starts = collator.pack(forests, planned)
     known = {own: getattr(packed, name) for name, own in FIELDS.items() if getattr(packed, name) is not None}
-    predictors = {index: f"<|predictor_{index - form.vocabulary + 1}|>" for index in form.predictor_ids}
+    predictors = dict(enumerate(form.predictor_names, form.vocabulary))
     records = []
     for row, members in enumerate(planned):
         fields = {own: values[row].numpy() for own, values in known.items()}

@@ -148,7 +148,7 @@ class RowView:
         title = self.title.removesuffix(f", {first.form.forward}")
         page, said = page_html(page_data(title, variants, notes)), []
         if self._model is not None:
-            predictors = max(len(set(one.form.predictor_ids)) for one in self._shown)
+            predictors = max((one.form.predictor_names for one in self._shown), key=len)
             numbers = ModelNumbers(self._model, first.tokenizer, predictors, first.seed, self._layers)
             _add_numbers(numbers, variants, LIMIT - _SPARE - len(page))
             said = numbers.notes

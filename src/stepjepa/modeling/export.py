@@ -26,14 +26,14 @@ from stepjepa.modeling.extras import (
     OLD_HEAD_FILE,
     PREDICTORS_FILE,
     ROWS,
-    PredictorRows,
     attach_saved,
     extras_weights,
     is_extra,
+    kept_predictors,
     known_predictors,
-    predictor_names,
     predictor_rows,
     save_predictors,
+    trained_names,
 )
 from stepjepa.modeling.load import check_lora, first_line, is_preset, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import SEGMENTS
@@ -94,7 +94,7 @@ def export_model(
     try:
         tokenizer = _write(model, tokenizer, folder, merge_lora, keep_predictors, state_dict)
         if is_card(target) or not (target / CARD).exists():
-            kept = [name for name in predictor_names(len(tokenizer)) if name in tokenizer.get_added_vocab()]
+            kept = list(kept_predictors(tokenizer))
             try:
                 write_card(folder, target.resolve().name, records, tokenizer, kept)
             except Exception as error:  # damaged records must not cost a model
@@ -144,7 +144,7 @@ def _write(
     else:
         weights, rows = _plain_weights(model, state_dict), predictor_rows(inner)
         if rows is not None:
-            tokenizer, kept, new = _kept_predictors(tokenizer, rows, keep_predictors)
+            tokenizer, kept, new = _kept_predictors(tokenizer, inner, keep_predictors)
             if kept:
                 _write_rows(inner, weights, kept, extras_weights(inner, state_dict)[ROWS], new)
         bare = _bare(inner, weights)
@@ -169,11 +169,11 @@ def _index_weights(folder: Path) -> None:
         write_json(folder / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {}, "weight_map": names})
 
 
-def _kept_predictors(tokenizer: Any, rows: PredictorRows, keep: bool) -> tuple[Any, list[int], bool]:
+def _kept_predictors(tokenizer: Any, inner: PreTrainedModel, keep: bool) -> tuple[Any, list[int], bool]:
     """The tokenizer of the export, the ids that predictor tokens get in its vocabulary (none where they are left out), and
     whether they are new there."""
-    names = predictor_names(len(rows.ids))
-    known = known_predictors(tokenizer, rows.first, len(names))
+    names = trained_names(inner)
+    known = known_predictors(tokenizer, vocabulary_size(inner), names)
     if known or not keep:
         return tokenizer, known, False
     tokenizer = copy.deepcopy(tokenizer)
@@ -193,7 +193,7 @@ def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase)
         return
     own = _plain_weights(model, merge_lora=False)
     weights = {name: torch.empty_like(value, device="meta") for name, value in own.items()}
-    _, kept, new = _kept_predictors(tokenizer, rows, True)
+    _, kept, new = _kept_predictors(tokenizer, inner, True)
     try:
         _write_rows(inner, weights, kept, rows.weight.detach().to("meta"), new)
         _bare(inner, weights)

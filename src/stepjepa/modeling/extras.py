@@ -9,7 +9,7 @@ Checkpoints and the export write them next to it, to `PREDICTORS_FILE`.
 The target encoder is ``shadow <- m * shadow + (1 - m) * weight`` after every optimizer step, with m along half a cosine over
 the training (BYOL, arXiv:2006.07733, Section 3.2; I-JEPA, arXiv:2301.08243).
 
-Shapes: R rows of a batch, T tokens, K predictors, D width, P pairs.
+Shapes: R rows of a batch, T tokens, K predictors, G groups, D width, P pairs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,24 +39,29 @@ PREDICTORS_FILE = "predictors.safetensors"
 EMA_FILE = "target_encoder.safetensors"
 OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows in the vocabulary of its checkpoints
 ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."  # the names in it, or how they begin
+_GROUPS = "groups"  # in its metadata; a file of earlier versions has one group
 _EXTRAS = "jepa"  # the submodule
 _ENCODER = "_stepjepa_target_encoder"
 Weights = Mapping[str, torch.Tensor]  # of any shape, by name
 
 
-def predictor_names(count: int) -> list[str]:
-    """``<|predictor_1|>`` .. ``<|predictor_K|>``."""
-    return [f"<|predictor_{number}|>" for number in range(1, count + 1)]
+def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
+    """``<|predictor_1|>`` .. ``<|predictor_K|>``; of several groups ``<|predictor_g_k|>``, one group after the other."""
+    parts = [""] if len(groups) == 1 else [f"{group}_" for group in groups]
+    return [f"<|predictor_{part}{number}|>" for part in parts for number in range(1, count + 1)]
 
 
-def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, count: int) -> list[int]:
-    """Ids of ``<|predictor_1|>`` .. that a tokenizer already knows and that have a row in the model's embedding.
+def kept_predictors(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The predictor tokens in a tokenizer's vocabulary and their ids, which ascend."""
+    known = sorted(tokenizer.get_added_vocab().items(), key=lambda item: item[1])
+    return {name: index for name, index in known if re.fullmatch(r"<\|predictor_(\d+_)?\d+\|>", name)}
 
-    Returns:
-        `count` ids, or none where one of them is missing.
-    """
-    known = {} if tokenizer is None else tokenizer.get_added_vocab()
-    ids = [known.get(name, vocabulary) for name in predictor_names(count)]
+
+def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, names: Sequence[str]) -> list[int]:
+    """Ids of the predictor tokens `names` that a tokenizer already knows and that have a row in the model's embedding; none
+    where one is missing."""
+    known = {} if tokenizer is None else kept_predictors(tokenizer)
+    ids = [known.get(name, vocabulary) for name in names]
     return ids if all(index < vocabulary for index in ids) else []
 
 
@@ -63,7 +69,7 @@ class PredictorRows(nn.Module):
     """The rows of the predictor tokens.
 
     Args:
-        weight_KD: (K, D), their first values; trained in their dtype.
+        weight_KD: (K, D), those of all groups one after the other: their first values; trained in their dtype.
         first: V, the id of the first one.
     """
 
@@ -153,40 +159,70 @@ class PredictorHead(nn.Module):
 
     The method's own predictor is the model itself with K predictor tokens; a head is what other JEPAs have there (I-JEPA,
     arXiv:2301.08243; BYOL, arXiv:2006.07733). ``linear``: a D x D matrix without bias that starts as the identity, so that
-    training starts from no head at all. ``mlp``: D -> 2 D -> D with GELU in between, initialised as torch does.
-
-    Takes and returns (P, D) float32.
+    training starts from no head at all. ``mlp``: D -> 2 D -> D with GELU in between, initialised as torch does. Of several
+    `groups` each has a network of its own, in `layers` one after the other.
     """
 
-    def __init__(self, kind: str, width: int, seed: int):
+    def __init__(self, kind: str, width: int, seed: int, groups: int = 1):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if kind == "linear":
-                linear = nn.Linear(width, width, bias=False)
-                nn.init.eye_(linear.weight)
-                self.layers = nn.Sequential(linear)
-            else:
-                self.layers = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            networks = [self._network(kind, width) for _ in range(groups)]
+        self.layers = networks[0] if groups == 1 else nn.ModuleList(networks)
 
-    def forward(self, source_PD: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+    @staticmethod
+    def _network(kind: str, width: int) -> nn.Sequential:
+        if kind == "mlp":
+            return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        linear = nn.Linear(width, width, bias=False)
+        nn.init.eye_(linear.weight)
+        return nn.Sequential(linear)
+
+    def forward(self, source_PD: torch.Tensor, groups_P: torch.Tensor | None = None) -> torch.Tensor:
+        """(P, D) float32 of states (P, D) whose groups are `groups_P` (P,) int64, None for the first.
+
+        Every network computes every state, a small part of a step: so nothing waits for the device to pick out a group, and
+        each has a gradient in every batch, as DDP expects it.
+        """
         with torch.autocast(source_PD.device.type, enabled=False):
-            return self.layers(source_PD.float())
+            if isinstance(self.layers, nn.Sequential):
+                return self.layers(source_PD.float())
+            found_GPD = torch.stack([network(source_PD.float()) for network in self.layers])
+            if groups_P is None:
+                return found_GPD[0]
+            return found_GPD[groups_P, torch.arange(len(groups_P), device=groups_P.device)]
 
 
 class TrainedExtras(nn.Module):
     """Predictor rows and head of one causal LM, and the modules of its objective.
 
     Attributes:
+        groups: of rows and head, by their numbers (`objectives.base.Objective.groups`).
         in_state_dict: whether the model's state dict has them; only for weights that are gathered from several processes.
     """
 
-    def __init__(self, predictors: PredictorRows | None, head: PredictorHead | None, objective: nn.Module | None):
+    def __init__(
+        self,
+        predictors: PredictorRows | None,
+        head: PredictorHead | None,
+        objective: nn.Module | None,
+        groups: Sequence[int] = (1,),
+    ):
         super().__init__()
+        self.groups = tuple(groups)
         self.predictors, self.head, self.objective = predictors, head, objective
         self.in_state_dict = False
         self.register_load_state_dict_post_hook(_not_missed)
+
+    def keep_groups(self, groups: Sequence[int]) -> None:
+        """Keep the rows and heads of these groups only, in this order. Raises ValueError: one of them is missing."""
+        numbers = [self.groups.index(group) for group in groups]
+        if self.predictors is not None:
+            rows_GKD = self.predictors.weight.detach().unflatten(0, (len(self.groups), -1))
+            self.predictors.weight = nn.Parameter(rows_GKD[numbers].flatten(0, 1))
+        if self.head is not None:
+            self.head.layers = nn.ModuleList(self.head.layers[number] for number in numbers)
+        self.groups = tuple(groups)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """As `nn.Module.state_dict`, and nothing where they are left out."""
@@ -209,15 +245,16 @@ def add_extras(
     head: str = "none",
     seed: int = 0,
     objective: nn.Module | None = None,
+    groups: Sequence[int] = (1,),
 ) -> None:
-    """Give a causal LM predictor rows, a head of kind `head` and its objective's modules, on its device; the ones that it
-    had are dropped."""
+    """Give a causal LM predictor rows and a head of kind `head`, both of these groups, and its objective's modules, on its
+    device; the ones that it had are dropped."""
     release(inner)
     network = None
     if head != "none":
-        network = PredictorHead(head, inner.get_output_embeddings().weight.shape[1], seed)
+        network = PredictorHead(head, inner.get_output_embeddings().weight.shape[1], seed, len(groups))
     if predictors is not None or network is not None or objective is not None:
-        extras = TrainedExtras(predictors, network, objective)
+        extras = TrainedExtras(predictors, network, objective, groups)
         inner.add_module(_EXTRAS, extras.to(embedding_rows(inner).device))
 
 
@@ -242,6 +279,14 @@ def predictor_head(inner: PreTrainedModel) -> PredictorHead | None:
     """The predictor head of a causal LM, None where it has none."""
     extras = trained_extras(inner)
     return None if extras is None else extras.head
+
+
+def trained_names(inner: PreTrainedModel) -> list[str]:
+    """Names of the predictor tokens of a causal LM, in the order of their ids."""
+    extras = trained_extras(inner)
+    if extras is None or extras.predictors is None:
+        return []
+    return predictor_names(len(extras.predictors.ids) // len(extras.groups), extras.groups)
 
 
 def with_predictors(inner: PreTrainedModel, ids_RT: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
@@ -325,15 +370,15 @@ def save_extras(inner: PreTrainedModel, folder: str | os.PathLike[str], state_di
 
 def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str], state_dict: Weights | None = None) -> None:
     """As `save_extras`, without the target encoder."""
-    weights = extras_weights(inner, state_dict)
-    if weights:
-        _save(weights, Path(folder) / PREDICTORS_FILE)
+    extras, weights = trained_extras(inner), extras_weights(inner, state_dict)
+    if extras is not None and weights:
+        _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, extras.groups))})
 
 
-def _save(weights: Weights, path: Path) -> None:
+def _save(weights: Weights, path: Path, more: Mapping[str, str] | None = None) -> None:
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     with replacing(path) as temporary:
-        save_file(on_cpu, temporary, metadata={"format": "pt"})
+        save_file(on_cpu, temporary, metadata={"format": "pt", **(more or {})})
 
 
 def extras_weights(inner: PreTrainedModel, state_dict: Weights | None = None) -> dict[str, torch.Tensor]:
@@ -346,10 +391,15 @@ def extras_weights(inner: PreTrainedModel, state_dict: Weights | None = None) ->
 
 
 def load_extras(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
-    """Read what `save_extras` wrote."""
-    extras, encoder = trained_extras(inner), target_encoder(inner)
+    """Read what `save_extras` wrote. Raises ConfigError: it is of other predictors than the model's."""
+    extras, encoder, path = trained_extras(inner), target_encoder(inner), Path(folder) / PREDICTORS_FILE
     if extras is not None and not extras.in_state_dict:
-        extras.load_state_dict(load_file(Path(folder) / PREDICTORS_FILE))
+        try:
+            extras.load_state_dict(load_file(path))
+        except RuntimeError:
+            raise ConfigError(
+                f"{path}: holds other predictors than this run's (up to version 0.2 all horizons shared theirs); start over"
+            ) from None
     if encoder is not None:
         for name, value in load_file(Path(folder) / EMA_FILE).items():
             encoder.shadow[name].copy_(value)
@@ -369,20 +419,23 @@ def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_he
     if not path.is_file() and not old.is_file():
         return None
     try:
+        groups = [1]
         if path.is_file():
             weights = load_file(path)
+            with safe_open(path, "pt") as file:
+                groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
         else:
             path, weights = old, {f"{HEAD}{name}": value for name, value in load_file(old).items()}
         parts = (ROWS, HEAD) if with_head else (ROWS,)
         weights = {name: value for name, value in weights.items() if name.startswith(parts)}
         rows = weights.get(ROWS)
-        tensors = len(weights) - (rows is not None)  # of the head
+        tensors = (len(weights) - (rows is not None)) // len(groups)  # of a group's head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")
         width = embedding_rows(inner).shape[1]
         if rows is not None and rows.shape[1] != width:
             raise RuntimeError(f"its rows are {rows.shape[1]} wide, the model's {width}")
         predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))
-        add_extras(inner, predictors, kind or "none")
+        add_extras(inner, predictors, kind or "none", groups=groups)
         extras = trained_extras(inner)
         if extras is not None:
             extras.load_state_dict(weights)

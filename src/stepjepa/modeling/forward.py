@@ -143,7 +143,7 @@ def _forest_forward(
     lm = head.loss_sum(model, predicting, batch.label_ids)
     output = ForestOutput(
         {LM: LossPart(lm, batch.label_ids.numel(), 1.0 if objective is None else objective.options.gamma)},
-        source if predictor is None else predictor(source),
+        source if predictor is None else predictor(source, batch.groups),
         target,
         head.most_likely(model, predicting) if predict else None,
     )

@@ -38,6 +38,7 @@ from stepjepa.modeling.extras import (
     is_extra,
     known_predictors,
     predictor_rows,
+    trained_names,
 )
 from stepjepa.modeling.forward import attach_forest_forward, run_backbone
 from stepjepa.modeling.load import MODEL, first_line, load_model, max_positions
@@ -270,13 +271,13 @@ class Probe:
     Attributes:
         model: a causal LM with eager attention, in evaluation mode.
         vocabulary: V, entries of the LM softmax.
-        predictor_ids: of ``<|predictor_1|>`` .. in the model.
+        predictor_ids: of ``<|predictor_1|>`` .. in the model, by name.
         known: their rows came with the model; else they are new random ones.
     """
 
     model: PreTrainedModel
     vocabulary: int
-    predictor_ids: tuple[int, ...]
+    predictor_ids: dict[str, int]
     known: bool
 
     @property
@@ -304,12 +305,12 @@ class RowNumbers(NamedTuple):
     attention: tuple[torch.Tensor, ...]
 
 
-def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: int, seed: int) -> Probe:
+def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: Sequence[str], seed: int) -> Probe:
     """Load a model to look at rows with.
 
     Args:
-        predictors: predictor tokens that rows may have; they get the trained rows that lie next to the model or in its
-            vocabulary, else new ones.
+        predictors: names of the predictor tokens that rows may have; they get the trained rows that lie next to the model
+            or in its vocabulary, else new ones.
         seed: of new rows, and of a preset's weights.
 
     Raises:
@@ -319,13 +320,14 @@ def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: int, s
     vocabulary, known = vocabulary_size(model), True
     attach_saved(model, name)
     rows = predictor_rows(model)
-    if predictors and (rows is None or len(rows.ids) < predictors):
+    ids = {} if rows is None else dict(zip(trained_names(model), rows.ids, strict=True))
+    if not ids.keys() >= set(predictors):
         in_vocabulary = known_predictors(tokenizer, vocabulary, predictors)
-        rows, known = PredictorRows.drawn(model, predictors, seed, in_vocabulary), bool(in_vocabulary)
+        rows, known = PredictorRows.drawn(model, len(predictors), seed, in_vocabulary), bool(in_vocabulary)
         add_extras(model, rows)
-    ids = () if rows is None else tuple(rows.ids[:predictors])
+        ids = dict(zip(predictors, rows.ids, strict=True))
     attach_forest_forward(model, vocabulary)
-    reason = _choice(model, "packed", vocabulary, "", ids).reason
+    reason = _choice(model, "packed", vocabulary, "", tuple(ids[name] for name in predictors)).reason
     if reason:
         raise ConfigError(f"{MODEL} {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
     return Probe(model.eval(), vocabulary, ids, known)

@@ -214,9 +214,9 @@ class Objective:
         return self.options.predictors or 0
 
     @property
-    def groups(self) -> int:
-        """Groups of K predictor tokens."""
-        return 1
+    def groups(self) -> tuple[int, ...]:
+        """Groups of K predictor tokens, each with a predictor head of its own, by the numbers in the tokens' names."""
+        return (1,)
 
     @property
     def one_pair(self) -> bool:

@@ -38,12 +38,13 @@ class PairBuilder:
         self._branches: dict[tuple[int, int], int] = {}
         self._copies: dict[tuple[int, int], int] = {}
 
-    def pair(self, source: Span, target: Span, close: int | None = None, horizon: int = 1) -> bool:
+    def pair(self, source: Span, target: Span, close: int | None = None, horizon: int = 1, group: int = 0) -> bool:
         """Add the pair of two views on the trunk: `source`, and the target as a `copy`; or, of a builder with a text for the
         targets, that text at the target's place.
 
         Args:
             close: see `readout`, of the source.
+            horizon, group: see `Pair`.
 
         Returns:
             Whether it was added: not where a view that is read by offset is too short for it.
@@ -51,12 +52,12 @@ class PairBuilder:
         text = self.target
         view = target if text is None else Span(0, len(text))
         aim = self.readout(view)
-        read = None if aim is None else self.source(source, close)
+        read = None if aim is None else self.source(source, close, group)
         if read is None or aim is None:
             return False
         if text is not None and view not in self._copies:
             self._copies[view] = self.add(Segment(text, ISOLATED, target.start + self.predictors))
-        self.pairs.append(Pair(read, self.copy(*view, aim), horizon=horizon))
+        self.pairs.append(Pair(read, self.copy(*view, aim), horizon=horizon, group=group))
         return True
 
     def read(self, segment: int, token: int, view: Span | None = None) -> Read:

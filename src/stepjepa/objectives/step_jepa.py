@@ -1,6 +1,8 @@
 """A step of the answer predicts a later step (Step-JEPA).
 
 Step i's view is everything up to its last token; a branch of predictors hangs behind it. Step i + h stands alone in a copy.
+The question is step 0 of its answer: its view is everything up to the token before the answer. Of several horizons each has
+a group of predictor tokens, and so a branch, of its own.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import numpy as np
 
 from stepjepa.config.option import Names, option
 from stepjepa.data.options import VIEWS, StepsOptions
-from stepjepa.data.types import Example, PairsFound
+from stepjepa.data.types import Example, PairsFound, Span
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults, TargetOptions
+from stepjepa.objectives.options import Defaults, LossOptions, PredictorOptions, TargetOptions
+from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -26,20 +29,25 @@ if TYPE_CHECKING:
 class StepJEPAOptions(StepsOptions):
     """Options of objective `step_jepa`."""
 
-    step_pairs: Literal["first", "all", "random"] = option(
+    step_pairs: Literal["first", "all", "random", "plan"] = option(
         "first",
-        "step_jepa: the first step only, every step, or one sampled again for every example and epoch.",
+        "step_jepa: the first step only, every step, or one sampled again for every example and epoch; or the question, "
+        "which predicts steps 1 to H (plan).",
         VIEWS,
     )
-    horizon: int = option(1, "step_jepa: step i predicts step i + horizon.", VIEWS, at_least=1)
+    horizon: int = option(
+        1, "step_jepa: step i predicts step i + horizon; H of step_pairs plan.", VIEWS, at_least=1, at_most=1000
+    )
     multi_horizon: list[int] | None = option(
         None, "step_jepa: several horizons at once, as in 1 2 3.", VIEWS, at_least=1
     )
 
     @property
     def horizons(self) -> tuple[int, ...]:
-        """All values of h in step i -> step i + h."""
-        return tuple(self.multi_horizon) if self.multi_horizon else (self.horizon,)
+        """All values of h in step i -> step i + h; the question is step 0."""
+        if self.multi_horizon:
+            return tuple(self.multi_horizon)
+        return tuple(range(1, self.horizon + 1)) if self.step_pairs == "plan" else (self.horizon,)
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
@@ -49,11 +57,11 @@ class StepJEPAOptions(StepsOptions):
             raise ConfigError(f"horizons are {list(self.horizons)}; give different numbers of steps from 1 on")
 
 
-_NAME = Names(StepJEPAOptions)
+_NAME = Names(StepJEPAOptions, LossOptions, PredictorOptions)
 
 
 class StepJEPA(Objective):
-    """``--objective step_jepa``: step i -> step i + h inside every answer.
+    """``--objective step_jepa``: step i -> step i + h inside every answer, or the question -> step h.
 
     ``last_token`` counts from the end of a step: -1 is its last token, the one that holds the end of its separator. With
     predictors the source is read at the last of them all the same.
@@ -82,7 +90,12 @@ class StepJEPA(Objective):
     def several_pairs(self) -> bool:
         """See `Objective`."""
         options = self.options
-        return options.step_pairs == "all" or (options.step_pairs == "first" and len(options.horizons) > 1)
+        return options.step_pairs == "all" or (not self.draws and len(options.horizons) > 1)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """One for each horizon."""
+        return self.options.horizons
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -95,7 +108,13 @@ class StepJEPA(Objective):
         """As `Objective.check`; raises ConfigError."""
         super().check()
         options = self.options
-        if options.forward == "inline" and (options.step_pairs == "all" or len(options.horizons) > 1):
+        several, alike = len(self.groups) > 1, not self.predictors and options.predictor_head == "none"
+        if options.step_pairs == "plan" and several and alike:
+            raise ConfigError(
+                f"{_NAME.step_pairs}=plan with {_NAME.predictors}=0 reads one state for all horizons; give "
+                f"{_NAME.predictors} or a {_NAME.predictor_head}, which every horizon has of its own"
+            )
+        if options.forward == "inline" and (options.step_pairs in ("all", "plan") or several):
             raise ConfigError(
                 "forward=inline holds one pair an example (a second one would see the first one's predictors); use "
                 f"{_NAME.step_pairs} first or random and one {_NAME.horizon}, or forward packed"
@@ -108,20 +127,23 @@ class StepJEPA(Objective):
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """By source, and then by horizon."""
-        options, reason = self.options, "fewer_than_two_steps"
+        options, plan = self.options, self.options.step_pairs == "plan"
+        turns, reason = question_and_answer(chat.turns) if plan else (chat.turns, "fewer_than_two_steps")
         builder = self.builder(chat.ids, chat.target_ids)
-        for turn in chat.turns:
+        for turn in turns:
             steps = turn.steps
+            if plan and turn.user is not None:
+                steps = (Span(turn.user.start, turn.answer.start), *steps)
             if len(steps) >= 2 and len(steps) <= min(options.horizons):
                 reason = "horizon_beyond_answer"
-            for number, step in enumerate(steps[:1] if options.step_pairs == "first" else steps):
-                for horizon in options.horizons:
+            for number, step in enumerate(steps[:1] if plan or options.step_pairs == "first" else steps):
+                for group, horizon in enumerate(options.horizons):
                     if number + horizon >= len(steps):
                         continue
                     later = steps[number + horizon]
                     if step.start == step.stop or later.start == later.stop:
                         reason = "empty_view"
-                    elif not builder.pair(step, later, horizon=horizon):
+                    elif not builder.pair(step, later, horizon=horizon, group=group):
                         reason = "view_shorter_than_last_token"
         return builder.found(reason)
 

@@ -17,7 +17,7 @@ from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, release
+from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
 from stepjepa.modeling.load import add_lora, check_lora, is_preset, load_tokenizer, own_configs
@@ -89,8 +89,8 @@ def set_up_model(
     own_configs(inner)
     vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
     if objective.predictors:
-        count = objective.groups * (1 if options.same_predictor else objective.predictors)
-        rows = PredictorRows.drawn(inner, count, seed, known_predictors(tokenizer, vocabulary, count))
+        names = predictor_names(1 if options.same_predictor else objective.predictors, objective.groups)
+        rows = PredictorRows.drawn(inner, len(names), seed, known_predictors(tokenizer, vocabulary, names))
         if inner is not model:
             rows = rows.float()  # as PEFT keeps its own weights: small steps are lost in a shorter dtype
     if objective.makes_pairs:
@@ -98,12 +98,12 @@ def set_up_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             modules = objective.modules(width, vocabulary)
-        add_extras(inner, rows, options.predictor_head, seed, modules)
+        add_extras(inner, rows, options.predictor_head, seed, modules, objective.groups)
         if objective.layer is not None:
             known_layers(inner, objective.layer)
     attach_forest_forward(model, vocabulary, objective)
     predictor_ids = [] if rows is None else rows.ids
-    ids = placed_predictors(predictor_ids, options, objective.groups)
+    ids = placed_predictors(predictor_ids, options, len(objective.groups))
     asked = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
     forward = choose_forward(model, asked, vocabulary, device, ids)
     frozen = freeze_unreached(model, ids)
@@ -113,7 +113,7 @@ def set_up_model(
     return model, ModelSetup(vocabulary, predictor_ids, forward, objective)
 
 
-def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int = 1) -> tuple[int, ...]:
+def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int) -> tuple[int, ...]:
     """The ids of the K predictors of every group in the order in which they stand after a source."""
     placed: list[int] = []
     for group in range(groups):
@@ -126,7 +126,7 @@ def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int = 1)
 def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:
     """The collator of a run. Rows are padded to what the kernels like: nothing on CPU, 8 on a GPU, 128 for flex."""
     objective = setup.objective
-    ids = placed_predictors(setup.predictor_ids, options, objective.groups)
+    ids = placed_predictors(setup.predictor_ids, options, len(objective.groups))
     shared = {
         "separate_targets": objective.separate_targets,
         "shuffle_targets": objective.shuffle_targets,
