@@ -9,10 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import distributed
+from torch.nn.attention.flex_attention import create_mask
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from stepjepa.errors import ConfigError
 from stepjepa.forest import visibility
 from stepjepa.modeling import masks
+from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
 from support.families import examples_with, family_model
@@ -88,15 +92,87 @@ def test_inline_and_two_pass_are_tried_too(monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.long  # compiled for the first time it takes 40 s
-@pytest.mark.parametrize(("wrong", "forward"), [(False, "packed"), (True, "two_pass")])
-def test_flex_attention_is_tried_where_it_runs(wrong, forward, monkeypatch):
-    """Without a gradient it runs on CPU as well, uncompiled."""
-    own = masks.block_mask
-    if wrong:
-        monkeypatch.setattr(masks, "block_mask", lambda batch, window: own(blind(batch), window))
-    model = tiny_model("llama", "flex_attention")
-    assert set_up_model(model, JEPAOptions(**PAIRS), 0, "cuda")[1].forward == forward
+def flex_with_gradient(module, query, key, value, mask, dropout=0.0, scaling=None, **kwargs):
+    """FlexAttention as it is on a GPU, in dense form: it has a backward pass and no dropout."""
+    assert dropout == 0.0, "no dropout"
+    seen = create_mask(mask.mask_mod, mask.shape[0], None, *mask.seq_lengths, device="cpu")
+    return sdpa_attention_forward(module, query, key, value, seen, scaling=scaling, **kwargs)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """What is chosen for a run on CUDA: forward and attention."""
+    monkeypatch.setattr(masks, "flex_attention_forward", flex_with_gradient)
+
+    def choose(model, **options):
+        model, setup = set_up_model(model, JEPAConfig(**PAIRS, output_dir="unused", **options), 0, "cuda")
+        return setup.forward, model.config._attn_implementation
+
+    return choose
+
+
+@pytest.mark.parametrize("forward", ["packed", "inline"])
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma3_sliding"])
+def test_flex_attention_is_the_choice_on_cuda(name, forward, on_cuda):
+    assert on_cuda(tiny_model(name), forward=forward) == (forward, masks.FLEX)
+
+
+def test_flex_attention_serves_adapters_and_is_dropped_by_the_next_trainer(on_cuda):
+    adapted, _ = set_up_model(tiny_model("llama"), JEPAOptions(**PAIRS), 0, "cuda", lora_config(4, dropout=0.5))
+    model = adapted.get_base_model()
+    assert model.config._attn_implementation == masks.FLEX
+    model = tiny_model("llama")
+    assert [on_cuda(model)[1], chosen(model)[0].config._attn_implementation] == [masks.FLEX, masks.SEGMENTS]
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "used"),
+    [
+        ("cuda", None, masks.FLEX),
+        ("cuda", "sdpa", "sdpa"),
+        ("cuda", "flex_attention", masks.FLEX),
+        ("cpu", None, masks.SEGMENTS),
+        ("cpu", "sdpa", "sdpa"),
+    ],
+)
+def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
+    model = load_model("tiny", load_tokenizer("tiny", ["a"]), attn_implementation=asked)
+    assert set_up_model(model, JEPAOptions(**PAIRS), 0, device)[0].config._attn_implementation == used
+
+
+def test_what_is_compiled_has_dense_rows(on_cuda):
+    assert on_cuda(tiny_model("llama"), torch_compile=True) == ("packed", "sdpa")
+
+
+def blind_block(rows, window):
+    return visibility.block_mask(blind(rows), window)
+
+
+def wrong_gradient(module, query, *rest, **kwargs):
+    """The value is right."""
+    return flex_with_gradient(module, query + (0.1 * query - (0.1 * query).detach()), *rest, **kwargs)
+
+
+def wrong_at_another_shape(module, query, *rest, **kwargs):
+    return flex_with_gradient(module, query * (1.0 if query.shape[-2] == 128 else 1.1), *rest, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("block_mask", blind_block),
+        ("flex_attention_forward", wrong_gradient),
+        ("flex_attention_forward", wrong_at_another_shape),
+    ],
+)
+def test_flex_attention_that_is_not_exact_leaves_sdpa(name, broken, on_cuda, monkeypatch):
+    monkeypatch.setattr(masks, name, broken)
+    assert on_cuda(tiny_model("llama")) == ("packed", "sdpa")
+    assert on_cuda(tiny_model("llama", "flex_attention"))[0] == "two_pass"
+
+
+def test_flex_attention_is_no_choice_for_attention_dropout(on_cuda):
+    assert on_cuda(tiny_model("llama", attention_dropout=0.1)) == ("packed", "sdpa")
 
 
 def blind(batch):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from stepjepa.data.types import Example
+from stepjepa.forest import visibility
 from stepjepa.forest.collate import PADDING, ForestCollator
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.visibility import additive_mask, block_mask, dense_mask, mask_mod
@@ -128,6 +131,26 @@ def test_block_mask_leaves_out_blocks_between_examples():
     examples = [Example(np.full(128, 5 + i, np.int32), ((1, 128),)) for i in range(2)]
     batch, _ = ForestCollator((), 0).pack([build_forest(e, ()) for e in examples], [[0, 1]])
     assert block_mask(batch).to_dense()[0, 0].tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.slow
+def test_block_masks_are_compiled_once_for_all_batches_of_a_shape(monkeypatch):
+    """As on a GPU, but for what the compiler makes of them."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    monkeypatch.setattr(visibility, "_UNCOMPILED", ())
+    visibility._block_mask_builder.cache_clear()
+    try:
+        for size, compiled in ((1, 1), (1, 1), (1, 1), (2, 2), (3, 2), (4, 2), (1, 2)):
+            examples = [made_up_example(90 + size, [Views(30, 40, 60)], seed, 2) for seed in range(size)]
+            rows, _ = ForestCollator((96, 97), 0, 128).pack(
+                [build_forest(one, (96, 97)) for one in examples], [range(size)]
+            )
+            blocks = dense_mask(rows).unflatten(2, (-1, 128)).unflatten(4, (-1, 128)).any(5).any(3)
+            assert torch.equal(block_mask(rows).to_dense(), blocks.int())
+            assert counter.frame_count == compiled
+    finally:
+        visibility._block_mask_builder.cache_clear()
 
 
 class Peak(TorchDispatchMode):

@@ -16,7 +16,7 @@ from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.flops import KERNELS, KINDS, ModelCost, PassCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
-from stepjepa.modeling.masks import use_sdpa, use_segments
+from stepjepa.modeling.masks import SEGMENTS, use_attention
 from stepjepa.objectives.semantic_tube import draw_pairs
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, Views, made_up_example, made_up_examples, tiny_model
 from support.tube import tube_options
@@ -73,12 +73,12 @@ def check(model, *layouts, **changes):
     for batch in batches(*layouts, **changes):
         by_segments = any(rows.forests is not None for rows in batch.every_rows)
         if by_segments:
-            use_segments(causal_lm(model))
+            use_attention(causal_lm(model), SEGMENTS)
         flops = batch_flops(batch, cost)
         assert tuple(flops) == KINDS and min(flops.values()) >= 0
         assert sum(flops.values()) == counted(model, batch)
         if by_segments:
-            use_sdpa(causal_lm(model))
+            use_attention(causal_lm(model), "sdpa")
 
 
 # What is trained: all weights; adapters on all or some layers, with predictor rows below the first layer, whose inputs then

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.modeling import masks
 from stepjepa.modeling.forward import attach_forest_forward
-from stepjepa.modeling.masks import use_segments
+from stepjepa.modeling.masks import FLEX, SEGMENTS, use_attention
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 CASES = [(name, attention) for name, (_, _, kinds) in ARCHITECTURES.items() for attention in kinds]
@@ -57,7 +60,7 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
         plain = plain_lm_loss(model, examples) / labels
     batches = [ForestCollator(predictor_ids(count), 0, max_row_length=length)(examples) for length in (None, 40)]
     if attention == "sdpa":
-        use_segments(model)
+        use_attention(model, SEGMENTS)
         batches.append(ForestCollator(predictor_ids(count), 0).in_one_row(examples))
     for batch in batches:
         packed, gradient = run(model, batch)
@@ -68,6 +71,44 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
         torch.testing.assert_close(packed.source_states, reference.source_states, atol=1e-5, rtol=0)
         torch.testing.assert_close(packed.target_states, reference.target_states, atol=1e-5, rtol=0)
         assert (gradient - reference_gradient).norm() / reference_gradient.norm() < 1e-4
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma3_sliding", "qwen3"])
+def test_the_forward_of_flex_attention_equals_the_dense_mask(name, inline):
+    model = tiny_model(name, "eager")
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    batch = ForestCollator(predictor_ids(2), 0, 128, inline=inline)(made_up_examples(2))
+    blind = replace(batch, rows=replace(batch.rows, attach=batch.rows.attach * 0 - 1))
+    with torch.no_grad():
+        dense = model(batch=batch)
+        use_attention(model, FLEX)
+        flex, other = model(batch=batch), model(batch=blind)
+    assert abs(float(flex.lm_loss_sum - dense.lm_loss_sum)) < 1e-4
+    for side in ("source_states", "target_states"):
+        torch.testing.assert_close(getattr(flex, side), getattr(dense, side), atol=1e-5, rtol=0)
+    assert inline or (other.source_states - dense.source_states).norm() > 0.1  # the block mask decides
+
+
+def test_flex_attention_computes_in_the_dtype_of_autocast(monkeypatch):
+    """Rotary positions leave queries and keys in float32 there, and values in bfloat16."""
+    model, dtypes = tiny_model("llama"), set()
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    use_attention(model, FLEX)
+    own = masks.flex_attention_forward
+
+    def seen(module, *tensors, **kwargs):
+        dtypes.update(one.dtype for one in tensors[:3])
+        return own(module, *tensors, **kwargs)
+
+    monkeypatch.setattr(masks, "flex_attention_forward", seen)
+    batch = ForestCollator(predictor_ids(2), 0, 128)(made_up_examples(2))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        short = model(batch=batch).source_states
+    assert dtypes == {torch.bfloat16}
+    with torch.no_grad():
+        exact = model(batch=batch).source_states
+    assert (short - exact).norm() < 0.05 * exact.norm()
 
 
 @pytest.fixture

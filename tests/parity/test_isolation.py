@@ -10,7 +10,7 @@ import torch
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.visibility import dense_mask
 from stepjepa.modeling.forward import attach_forest_forward, last_states
-from stepjepa.modeling.masks import attention_masks, use_segments
+from stepjepa.modeling.masks import SEGMENTS, attention_masks, use_attention
 from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 
@@ -38,7 +38,7 @@ def test_changing_a_token_changes_only_what_sees_it(name, attention):
     attach_forest_forward(model, TRAINED_VOCABULARY)
     collator = ForestCollator((96, 97), 0)
     if attention == "segments":
-        use_segments(model)
+        use_attention(model, SEGMENTS)
     batch = (collator.in_one_row if attention == "segments" else collator)(made_up_examples(2)).rows
     assert batch.input_ids.shape[0] == 1
     before = states(model, batch)

@@ -35,6 +35,7 @@ Nothing here loads torch before it has tensors. Shapes: R rows, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from stepjepa.data.types import TRUNK, Rows
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_SIZE = 128
+_UNCOMPILED = ("cpu",)
 _PARTS = 8  # of the queries of a long row
 Numbers = TypeVar("Numbers", int, "np.ndarray", "torch.Tensor")
 
@@ -157,9 +159,20 @@ def mask_mod(rows: Rows, window: int | None = None) -> Callable:
 
 def block_mask(rows: Rows, window: int | None = None) -> BlockMask:
     """Block mask for (R, T) rows on their device; T should be a multiple of `BLOCK_SIZE`."""
+    import torch
+
+    (count, length), device = rows.input_ids.shape, rows.input_ids.device
+    with torch.no_grad():
+        return _block_mask_builder(device.type)(
+            mask_mod(rows, window), count, None, length, length, str(device), BLOCK_SIZE
+        )
+
+
+@cache
+def _block_mask_builder(device: str) -> Callable:
+    """FlexAttention's own; compiled off CPU, else it would hold the dense mask. The compiler keeps what it made for a shape
+    and, from the second on, for any."""
+    import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
-    count, length = rows.input_ids.shape
-    return create_block_mask(
-        mask_mod(rows, window), count, None, length, length, str(rows.input_ids.device), BLOCK_SIZE
-    )
+    return create_block_mask if device in _UNCOMPILED else torch.compile(create_block_mask)

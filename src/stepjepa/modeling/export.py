@@ -36,7 +36,7 @@ from stepjepa.modeling.extras import (
     trained_names,
 )
 from stepjepa.modeling.load import check_lora, first_line, is_preset, load_adapter, load_model, load_tokenizer
-from stepjepa.modeling.masks import SEGMENTS
+from stepjepa.modeling.masks import OWN
 from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
 from stepjepa.utils.files import (
@@ -258,7 +258,7 @@ def _bare(inner: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTraine
     text, embedding = text_config(config), name_of(inner, inner.get_input_embeddings())
     # By how much it grew: some models embed more tokens than they predict.
     text.vocab_size += len(weights[f"{embedding}.weight"]) - vocabulary_size(inner)
-    if text._attn_implementation == SEGMENTS:
+    if text._attn_implementation in OWN:
         text._attn_implementation = "sdpa"
     with torch.device("meta"):
         bare = type(inner)(config)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
     from transformers import BitsAndBytesConfig
 
+ATTENTION_ASKED = "_stepjepa_attention_asked"  # on the model
 MODEL, _TARGETS = f"--{Names(ModelOptions).model_name}", f"--{Names(LoRAOptions).lora_target_modules}"
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -180,6 +181,7 @@ def load_model(
 
     Random weights depend on `seed` alone. Master weights are float32 unless asked otherwise (with pure bfloat16 weights
     and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast). A quantised base is frozen.
+    It is trained with the attention that is asked for; without one the start-up trial may choose a faster one.
 
     Raises:
         ConfigError: it cannot be loaded, or its weights are not finite.
@@ -207,6 +209,7 @@ def load_model(
             model = AutoModelForCausalLM.from_pretrained(name, **{"dtype": "auto", **kwargs})
     except Exception as error:
         raise _not_loaded("model", name, error) from None
+    object.__setattr__(model, ATTENTION_ASKED, bool(attn_implementation))
     if random:
         if tokenizer.eos_token_id is not None:
             model.generation_config.eos_token_id = tokenizer.eos_token_id

@@ -4,7 +4,8 @@ A dense mask makes attention over a row of T tokens cost T x T, whoever sees who
 isolated target attends causally to itself, and a branch to its trunk and itself through the few rows of the rule's mask
 that it needs; a short forest attends as one under its own small mask. A row then costs nothing for its length, so a batch
 can be one row without any padding. This is an attention implementation of transformers, for models on CPU. Its plan travels
-with the mask: a placeholder of four dimensions, which models pass through to their layers unchanged. A call without a plan
+with the mask: a placeholder of four dimensions, which models pass through to their layers unchanged. On a GPU
+FlexAttention leaves out the blocks of a row that nothing sees. With either, a call without a plan or a block mask
 (generation, evaluation by other code) is ordinary `sdpa`.
 
 Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segment.
@@ -13,30 +14,30 @@ Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segmen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import ISOLATED, Rows
 from stepjepa.forest.layout import attention_costs
-from stepjepa.forest.visibility import additive_mask, block_mask, dense_mask, packed_fields
+from stepjepa.forest.visibility import BLOCK_SIZE, additive_mask, block_mask, dense_mask, packed_fields
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import text_config
 
 if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
     AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 
 _NAME = Names(ModelOptions)
-SEGMENTS = "stepjepa_segments"
+SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
 
 
 def masks_unsupported(model: PreTrainedModel) -> str | None:
@@ -75,7 +76,7 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
     def build(length: int | None) -> torch.Tensor | BlockMask:
         if rows.forests is not None:
             return plan_mask(segment_plan(rows, length))
-        if implementation == "flex_attention":
+        if is_flex(implementation):
             return block_mask(rows, length)
         return additive_mask(rows, dtype, length)
 
@@ -85,6 +86,16 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
     if "sliding_attention" not in layers:
         return build(None)
     return {"full_attention": build(None), "sliding_attention": build(window)}
+
+
+def is_flex(implementation: str) -> bool:
+    """Whether it is FlexAttention, by transformers or with `sdpa` for calls without a block mask."""
+    return implementation in (FLEX, "flex_attention")
+
+
+def row_multiple(implementation: str, device: str) -> int:
+    """What the kernels of an attention on a type of device like rows to be padded to."""
+    return BLOCK_SIZE if is_flex(implementation) else 1 if device == "cpu" else 8
 
 
 class PlanMask(torch.Tensor):
@@ -109,12 +120,21 @@ def attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one layer as transformers calls it: (R, H, T, D) in, (R, T, H, D) out.
 
     Raises:
-        ValueError: the model asks for something that attention by segments does not know.
+        ValueError: the model asks for something that attention by segments, or FlexAttention, does not know.
     """
+    if isinstance(attention_mask, BlockMask):
+        kind = query.device.type
+        if torch.is_autocast_enabled(kind):  # rotary positions make float32 of queries and keys
+            query, key, value = (one.to(torch.get_autocast_dtype(kind)) for one in (query, key, value))
+        # On CPU, where it has no backward, compiling for a trial is not worth the time.
+        with torch.compiler.set_stance("force_eager") if kind == "cpu" else nullcontext():
+            return flex_attention_forward(
+                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+            )
     if not isinstance(attention_mask, PlanMask):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -129,30 +149,23 @@ def attention_forward(
     return output.transpose(1, 2).contiguous(), None
 
 
-def use_segments(model: PreTrainedModel) -> None:
-    """Let a model whose attention is `sdpa` attend by segments where a batch is laid out for it."""
-    AttentionInterface.register(SEGMENTS, attention_forward)
-    AttentionMaskInterface.register(SEGMENTS, sdpa_mask)
-    text_config(model.config)._attn_implementation = SEGMENTS
-
-
-def use_sdpa(model: PreTrainedModel) -> None:
-    """Undo `use_segments`."""
-    text_config(model.config)._attn_implementation = "sdpa"
+def use_attention(model: PreTrainedModel, implementation: str) -> None:
+    """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another."""
+    if implementation in OWN:
+        AttentionInterface.register(implementation, attention_forward)
+        AttentionMaskInterface.register(implementation, sdpa_mask)
+    text_config(model.config)._attn_implementation = implementation
 
 
 @contextmanager
 def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Within this context the layers attend in another way (no other for an empty one)."""
-    config = text_config(model.config)
-    own = config._attn_implementation
-    if implementation == SEGMENTS:
-        use_segments(model)
-    config._attn_implementation = implementation or own
+    own = text_config(model.config)._attn_implementation
+    use_attention(model, implementation or own)
     try:
         yield
     finally:
-        config._attn_implementation = own
+        use_attention(model, own)
 
 
 # Attention by segments

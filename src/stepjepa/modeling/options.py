@@ -52,7 +52,7 @@ class ModelOptions(LoadingOptions):
         "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", _MODEL
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
-        None, "Attention kernel. Default: the model's own (sdpa for most).", _MODEL, resume=True
+        None, "Attention kernel. Default: the fastest that is exact (flex_attention on CUDA).", _MODEL, resume=True
     )
     pretrain: bool = option(False, "Start from random weights of the model's configuration.", _MODEL)
 

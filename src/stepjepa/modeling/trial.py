@@ -5,7 +5,8 @@ form must come to. The views are compared with separate passes. What must hold:
 
 * nothing before the last token moves when the last token does, else labels would be seen by what predicts them;
 * `two_pass` gives the model's own logits, else no form does;
-* `packed` gives the logits and states of `two_pass`, with sliding windows made so short that they show.
+* `packed` gives the logits and states of `two_pass`, with sliding windows made so short that they show;
+* FlexAttention, which is compiled, also gives the gradient of eager attention, and takes rows of another shape.
 
 A `Probe` is a model that has passed, for looking at one laid-out row.
 
@@ -15,6 +16,7 @@ Shapes: L positions of a row, N labelled positions, D width, V vocabulary, P pai
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,12 +43,22 @@ from stepjepa.modeling.extras import (
     trained_names,
 )
 from stepjepa.modeling.forward import attach_forest_forward, run_backbone
-from stepjepa.modeling.load import MODEL, first_line, load_model, max_positions
-from stepjepa.modeling.masks import SEGMENTS, attention_masks, attention_of, masks_unsupported, use_segments
+from stepjepa.modeling.load import ATTENTION_ASKED, MODEL, first_line, load_model, max_positions
+from stepjepa.modeling.masks import (
+    FLEX,
+    SEGMENTS,
+    attention_masks,
+    attention_of,
+    is_flex,
+    masks_unsupported,
+    row_multiple,
+    use_attention,
+)
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
+    decoder_layers,
     difference,
     embedding_rows,
     heeds_window,
@@ -63,6 +75,7 @@ from stepjepa.modeling.parts import (
 _NAME = Names(ModelOptions)
 logger = logging.getLogger("stepjepa")
 _WINDOW = 4  # tokens; the examples are longer
+_SHORT, _LONG = 13, 200  # tokens of the examples, and of those for rows of another shape
 _MASK = "its attention does not follow the mask"
 MOST_BYTES = 4 * 2**30  # of attention weights that are held at once
 
@@ -73,24 +86,38 @@ class Choice:
 
     Attributes:
         forward: ``packed``, ``inline`` or ``two_pass``; empty where nothing does.
-        segments: attention goes by segments.
+        attention: the one of `masks.OWN` that replaces the model's; empty for none.
         reason: why it is not what was asked for first; empty where it is.
     """
 
     forward: str
-    segments: bool = False
+    attention: str = ""
     reason: str = ""
 
     @property
     def rank(self) -> int:
         """How far it is from the best; of the choices of several processes the worst serves all of them."""
-        return 3 if not self.forward else 2 if self.forward == "two_pass" else 1 - self.segments
+        return 3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
+
+
+class Verdict(NamedTuple):
+    """What the trial finds of a form.
+
+    Attributes:
+        fault: what it gets wrong, empty for nothing.
+        off: largest relative distance of its logits, loss and states from the model's own; NaN where it does not run.
+    """
+
+    fault: str
+    off: float = math.nan
 
 
 def choose_forward(
-    model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: Sequence[int] = ()
+    model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: Sequence[int] = (), keep: bool = False
 ) -> str:
     """The forward that is exact for the model, the same on all processes; its attention is set for it.
+
+    A model that comes with `sdpa` attends by segments on CPU, and by FlexAttention on CUDA, where that is exact.
 
     Args:
         model: as `attach_forest_forward` leaves it.
@@ -98,6 +125,7 @@ def choose_forward(
         vocabulary: V of the LM softmax.
         device: type of the device that the run is on.
         predictor_ids: of the K predictor tokens, in the order in which they follow a source.
+        keep: leave `sdpa` as it is, as in a model that was loaded with it by name.
 
     Raises:
         ConfigError: the form that is asked for, or any, would not give the model's own numbers.
@@ -106,7 +134,7 @@ def choose_forward(
     name = type(inner).__name__
     if asked != "two_pass" and text_config(inner.config)._attn_implementation == "flex_attention" and device == "cpu":
         raise ConfigError(f"--{_NAME.attn_implementation} flex_attention has no backward on CPU; use sdpa")
-    choice = _choice(model, asked, vocabulary, device, tuple(predictor_ids))
+    choice = _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         choices: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(choices, choice)
@@ -115,8 +143,8 @@ def choose_forward(
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
         raise ConfigError(f"forward={asked} cannot serve {name}: {choice.reason}; use forward two_pass")
-    if choice.segments:
-        use_segments(inner)
+    if choice.attention:
+        use_attention(inner, choice.attention)
     if choice.reason:
         logger.warning("%s: forward %s, because %s", name, choice.forward, choice.reason)
     if not heeds_window(inner):
@@ -151,41 +179,64 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
     return list(frozen)
 
 
-def _choice(model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: tuple[int, ...]) -> Choice:
+def exactness(
+    model: nn.Module, vocabulary: int, device: str, attention: str, predictor_ids: Sequence[int] = ()
+) -> Verdict:
+    """How exact packed rows are under an attention of transformers or of `masks.OWN`; arguments as `choose_forward`.
+
+    Within the context of autocast all numbers are in its dtype.
+    """
+    with torch.no_grad(), unchanged(model), window_of(model, _WINDOW):
+        trial = _Trial(model, vocabulary, tuple(predictor_ids), device)
+        fault = trial.plain_fault()
+        return Verdict(fault) if fault else trial.verdict("packed", attention)
+
+
+def _choice(
+    model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: tuple[int, ...], keep: bool = False
+) -> Choice:
     inner = causal_lm(model)
     reason = "" if asked == "two_pass" else masks_unsupported(inner) or ""
     best = "inline" if asked == "inline" else "packed"
     if embedding_rows(inner).device.type == "meta":
         return Choice("two_pass" if reason or asked == "two_pass" else best, reason=reason)
     own = text_config(inner.config)._attn_implementation
+    wanted = [FLEX] if is_flex(own) else [""]  # the model's own
+    if own == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
+        faster = {"cpu": SEGMENTS if best == "packed" else "", "cuda": FLEX}.get(device, "")
+        wanted = [faster, ""] if faster else wanted
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
-        trial = _Trial(model, vocabulary, predictor_ids)
-        # FlexAttention, which is what is tried, would be compiled for the passes that others are compared with.
-        with attention_of(inner, "eager" if own == "flex_attention" else own):
-            fault = trial.own_fault() or trial.fault("two_pass")
-        if fault:
+        trial = _Trial(model, vocabulary, predictor_ids, device)
+        if fault := trial.plain_fault():
             return Choice("", reason=fault)
-        if asked == "two_pass":
-            return Choice("two_pass")
-        if own == "sdpa" and device == "cpu" and best == "packed" and not reason and not trial.fault("segments"):
-            return Choice("packed", segments=True)
-        reason = reason or trial.fault("packed") or (trial.fault("inline") if best == "inline" else "")
-    return Choice("two_pass" if reason else best, reason=reason)
+        for attention in [] if reason or asked == "two_pass" else wanted:
+            reason = trial.verdict("packed", attention).fault
+            reason = reason or (trial.verdict("inline", attention).fault if best == "inline" else "")
+            if not reason:
+                return Choice(best, attention)
+    return Choice("two_pass", FLEX if is_flex(own) else "", reason)
 
 
 class _Trial:
     """Made-up examples and what a model's own forward says of them."""
 
-    def __init__(self, model: nn.Module, vocabulary: int, predictor_ids: tuple[int, ...]):
+    def __init__(self, model: nn.Module, vocabulary: int, predictor_ids: tuple[int, ...], device: str):
         inner = causal_lm(model)
-        self._model, self._inner, self._ids = model, inner, predictor_ids
+        self._model, self._inner, self._ids, self._kind = model, inner, predictor_ids, device
         self._device = embedding_rows(inner).device
-        self._examples = _examples(inner, vocabulary, len(predictor_ids))
+        self._examples, self._long = (_examples(inner, vocabulary, len(predictor_ids), n) for n in (_SHORT, _LONG))
         self._head, self._limit = output_head(inner, vocabulary), tolerance(inner)
         self._own = torch.empty(0)  # (N, V) the model's own logits
         self._states: tuple[torch.Tensor, ...] = ()  # of the views in passes of their own, (P, D) each
 
-    def own_fault(self) -> str:
+    def plain_fault(self) -> str:
+        """What is wrong with the model's own forward, or with `two_pass`: all else is compared with these."""
+        # FlexAttention, which is what is tried, would be compiled for these passes.
+        own = text_config(self._inner.config)._attn_implementation
+        with attention_of(self._inner, "eager" if is_flex(own) else own):
+            return self._own_fault() or self.verdict("two_pass").fault
+
+    def _own_fault(self) -> str:
         """Run the model's own forward; what speaks against training on its logits, empty for nothing."""
         own = []
         for example in self._examples:
@@ -205,45 +256,68 @@ class _Trial:
         self._own = torch.cat(own)
         return ""
 
-    def fault(self, form: str) -> str:
-        """What a form gets wrong, empty for nothing.
+    def verdict(self, form: str, attention: str = "") -> Verdict:
+        """What a form gets wrong under an attention (empty for the model's own), and how far off it is.
 
         Args:
-            form: ``two_pass`` (tried first: the others are compared with its states), ``packed``, ``segments``, ``inline``.
+            form: ``two_pass`` (tried first: the others are compared with its states), ``packed``, ``inline``.
         """
         kept: list[torch.Tensor] = []  # last hidden states of every call of the backbone
         hook = backbone(self._inner).register_forward_hook(lambda module, args, output: kept.append(output[0]))
         try:
-            with attention_of(self._inner, SEGMENTS if form == "segments" else ""):
-                batch = self._batch(form).to(self._device)
+            with attention_of(self._inner, attention):
+                batch = self._batch(self._examples, form, attention)
                 output = self._model(batch=batch)
                 predicting = kept[0].flatten(0, 1).index_select(0, batch.label_positions)
                 logits = self._head.logits(self._inner, predicting)
+            if is_flex(attention) and self._kind != "cpu":  # where it has no backward
+                self._try_gradient(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
-            return f"{what} ({first_line(error)[:200]})"
+            return Verdict(f"{what} ({first_line(error)[:200]})")
         finally:
             hook.remove()
+        off = []
         if form != "inline":  # whose LM loss is another by design
             loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")
-            allowed = self._limit * loss.clamp(min=1.0)
-            if not (difference(logits, self._own) <= self._limit and abs(output.lm_loss_sum - loss) <= allowed):
-                return "plain passes of its backbone do not give its own logits" if form == "two_pass" else _MASK
+            off = [difference(logits, self._own), float(abs(output.lm_loss_sum - loss) / loss.clamp(min=1.0))]
+        wrong = "plain passes of its backbone do not give its own logits" if form == "two_pass" else _MASK
         states = (output.source_states.float(), output.target_states.float())
         if form == "two_pass":
             self._states = states
-        pairs = zip(states, self._states, strict=True)
-        return "" if all((one - other).norm() <= self._limit * other.norm() for one, other in pairs) else _MASK
+        off += [_distance(one, other) for one, other in zip(states, self._states, strict=True)]
+        return Verdict("" if all(one <= self._limit for one in off) else wrong, float(np.max(off)))
 
-    def _batch(self, form: str) -> Batch:
+    def _try_gradient(self, form: str, attention: str) -> None:
+        """Train on rows of another shape; raises where that does not run or has another gradient than eager attention."""
+        batch, found = self._batch(self._long, form, attention), []
+        layers = decoder_layers(backbone(self._inner))
+        weights = [one for one in (layers[0] if layers else self._model).parameters() if one.requires_grad]
+        with torch.enable_grad():
+            with attention_of(self._inner, attention), unchanged(self._model, training=True):
+                self._model(batch=batch)  # FlexAttention has no dropout
+            for one in (attention, "eager"):
+                with attention_of(self._inner, one):
+                    output = self._model(batch=batch)
+                loss = output.lm_loss_sum + (output.source_states * output.target_states).float().sum()
+                gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+                found.append(torch.cat([one.flatten().float() for one in gradients if one is not None]))
+        if not _distance(*found) <= self._limit:
+            raise ValueError("its gradient is not that of eager attention")
+
+    def _batch(self, examples: list[Example], form: str, attention: str) -> Batch:
         if form == "two_pass":
-            return TwoPassCollator(self._ids, 0)(self._examples)
-        flex = text_config(self._inner.config)._attn_implementation == "flex_attention"
-        collator = ForestCollator(self._ids, 0, 128 if flex else 1, inline=form == "inline")
-        return (collator.in_one_row if form == "segments" else collator)(self._examples)
+            return TwoPassCollator(self._ids, 0)(examples).to(self._device)
+        collator = ForestCollator(self._ids, 0, row_multiple(attention, self._device.type), inline=form == "inline")
+        return (collator.in_one_row if attention == SEGMENTS else collator)(examples).to(self._device)
 
 
-def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int) -> list[Example]:
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of two tensors of any shape, relative to the second."""
+    return float((one - other).norm() / other.norm().clamp(min=1e-12))
+
+
+def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int, length: int = _SHORT) -> list[Example]:
     """Two examples of different lengths with a pair each, of tokens without a meaning of their own."""
 
     def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
@@ -257,8 +331,8 @@ def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int) -> list[
     size = min(vocabulary, vocabulary_size(inner))
     special = {value for name, value in vars(inner.config).items() if "token" in name and isinstance(value, int)}
     plain = [index for index in range(size) if index not in special] or [0]
-    ids = np.array([plain[(7 * place + 5) % len(plain)] for place in range(13)], dtype=np.int32)
-    return [example(ids, 4, 5, Span(6, 11)), example(ids[9:0:-1].copy(), 2, 3, Span(4, 8))]
+    ids = np.array([plain[(7 * place + 5) % len(plain)] for place in range(length)], dtype=np.int32)
+    return [example(ids, 4, 5, Span(6, 11)), example(ids[-4:0:-1].copy(), 2, 3, Span(4, 8))]
 
 
 # Looking at one row

@@ -21,7 +21,7 @@ from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
 from stepjepa.modeling.load import add_lora, check_lora, is_preset, load_tokenizer, own_configs
-from stepjepa.modeling.masks import SEGMENTS, use_sdpa
+from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
@@ -77,8 +77,8 @@ def set_up_model(
     inner: Any = causal_lm(model)
     release(inner)
     detach_forest_forward(inner)
-    if text_config(inner.config)._attn_implementation == SEGMENTS:
-        use_sdpa(inner)
+    if text_config(inner.config)._attn_implementation in OWN:
+        use_attention(inner, "sdpa")
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
             raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
@@ -105,7 +105,8 @@ def set_up_model(
     predictor_ids = [] if rows is None else rows.ids
     ids = placed_predictors(predictor_ids, options, len(objective.groups))
     asked = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
-    forward = choose_forward(model, asked, vocabulary, device, ids)
+    compiled = bool(getattr(options, "torch_compile", False))  # which keeps its shapes, and so dense rows
+    forward = choose_forward(model, asked, vocabulary, device, ids, keep=compiled)
     frozen = freeze_unreached(model, ids)
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
@@ -124,7 +125,7 @@ def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int) -> 
 
 
 def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:
-    """The collator of a run. Rows are padded to what the kernels like: nothing on CPU, 8 on a GPU, 128 for flex."""
+    """The collator of a run."""
     objective = setup.objective
     ids = placed_predictors(setup.predictor_ids, options, len(objective.groups))
     shared = {
@@ -137,7 +138,7 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
     return ForestCollator(
         ids,
         pad_id,
-        128 if attention == "flex_attention" else 1 if device == "cpu" else 8,
+        row_multiple(attention, device),
         max_row_length=options.max_row_length,
         segmented=attention == SEGMENTS and options.max_row_length is None,
         inline=setup.forward == "inline",

@@ -156,8 +156,7 @@ class JEPATrainer(CheckpointedTrainer):
         trained, self.setup = set_up_model(trained, args, args.seed, device, peft_config, processing_class)
         if args.keep_predictors:
             check_keeps_predictors(trained, processing_class)
-        # What torch.compile compiles keeps its shapes: dense rows, not attention by segments.
-        attention = "sdpa" if args.torch_compile else trained.config._attn_implementation
+        attention = trained.config._attn_implementation
         use_cache = getattr(trained.config, "use_cache", None)
         check_optimizer(args, trained)
         collator: Any = make_collator(self.setup, args, reader.pad_id, attention, device)  # a batch is a `Batch`
