@@ -110,6 +110,26 @@ def done(file, runs, tmp_path_factory):
     return out, printed.getvalue()
 
 
+def test_later_states_are_predicted(analyze, runs, tmp_path):
+    """For views of any objective, against the base model, and again from the saved states."""
+    file, out = tmp_path / "many.jsonl", tmp_path / "out"
+    file.write_text("\n".join(json.dumps(row) for row in step_rows(150)))
+    asked = "--prediction_horizon", 2, "--step_splitter", "separator", "--coordinates", "pca", "--layers", -1
+    said = analyze(file, "--models", runs / "a", "--base_model", runs / "base", "--output_dir", out, *asked)
+    lines = {line.rsplit("  ", 1)[0].strip(): line for line in said.splitlines()}
+    prediction = json.loads((out / "numbers.json").read_text())["models"]["a"]["prediction"]
+    base = json.loads((out / "numbers.json").read_text())["models"]["base"]["prediction"]
+    row = next(line.split() for name, line in lines.items() if name.startswith("linear, a"))
+    linear = prediction["1"]["linear"]
+    assert row[2:4] == [f"{linear:.3g}", f"({base['1']['linear'] / linear:.3g}x)"] and 0 < linear < 2
+    again = analyze("--from_states", out, "--output_dir", tmp_path / "again")
+    assert "error of a state h steps later" in again
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(json.dumps(row) for row in step_rows(12)))
+    said = analyze(few, "--models", runs / "a", "--output_dir", tmp_path / "few", *asked)
+    assert "no later state is predicted: fewer than 10 pairs" in said
+
+
 def test_the_numbers_are_those_of_the_states(done, file):
     """Every number of the file, and of the table, from the saved states."""
     folder, out = done

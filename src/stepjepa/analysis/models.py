@@ -18,16 +18,20 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
+from stepjepa.analysis.prediction import read_walks, walks_of
 from stepjepa.analysis.states import (
     FINAL,
     Pairs,
     States,
+    Walks,
     check_alike,
     check_map_layers,
     collect_states,
+    every_step,
     layers_of,
     load_states,
     read_pairs,
+    read_states,
     save_states,
 )
 from stepjepa.config.option import Names, options_of
@@ -44,6 +48,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.questions import SolutionSet
+from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.local import Place, find_model, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, trained_extras
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
@@ -392,6 +397,8 @@ def collect_all(
                 advance=bar.step,
                 head_layer=model.layer,
             )
+            if options.prediction_horizon is not None:
+                read = replace(read, walks=_walks(model, rows, options, bar))
             save_states(read, path)
             states[label] = load_states(path)
             check_alike(states, base)
@@ -419,6 +426,30 @@ def collect_all(
             with suppress(OSError):  # something is in it
                 folder.rmdir()
     return states, base, about
+
+
+def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: Bar) -> Walks:
+    """The states behind the steps of a data set's answers, as a model has them in its chats."""
+    method = every_step(model.method).options
+    settings = settings_for(rows, method, max_positions(causal_lm(model.model)))
+    renderer = make_renderer(model.tokenizer, method)
+    examples, places = read_walks(rows, model.tokenizer, renderer, settings, options.max_examples)
+    if not examples:
+        raise DataError(
+            f"{rows.name}: --{_NAME.prediction_horizon} needs answers of two steps or more, and there are none"
+        )
+    bar.start(f"{model.place.name}, steps", len(examples), 0)
+    collator = TwoPassCollator((), model.tokenizer.pad_token_id or 0)
+    read = read_states(
+        model.model,
+        model.place.name,
+        collator,
+        examples,
+        batch_size=options.batch_size,
+        advance=bar.step,
+        head_layer=-2,
+    )
+    return walks_of(read, places)
 
 
 def _data_lines(pairs: Pairs) -> list[str]:

@@ -121,6 +121,14 @@ class _Analysis:
     coordinates: list[Literal["pca", "tsne", "umap"]] | None = option(
         None, "Pictures of both views in one plane. Default: pca. umap needs the extra umap.", _MEASURED
     )
+    prediction_horizon: int | None = option(
+        None,
+        "H: also predict the state behind a step from that h steps before it, h = 1 .. H, by a line, a linear map and an "
+        "MLP, whatever the views are. These states are saved with the others.",
+        _METHOD,
+        at_least=1,
+        at_most=100,
+    )
     seed: int = option(0, "Seed of the shuffled pairs in the histogram, and of t-SNE and UMAP.", _MEASURED)
     runs: list[str] | None = option(
         None, "Folders of runs (or checkpoints) whose loss curves are drawn into one figure.", _OUTPUT

@@ -44,6 +44,7 @@ from stepjepa.analysis.plots import (
     spectrum_figure,
     step_figure,
 )
+from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, DataError
@@ -89,6 +90,12 @@ _BASE: _Columns = {
     "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
     "CKA": ("base_cka", ".3f", "likeness to the base model's states, 1 where they are alike"),
 }
+# Ways to predict: attribute, and what the legend says.
+_PREDICTION = {
+    "line": ("line", "along the last step; 0 is perfect, 1 as bad as the mean state"),
+    "linear": ("linear", "a ridge regression, fitted on other rows"),
+    "MLP": ("mlp", "three layers, fitted on other rows"),
+}
 
 
 def _row(columns: _Columns, *records: Any) -> list[str]:
@@ -118,12 +125,14 @@ class ModelNumbers:
         steps: step -> numbers of the pairs with that target step, in the layer that is shown; only steps with `MIN_ROWS`
             pairs or more, and none where views are no steps.
         collapse: signs of it, in the layer that is shown.
+        prediction: horizon -> errors of predicting later states; None where they were not asked for.
     """
 
     model: str
     layers: dict[int, GeometryNumbers]
     steps: dict[int, GeometryNumbers]
     collapse: list[CollapseSign]
+    prediction: dict[int, PredictionErrors] | None
 
 
 @dataclass(frozen=True)
@@ -187,6 +196,7 @@ class Comparison:
         rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in shown.items() if label != self.base]
         if rows and self.base is not None:
             yield from ("", *text_table([f"against {self.base}", *_BASE], rows), *legend(_meanings(_BASE)))
+        yield from self._prediction()
         steps = {step: one.steps[step].pairs for one in self.models.values() for step in one.steps}
         if len(steps) < 2:
             return
@@ -202,6 +212,30 @@ class Comparison:
         yield from ("", *text_table(["target step", *map(str, known)], rows))
         more = f"and {len(steps) - _MOST_STEPS} later steps; " if len(steps) > _MOST_STEPS else ""
         yield f"({more}among the pairs of one step; steps with fewer than {MIN_ROWS} are left out)"
+
+    def _prediction(self) -> Iterator[str]:
+        """Errors of predicting later states by horizon, and how many times smaller they are than the base model's."""
+        known = {label: one.prediction for label, one in self.models.items() if one.prediction is not None}
+        horizons = sorted({horizon for errors in known.values() for horizon in errors})
+        if known and not horizons:
+            yield from (
+                "",
+                f"no later state is predicted: fewer than {MIN_ROWS} pairs to fit or to measure on; read more rows",
+            )
+        rows = []
+        for name, (attribute, _) in _PREDICTION.items() if horizons else ():
+            for label, errors in known.items():
+                base = {} if label == self.base else known.get(str(self.base), {})
+                cells = []
+                for horizon in horizons:
+                    own, other = (getattr(one.get(horizon), attribute, None) for one in (errors, base))
+                    cells.append(written(own, ".3g") + (f" ({other / own:.3g}x)" if own and other is not None else ""))
+                rows.append([f"{name}, {label}", *cells])
+        if rows:
+            words = {name: said for name, (_, said) in _PREDICTION.items()}
+            words |= {} if self.base is None else {"(2x)": "half the base model's error"}
+            head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
+            yield from ("", *text_table(head, rows), *legend(words))
 
     def _collapse(self) -> Iterator[str]:
         own = self.models[self.base].collapse if self.base is not None else []
@@ -226,6 +260,7 @@ def compare(
     base: str | None = None,
     map_layers: Sequence[int] | None = None,
     advance: Callable[[str], None] = lambda label: None,
+    horizon: int = MOST_HORIZONS,
 ) -> Comparison:
     """Measure every layer of every model.
 
@@ -234,6 +269,7 @@ def compare(
         base: label of the one that the others were trained from.
         map_layers: layers at which the linear map and the CKA are computed. Default: the one that is shown.
         advance: called with the model's label after each layer.
+        horizon: the longest of `prediction_errors`, where walks were collected.
 
     Raises:
         DataError: states of other rows, or of a base model of another shape; no layer in common; not finite.
@@ -261,7 +297,8 @@ def compare(
                     if count >= MIN_ROWS:
                         steps[int(step)] = measure_states(both[0][there], both[1][there], maps=False)
             advance(label)
-        models[label] = ModelNumbers(one.model, layers, steps, collapse_signs(layers[shown]))
+        prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
+        models[label] = ModelNumbers(one.model, layers, steps, collapse_signs(layers[shown]), prediction)
     first = next(iter(states.values()))
     return Comparison(first.file, len(first.rows), shown, maps, base, models)
 
@@ -296,7 +333,8 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
         if found is not None:
             states, base, about = found
             bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
-            comparison = compare(states, base, options.map_layers, lambda label: bar.advance(1, label))
+            most = options.prediction_horizon or MOST_HORIZONS
+            comparison = compare(states, base, options.map_layers, lambda label: bar.advance(1, label), most)
             folder.mkdir(parents=True, exist_ok=True)
             for file in stale:
                 file.unlink()

@@ -7,6 +7,7 @@
     rows     (N,) int64          the pairs' rows in `file`, counted from 0
     steps    (N,) int64          number of the pair's target among the steps of its row, counted from 1 (so 2 is the least);
                                  only where views are steps
+    walks, places  (M, D) float32, (M, 2) int64; see `Walks`; only with --prediction_horizon
 
 and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
 list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
@@ -43,7 +44,9 @@ from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
 from stepjepa.modeling.parts import backbone, decoder_layers, output_head
-from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.base import Objective, objective_of
+from stepjepa.objectives.step_jepa import StepJEPA
+from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import parse_object, replacing
 
 KEY, VERSION = "stepjepa.states", 1
@@ -86,6 +89,27 @@ class Pairs:
     report: DataReport
 
 
+class Walks(NamedTuple):
+    """States on the trunk, after the final norm, behind the steps of answers.
+
+    Attributes:
+        states: (M, D) float32.
+        places: (M, 2) int64, row and number of the walk; one walk's states follow each other in order.
+    """
+
+    states: np.ndarray
+    places: np.ndarray
+
+    def pairs(self, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of all t that have a step before them and one `horizon` steps later: the rows (N,) int64, and the states behind
+        steps t - 1, t and t + `horizon`, (N, D) float64 each."""
+        first = np.arange(max(len(self.places) - horizon - 1, 0))
+        whole = (self.places[first] == self.places[first + horizon + 1]).all(axis=1)
+        at = first[whole]
+        before, now, later = (self.states[at + step].astype(np.float64) for step in (0, 1, horizon + 1))
+        return self.places[at, 0], before, now, later
+
+
 @dataclass(frozen=True)
 class States:
     """States of both views in some layers of one model.
@@ -94,6 +118,7 @@ class States:
         layers: (L,) 0 the embeddings, i after layer i, -1 after the final norm.
         rows, steps: (N,) int64, see `Pairs`.
         source, target: (L, N, D) float32; of a file that was loaded, memory that the system reads when it is used.
+        walks: states after the final norm behind the steps of every answer; None where they were not asked for.
     """
 
     model: str
@@ -103,6 +128,7 @@ class States:
     source: np.ndarray
     target: np.ndarray
     steps: np.ndarray | None = None
+    walks: Walks | None = None
 
     def layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and target of one layer, both (N, D).
@@ -138,10 +164,7 @@ def read_pairs(
     """
     encode, every, objective = make_encoder(rows, tokenizer, renderer, options), None, options.objective
     if objective is not None and options.needs_steps:  # a second reading pairs every step, and so counts them
-        method = copy.copy(objective.options)
-        method.step_pairs, method.horizon, method.multi_horizon = "all", 1, None
-        method.last_token, method.forward, method.jepa_target_column = None, "packed", None
-        every = make_encoder(rows, tokenizer, renderer, replace(options, objective=objective_of(method)))
+        every = make_encoder(rows, tokenizer, renderer, replace(options, objective=every_step(objective.options)))
     report, examples, numbers, steps, first = DataReport(rows.name), list[Example](), list[int](), list[int](), 0
     numbered = islice(rows, max_rows)
     while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
@@ -170,6 +193,15 @@ def read_pairs(
         )
     given = np.array(steps, np.int64) if every is not None else None
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), given, report)
+
+
+def every_step(method: JEPAOptions) -> Objective:
+    """The objective that pairs every step with the next one, by last states on the trunk, whatever `method` pairs."""
+    method = copy.copy(method)
+    method.objective, method.step_pairs, method.horizon, method.multi_horizon = StepJEPA.name, "all", 1, None
+    method.last_token, method.readout, method.readout_layer, method.predictors = None, "last", None, 0
+    method.forward, method.jepa_target_column = "packed", None
+    return objective_of(method)
 
 
 def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -394,6 +426,8 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
         "target": np.ascontiguousarray(states.target, dtype=np.float32),
         "rows": np.ascontiguousarray(states.rows, dtype=np.int64),
     }
+    if states.walks is not None:
+        tensors |= {"walks": states.walks.states, "places": states.walks.places}
     if states.steps is not None:
         tensors["steps"] = np.ascontiguousarray(states.steps, dtype=np.int64)
     # One entry, for safetensors writes several in any order.
@@ -413,13 +447,14 @@ def load_states(path: str | os.PathLike[str]) -> States:
     try:
         with safe_open(path, framework="pt") as file:
             names, metadata = set(file.keys()), file.metadata() or {}
-            if KEY not in metadata or names - {"steps"} != {"source", "target", "rows"}:
+            if KEY not in metadata or names - {"steps", "walks", "places"} != {"source", "target", "rows"}:
                 raise DataError(f"{path}: holds no states; they are written by save_states")
             header = _Header(**parse_object(metadata[KEY]))
             if header.version != VERSION:
                 raise DataError(f"{path}: is of version {header.version}; this library reads version {VERSION}")
             tensors = {name: file.get_tensor(name).numpy() for name in names}
-        states = States(header.model, header.file, tuple(header.layers), **tensors)
+        walks = Walks(tensors.pop("walks"), tensors.pop("places")) if "walks" in tensors else None
+        states = States(header.model, header.file, tuple(header.layers), **tensors, walks=walks)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -1,0 +1,173 @@
+"""Multi-step latent prediction: how well the state h reasoning steps later follows from the present one.
+
+The measure of Semantic Step Prediction (arXiv:2604.18464), for models of any objective. A walk is the states on the trunk
+behind the steps of one answer, in order. From the state behind step t, that behind step t + h is predicted by
+
+    line     s_t + h (s_t - s_{t-1})            nothing is fitted
+    linear   W_h s_t + b_h                      ridge regression
+    MLP      three layers, at least 256 wide    AdamW, stopped where the validation rows are predicted best
+
+fitted for each h on the walks of some rows and measured on those of others. An error is the mean squared one over that of
+predicting the mean state, so that models with states of another size compare: 0 is perfect, 1 as bad as the mean.
+
+Shapes: M states of all walks, N pairs (t, t + h), D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
+from stepjepa.analysis.states import Readings, Walks
+from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
+from stepjepa.data.sources import RowSource
+from stepjepa.data.types import TRUNK, Example, Pair, Read
+
+MOST_HORIZONS = 5  # of states that were saved, where no other number is given
+_PENALTIES = 10.0 ** np.arange(-4, 4)  # of the ridge, relative to the mean variance of a dimension
+# Of the MLP: least width inside, optimizer steps, pairs of one, steps between two looks at the validation rows.
+_WIDTH, _STEPS, _BATCH, _EVERY = 256, 400, 256, 20
+
+
+@dataclass(frozen=True)
+class PredictionErrors:
+    """Errors of one horizon on held-out rows, see above.
+
+    Attributes:
+        train_pairs, test_pairs: how many were fitted (validation included) and measured.
+    """
+
+    train_pairs: int
+    test_pairs: int
+    line: float
+    linear: float
+    mlp: float
+
+
+def read_walks(
+    rows: RowSource,
+    tokenizer: PreTrainedTokenizerBase,
+    renderer: ChatRenderer | None,
+    options: EncodeOptions,
+    max_rows: int | None = None,
+) -> tuple[list[Example], np.ndarray]:
+    """The states behind the steps of every answer, as examples without labels whose pairs are two states that follow each
+    other; and of each pair the row and the number of its answer there, (P, 2) int64.
+
+    Args:
+        options: with the objective of `every_step`.
+
+    Raises:
+        DataError, ConfigError: see `read_pairs`.
+    """
+    encode, examples, places, first = (
+        make_encoder(rows, tokenizer, renderer, options),
+        list[Example](),
+        list[tuple[int, int]](),
+        0,
+    )
+    numbered = islice(rows, max_rows)
+    while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
+        encoded = encode(chunk)
+        row_of = np.repeat(np.arange(first, first + len(chunk)), encoded.counts).tolist()
+        for row, example in zip(row_of, encoded.store, strict=True):
+            ends = [
+                (example.sees(pair.source), view.stop - 1)
+                for pair in example.pairs
+                if (view := example.view_on_trunk(pair.target)) is not None
+            ]
+            if ends:
+                pairs = tuple(Pair(Read.one(TRUNK, start), Read.one(TRUNK, stop)) for start, stop in ends)
+                examples.append(Example(example.trunk, (), pairs=pairs))
+                breaks = [start != before for (start, _), (_, before) in zip(ends[1:], ends, strict=False)]
+                places += [(row, number) for number in np.cumsum([False, *breaks]).tolist()]
+        first += len(chunk)
+    return examples, np.array(places, np.int64).reshape(-1, 2)
+
+
+def walks_of(read: Readings, places: np.ndarray) -> Walks:
+    """The states of all walks, from the `Readings` of `read_walks`' examples after the final norm and places (P, 2)."""
+    last = np.append((places[1:] != places[:-1]).any(axis=1), True)  # pairs that end their walk
+    count = np.cumsum(1 + last) - 1  # where the next pair's source is
+    at = np.concatenate([[0], count[:-1] + 1])
+    states = np.empty((len(places) + int(last.sum()), read.source.shape[2]), np.float32)
+    numbers = np.empty((len(states), 2), np.int64)
+    states[at], numbers[at] = read.source[0], places
+    states[at[last] + 1], numbers[at[last] + 1] = read.target[0][last], places[last]
+    return Walks(states, numbers)
+
+
+def prediction_errors(walks: Walks, most: int, seed: int = 0) -> dict[int, PredictionErrors]:
+    """The errors by horizon, 1 to `most`, but for those with fewer than `MIN_ROWS` pairs to measure or to fit.
+
+    Args:
+        seed: of the split of the rows, which depends on it and on them alone, and of the MLP.
+    """
+    return dict(_errors(walks, most, seed))
+
+
+def _errors(walks: Walks, most: int, seed: int) -> Iterator[tuple[int, PredictionErrors]]:
+    rows = np.unique(walks.places[:, 0])
+    shuffled, held = np.random.default_rng(seed).permutation(rows), round(len(rows) * TEST_SHARE)
+    test_rows, validation_rows = shuffled[:held], shuffled[held : held + -(-held // 2)]  # 2 and 1 of 10
+    for horizon in range(1, most + 1):
+        of_rows, before, now, later = walks.pairs(horizon)
+        test, validation = np.isin(of_rows, test_rows), np.isin(of_rows, validation_rows)
+        train = ~(test | validation)
+        if min(test.sum(), validation.sum(), train.sum()) < MIN_ROWS:
+            continue
+        mean, centre = later[train].mean(axis=0), now[train].mean(axis=0)
+        base = np.square(later[test] - mean).mean()
+        fitted, chosen, measured = ((now[part] - centre, later[part] - mean) for part in (train, validation, test))
+        line = now[test] + horizon * (now[test] - before[test]) - mean
+        found = line, _ridge(fitted, chosen, measured), _mlp(fitted, chosen, measured, seed)
+        errors = [np.square(predicted - measured[1]).mean() for predicted in found]
+        scaled = (float(error / base) if base > 0 else 0.0 for error in errors)
+        yield horizon, PredictionErrors(int((~test).sum()), int(test.sum()), *scaled)
+
+
+Both = tuple[np.ndarray, np.ndarray]  # states and what they must predict, (N, D) each, centred by the fitted rows
+
+
+def _ridge(train: Both, validation: Both, test: Both) -> np.ndarray:
+    """Predictions (N, D) of the test rows, with the penalty that predicts the validation rows best."""
+    x_ND, y_ND = train
+    left, singular, right = np.linalg.svd(x_ND, full_matrices=False)
+    projected, scale = left.T @ y_ND, np.square(singular).sum() / x_ND.shape[1]
+    maps = (right.T @ (projected * (singular / (singular**2 + one * scale))[:, None]) for one in _PENALTIES)
+    return test[0] @ min(maps, key=lambda map_DD: float(np.square(validation[0] @ map_DD - validation[1]).mean()))
+
+
+def _mlp(train: Both, validation: Both, test: Both, seed: int) -> np.ndarray:
+    """Predictions (N, D) of the test rows."""
+    scales = [float(np.sqrt(np.square(side).mean())) or 1.0 for side in train]
+    (x, y), (valid_x, valid_y), (test_x, _) = (
+        [torch.from_numpy(side / scale).float() for side, scale in zip(part, scales, strict=True)]
+        for part in (train, validation, test)
+    )
+    width, best, found = x.shape[1], float("inf"), torch.zeros_like(test_x)
+    inside = max(width, _WIDTH)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [nn.Linear(width, inside), nn.GELU(), nn.Linear(inside, inside), nn.GELU(), nn.Linear(inside, width)]
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for step in range(1, _STEPS + 1):
+            chosen = torch.randint(len(x), (min(_BATCH, len(x)),))
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x[chosen]), y[chosen]).backward()
+            optimizer.step()
+            if step % _EVERY == 0:
+                with torch.no_grad():
+                    error = float(nn.functional.mse_loss(model(valid_x), valid_y))
+                    if error < best:
+                        best, found = error, model(test_x)
+    return found.double().numpy() * scales[1]
