@@ -37,6 +37,25 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
     assert against == {"examples": "regular", "compute": "regular", "control": rows[2], "random": rows[3]}
 
 
+def test_work_between_runs_does_not_grow_with_their_number(carry_out, player, monkeypatch):
+    """Records are looked for as often as runs end, however many runs there are; the listing looks at each run once."""
+    looked = []
+    read = identity.read_record
+    monkeypatch.setattr(identity, "read_record", lambda path: (looked.append(path), read(path))[1])
+    monkeypatch.setattr(identity, "write_plan", lambda folder, run, study: run_plan(folder, run))
+
+    def run_plan(folder, run):
+        identity.write_record(folder.plan, {"run": run.name})
+        folder.train_config.write_text(f"seed: {run.seed}\n")
+
+    few, many = ([*range(n)] for n in (10, 60))
+    for seeds in (few, many):
+        carry_out(f"seeds={seeds}", folder=f"{len(seeds)}")
+        seeds.append(len(looked))
+        looked.clear()
+    assert many[-1] / 60 < 1.1 * few[-1] / 10
+
+
 @pytest.mark.parametrize("die", [1, 4, 11])
 def test_an_interrupted_study_goes_on_with_what_is_not_done(carry_out, player, die):
     player.die = die

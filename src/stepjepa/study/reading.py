@@ -21,7 +21,6 @@ from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.harness import Harness
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
 from stepjepa.evaluation.options import HARNESS, HarnessOptions
 from stepjepa.objectives.base import OBJECTIVES, objective_of
@@ -255,7 +254,7 @@ def _cells(
         cell = {name: value for part in combination for name, value in part.items()}
         where = f"{next(iter(lists.values())).where}: tune, {what}" if lists else what
         try:
-            pairs = objective_of(config_of({**values, **cell})).makes_pairs
+            pairs = objective_of(config_of({**values, **cell}) if cell else config).makes_pairs
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         if pairs != objective_of(config).makes_pairs:
@@ -334,6 +333,8 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     if name in MODEL_METRICS and values:
         raise ConfigError(f"{where} has no options")
     if name.startswith(HARNESS):
+        from stepjepa.evaluation.harness import Harness  # with transformers' models
+
         own = field_values(HarnessOptions, {key: options[key] for key in values}, where)
         task = replace(HarnessOptions(**own), harness=[name.removeprefix(HARNESS)])
         Harness(task)  # which knows it

@@ -73,6 +73,7 @@ class StudyRunFolder:
     def __init__(self, path: Path):
         self.path, self.model = path, path / "model"
         self.plan, self.train_config, self.job = path / "plan.json", path / "train.yaml", path / "job.json"
+        self._done: dict[str, dict[str, Any]] = {}
 
     def record(self, stage: str) -> Path:
         """The record of a stage: ``train``, or the split that is scored."""
@@ -80,7 +81,9 @@ class StudyRunFolder:
 
     def done(self, stage: str) -> dict[str, Any] | None:
         """The record of a stage, None where it is not done."""
-        return read_record(self.record(stage))
+        if stage not in self._done and (record := read_record(self.record(stage))) is not None:
+            self._done[stage] = record
+        return self._done.get(stage)
 
     @property
     def has_weights(self) -> bool:
@@ -241,7 +244,7 @@ class State:
         record = read_record(self._path) or {}
         self.identity: dict[str, Any] | None = record.get("identity")
         self._choices: dict[str, dict[str, Any]] = record.get("choices", {})
-        self._scored: list[dict[str, str]] = record.get("scored", [])
+        self._scored = {(one["run"], one["split"]): one for one in record.get("scored", [])}
 
     def take_over(self, identity: Mapping[str, Any]) -> None:
         """Keep the identity of the study; what other arms, blocks and seeds had before stays known."""
@@ -249,7 +252,7 @@ class State:
         for name, block in identity["blocks"].items():
             blocks[name] = {**block, "arms": {**blocks.get(name, {}).get("arms", {}), **block["arms"]}}
         self.identity = {**identity, "blocks": blocks}
-        self._save()
+        self.save()
 
     def choice(self, block: str, arm: str) -> dict[str, Any] | None:
         """What `choose` has kept for an arm, None where nothing is chosen yet."""
@@ -258,16 +261,16 @@ class State:
     def choose(self, block: str, arm: str, choice: Mapping[str, Any]) -> None:
         """Keep what the validation split chose; it is on disk before the test split is looked at."""
         self._choices[f"{block}/{arm}"] = {**choice, "at": _now()}
-        self._save()
+        self.save()
 
     def note_score(self, run: str, split: str, at: str) -> None:
         """Keep which split was scored when, once."""
-        if not any(entry["run"] == run and entry["split"] == split for entry in self._scored):
-            self._scored.append({"run": run, "split": split, "at": at})
-            self._save()
+        self._scored.setdefault((run, split), {"run": run, "split": split, "at": at})
 
-    def _save(self) -> None:
-        write_json(self._path, {"identity": self.identity, "choices": self._choices, "scored": self._scored}, indent=1)
+    def save(self) -> None:
+        """Write the state; scores that were noted since are found in the runs' records, if they are lost."""
+        scored = [*self._scored.values()]
+        write_json(self._path, {"identity": self.identity, "choices": self._choices, "scored": scored}, indent=1)
 
 
 # Identity

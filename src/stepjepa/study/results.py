@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -243,10 +244,14 @@ def _arm_runs(block: Block, records: Sequence[RunRecord]) -> Iterator[ArmRuns]:
 
     A run that failed is there without a value, so that its arm is not treated as if the run had never been begun.
     """
+    by_row = defaultdict[tuple[str, str], list[RunRecord]](list)
+    for record in records:
+        if record.block == block.name and record.chosen:
+            by_row[record.arm, record.variant].append(record)
     for arm in sorted(block.arms, key=lambda arm: arm.name != block.baseline):
         rows = {"": arm.name} if arm.name == block.baseline else arm.rows
         for variant, row in rows.items():
-            own = [r for r in records if (r.block, r.arm, r.variant) == (block.name, arm.name, variant) and r.chosen]
+            own = by_row[arm.name, variant]
             tested = [r for r in own if "test" in r.metrics or r.status == "failed"]
             yield ArmRuns(
                 row,

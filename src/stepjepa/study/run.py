@@ -256,6 +256,8 @@ class StudyRun:
     def __init__(self, study: Study, state: State, say: Callable[[str], None], notes: Sequence[str] = ()):
         self.study, self.state, self.say, self.notes = study, state, say, list(notes)
         self._items: dict[Path, Item] = {}
+        self._arms: dict[tuple[str, str], list[Item]] = {}  # of each block: its runs
+        self._finished: set[Path] = set()
         self._total = sum(1 for _ in all_runs(study))
 
     @property
@@ -271,14 +273,14 @@ class StudyRun:
     def carry_out(self, executor: Processes | Submitit) -> None:
         """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
         pool, active = ThreadPoolExecutor(self.study.jobs), dict[Future[str | None], Item]()
+        new = [item for block in self.study.blocks for arm in block.arms for item in self._plan(block, arm)]
+        ready: list[Item] = []
         try:
             while True:
-                busy = list(active.values())
-                self._plan(busy)
-                # First all arms of the first seed, so that a part of a study is of use.
-                ready = [item for item in self.items if item.error is None and item not in busy and item.todo]
-                ready.sort(key=lambda item: item.run.block.seeds.index(item.run.seed))
-                for item in ready[: self.study.jobs - len(active)]:
+                if new:  # first all arms of the first seed, so that a part of a study is of use
+                    ready, new = sorted(ready + new, key=lambda item: item.run.block.seeds.index(item.run.seed)), []
+                while ready and len(active) < self.study.jobs:
+                    item = ready.pop(0)
                     active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
                 if not active:
                     return
@@ -287,15 +289,17 @@ class StudyRun:
                     item.error = future.result()
                     if item.error is None and item.todo:
                         item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
+                    new += self._settle(item)
                     self.say(self._line(item))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in active):
                 executor.stop()
                 time.sleep(0.05)
+            self.state.save()
 
     def _line(self, item: Item) -> str:
-        head = f"[{sum(not one.todo for one in self.items)}/{self._total}] {item.run.name}: "
+        head = f"[{len(self._finished)}/{self._total}] {item.run.name}: "
         if item.error is not None:
             return f"{head}FAILED: {item.error}"
         trained = item.folder.done("train") or {}
@@ -308,26 +312,40 @@ class StudyRun:
         values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
         return head + (f"; validation: {values}" if values else "")
 
-    def _plan(self, busy: Sequence[Item]) -> None:
-        """Add every run that can be begun by now, choose where all that is needed is there, tidy up."""
-        for block in self.study.blocks:
-            first = ("train", "select") if "select" in block.data.paths(self.study.output_dir) else ("train",)
-            for arm in block.arms:
-                items = [self._add(run, first if arm.tuned else (*first, "test")) for run in runs_of(block, arm)]
-                cell = self._choice(block, arm, items)
-                for item in items:
-                    if item.run.cell == cell:
-                        item.stages = (*first, "test")
-                for variant in arm.variants if cell is not None else ():
-                    for run in runs_of(block, arm, variant, [cell or {}]):
-                        self._add(run, (*first, "test"))
-        for item in self.items:
-            for split in SPLITS[1:]:
-                if (record := item.folder.done(split)) is not None:
-                    self.state.note_score(item.run.name, split, record["at"])
-            undecided = item.run.arm.tuned and self.state.choice(item.run.block.name, item.run.arm.name) is None
-            if item not in busy and not item.todo:
-                item.folder.tidy(self.study.keep_models or undecided)
+    def _plan(self, block: Block, arm: Arm) -> list[Item]:
+        """Add the runs of an arm, choose its cell where all that is needed is there, and give what can be begun by now."""
+        first = ("train", "select") if "select" in block.data.paths(self.study.output_dir) else ("train",)
+        items = [self._add(run, first if arm.tuned else (*first, "test")) for run in runs_of(block, arm)]
+        cell = self._choice(block, arm, items)
+        for item in items:
+            if item.run.cell == cell:
+                item.stages = (*first, "test")
+        for variant in arm.variants if cell is not None else ():
+            items += [self._add(run, (*first, "test")) for run in runs_of(block, arm, variant, [cell or {}])]
+        self._arms[block.name, arm.name] = items
+        for item in items:
+            self._tidy(item)
+        return [item for item in items if item.error is None and item.todo]
+
+    def _settle(self, item: Item) -> list[Item]:
+        """Tidy up after a run; the runs that can be begun now because it was the last one that a choice needed."""
+        block, arm = item.run.block, item.run.arm
+        undecided = arm.tuned and self.state.choice(block.name, arm.name) is None
+        if undecided and not any(one.todo for one in self._arms[block.name, arm.name]):
+            return self._plan(block, arm)
+        self._tidy(item)
+        return []
+
+    def _tidy(self, item: Item) -> None:
+        for split in SPLITS[1:]:
+            if (record := item.folder.done(split)) is not None:
+                self.state.note_score(item.run.name, split, record["at"])
+        if item.todo:
+            self._finished.discard(item.folder.path)
+            return
+        undecided = item.run.arm.tuned and self.state.choice(item.run.block.name, item.run.arm.name) is None
+        self._finished.add(item.folder.path)
+        item.folder.tidy(self.study.keep_models or undecided)
 
     def _add(self, run: Run, wanted: tuple[str, ...]) -> Item:
         path = self.study.output_dir / run.folder

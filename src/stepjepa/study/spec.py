@@ -6,6 +6,7 @@ Importing this module loads no torch, so that ``--help`` is quick.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -271,7 +272,8 @@ def describe(study: Study) -> Iterator[str]:
     finished = sum((study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
     how = f"{study.jobs} at a time as {_WHERE[study.executor]}"
     how += f", {study.processes_per_run} processes for each" if study.processes_per_run > 1 else ""
-    yield f"{_count(every)} in {study.output_dir}, {finished} of them finished; {how}"
+    runs = Counter((run.block.name, run.row) for run in every)
+    yield f"{_count(len(every))} in {study.output_dir}, {finished} of them finished; {how}"
     for block in study.blocks:
         data, (metric, highest) = block.data, block.select
         files = assignments({split: ", ".join(names) for split, names in data.files.items()})
@@ -286,9 +288,8 @@ def describe(study: Study) -> Iterator[str]:
         width = max(len(row) for arm in block.arms for row in arm.rows.values())
         for arm in block.arms:
             for variant, row in arm.rows.items():
-                own = [run for run in every if run.block is block and run.row == row]
                 given = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
-                yield f"  {row:<{width}}  {_count(own):>8}  {given}"
+                yield f"  {row:<{width}}  {_count(runs[block.name, row]):>8}  {given}"
 
 
 def _own_settings(arm: Arm) -> str:
@@ -306,5 +307,5 @@ def assignments(values: Values) -> str:
     )
 
 
-def _count(runs: Sequence[Run]) -> str:
-    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+def _count(runs: int) -> str:
+    return f"{runs} run{'' if runs == 1 else 's'}"

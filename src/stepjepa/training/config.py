@@ -9,16 +9,18 @@ import copy
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import transformers
-from transformers import PreTrainedModel, Trainer, get_scheduler
 
 from stepjepa.config.option import Names, option, options_of, public_values
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MOST = 2**32 - 1  # of any number: the largest seed that all generators take
 _TRAINER = "options of transformers.TrainingArguments"
@@ -235,6 +237,8 @@ def check_optimizer(args: JEPAConfig, model: PreTrainedModel) -> None:
     Raises:
         ConfigError: a library or an option of it is missing.
     """
+    from transformers import Trainer, get_scheduler  # which lists of options need not wait for
+
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule: Any = {
         "num_warmup_steps": 0,
