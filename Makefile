@@ -54,8 +54,8 @@ test: setup ## run the tests
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not long' $(ARGS)
 
 # The site is built and the wheel installed in an environment of its own, both from the package index.
-test_all: setup ## run the tests, those that take long included, with the lm-evaluation-harness and bitsandbytes
-	$(PIP) --quiet -e '.[docs,eval,quant]' -c constraints.txt
+test_all: setup ## run the tests, those that take long included, with the lm-evaluation-harness, bitsandbytes and Ray
+	$(PIP) --quiet -e '.[docs,eval,quant,ray]' -c constraints.txt
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 families: setup ## try every model family of the installed transformers and write the list into docs/exactness.md

@@ -42,6 +42,8 @@ PARSED_ONLY = {
     "--backend": "needs a server: tests/generation",
     "--from_states": "needs another command's files: tests/cli/test_analyze.py",
     "--runs": "needs trained runs: tests/cli/test_analyze.py",
+    "--engine": "needs Ray: tests/utils/test_ray.py",
+    "--ray_replicas": "needs Ray: tests/utils/test_ray.py",
     "--harness": "needs lm-eval: tests/cli/test_harness.py",
     "--load_in_4bit": "needs bitsandbytes: tests/modeling/test_quantized.py",
     "report": "needs trained runs: its own tests",
@@ -103,7 +105,9 @@ def test_flags_in_the_text_exist(reference):
     for parser in reference.parsers().values():
         known |= {*parser.options, *parser.aliases}
     # those of other programs, of benchmarks and examples, and the published evaluation's
-    foreign = set("nproc_per_node nnodes logdir profile threads clock template notes startswith".split())
+    foreign = set(
+        "address min_nodes nproc_per_node nnodes logdir profile threads clock template notes startswith".split()
+    )
     foreign |= {"max_lora_rank", "base", "apply_chat_template"}
     unknown = []
     for page in PAGES:

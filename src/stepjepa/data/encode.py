@@ -41,7 +41,7 @@ from stepjepa.data.tokens import (
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError
-from stepjepa.utils.parallel import mapped
+from stepjepa.utils.parallel import Engine, mapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -429,13 +429,14 @@ def encode_dataset(
     renderer: ChatRenderer | None,
     options: EncodeOptions,
     processes: int = 1,
+    engine: Engine = "processes",
 ) -> tuple[ExampleStore, DataReport]:
     """Read, render, tokenise and pair all of a data set.
 
     Args:
         source: what `RowSource` takes.
         renderer: see `RowEncoder`.
-        processes: that encode; the examples are the same for any number.
+        processes, engine: that encode, and where they are; the examples are the same for any.
 
     Returns:
         The examples and the report on them.
@@ -449,8 +450,7 @@ def encode_dataset(
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
-    parts = map(encoder, chunks) if processes == 1 else mapped(encoder, chunks, processes, _NAME.dataset_num_proc)
-    for encoded in parts:
+    for encoded in mapped(encoder, chunks, processes, _NAME.dataset_num_proc, engine):
         report.add(encoded.report)
         stores.append(encoded.store)
         digest.update(encoded.digest)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from stepjepa.config.option import Names, Topic, option, options_of
 from stepjepa.errors import ConfigError, RowError
+from stepjepa.utils.parallel import Engine
 from stepjepa.utils.text import escaped, lone_surrogate
 
 VIEWS, DATA = "views", "data"
@@ -293,6 +294,9 @@ class ReadingOptions(Topic):
         resume=True,
         identity=False,
         at_least=1,
+    )
+    engine: Engine = option(
+        "processes", "Where they are: on this machine, or in a Ray cluster (ray).", DATA, resume=True, identity=False
     )
     data_cache: str | None = option(
         None,

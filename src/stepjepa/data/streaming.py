@@ -19,7 +19,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import Part, RowSource
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
-from stepjepa.utils.parallel import mapped
+from stepjepa.utils.parallel import Engine, mapped
 
 _NAME = Names(ReadingOptions)
 
@@ -160,14 +160,14 @@ class ExampleStream:
     Args:
         rows: where they come from.
         encoders: one for every data set.
-        processes: that encode ahead of what is taken; 1 encodes in this one when a window is needed.
+        processes, engine: that encode ahead of what is taken, and where they are; see `mapped`.
 
     Attributes:
         reports: on what was read so far, for every data set; what is read again counts again.
     """
 
-    def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
-        self.rows, self.encoders, self.processes = rows, encoders, processes
+    def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1, engine: Engine = "processes"):
+        self.rows, self.encoders, self.processes, self.engine = rows, encoders, processes, engine
         self.reports = [DataReport(source.name, files=source.files) for source in rows.sources]
 
     def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
@@ -203,8 +203,7 @@ class ExampleStream:
 
         chunks, ahead = tee(self.rows.chunks(rows, cursors))
         encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for _, chunk in ahead)
-        several = self.processes > 1
-        encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc) if several else map(encoder, tasks)
+        encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc, self.engine)
         for (before, chunk), parts in zip(chunks, encoded, strict=False):
             for source, part in parts.items():
                 self.reports[source].add(part.report)

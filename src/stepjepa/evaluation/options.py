@@ -145,6 +145,8 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
                 raise ConfigError(f"{file} {self.output_file}: is a folder; see {folder}")
         if self.backend == "vllm" and NLL in self.metric:
             raise ConfigError(f"{NLL} needs --{_NAME.backend} transformers: vLLM gives no states")
+        if self.ray_replicas and NLL in self.metric:
+            raise ConfigError(f"{NLL} is computed by this process: leave --{_NAME.ray_replicas} out")
 
     @property
     def generates(self) -> bool:

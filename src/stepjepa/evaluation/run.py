@@ -369,6 +369,9 @@ def _load(opened: Opened, task: Task) -> tuple[Task, str]:
     if options.backend == "vllm":
         engine = vllm.VllmGenerator(place, prompter, options, options.no_lora)
         return replace(task, generator=engine), engine.description
+    if options.ray_replicas:
+        replicas = local.ReplicatedGenerator(place, prompter, options, options.no_lora)
+        return replace(task, generator=replicas), replicas.description
     model, description = local.load_place(place, tokenizer, options, options.no_lora)
     task = replace(task, vocabulary=models.softmax_size(model, tokenizer, place, record))
     limits = options.max_new_tokens, options.top_p, options.max_length

@@ -18,6 +18,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import check_local, is_preset, load_adapter, load_model, load_tokenizer, max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.modeling.quantized import quantization
+from stepjepa.utils.cluster import Copies
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
 
@@ -42,6 +44,7 @@ _NAME = Names(GeneratorOptions)
 MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
 _ADAPTER = "adapter_config.json"
+Batch = tuple[list[Request], list[list[int]]]  # with the token ids of their prompts
 
 
 @dataclass(frozen=True)
@@ -198,16 +201,25 @@ class LocalGenerator:
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
         """A batch of replies at a time. Raises ConfigError: a batch does not fit into memory."""
-        prompts, refused = with_room(self._prompter, requests, self._longest_prompt, done)
+        refused, batches = self.batches(requests, done)
         if refused:
             yield refused
+        yield from map(self.generate, batches)
+
+    def batches(self, requests: Sequence[Request], done: Collection[int]) -> tuple[list[Reply], list[Batch]]:
+        """Refusals, and what else is not done in batches."""
+        prompts, refused = with_room(self._prompter, requests, self._longest_prompt, done)
+        batches = list[Batch]()
         order = sorted((one for one in requests if one.row in prompts), key=lambda one: -len(prompts[one.row]))
         for begin in range(0, len(order), self._batch_size):
             batch = [request for request in order[begin : begin + self._batch_size] if request.row not in done]
             if batch:
-                yield self._generate(batch, [prompts[request.row] for request in batch])
+                batches.append((batch, [prompts[request.row] for request in batch]))
+        return refused, batches
 
-    def _generate(self, batch: list[Request], prompts: list[list[int]]) -> list[Reply]:
+    def generate(self, asked: Batch) -> list[Reply]:
+        """The replies to a batch. Raises ConfigError: it does not fit into memory."""
+        batch, prompts = asked
         message = (
             f"out of memory with {len(batch)} questions at once; what is done is kept; lower --{_NAME.batch_size} (another "
             f"one starts again, see {OVERWRITE}) or --{_NAME.max_new_tokens}"
@@ -229,6 +241,41 @@ class LocalGenerator:
             Reply(request.row, mended(one.text), one.stopped, len(ids), len(one.token_ids) + one.stopped)
             for request, ids, one in zip(batch, prompts, generations, strict=True)
         ]
+
+
+class ReplicatedGenerator:
+    """Copies of a `LocalGenerator` in a Ray cluster, which share the batches that one would have; `description` is a phrase.
+
+    Raises:
+        ConfigError: Ray cannot be used, or the cluster is too small.
+    """
+
+    def __init__(self, place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False):
+        count, size = options.ray_replicas or 1, options.batch_size or BATCH_SIZE
+        self._copies = Copies(_Replica(place, prompter, options, no_lora), count, _NAME.ray_replicas, gpus=True)
+        self.description = f"{count} in a Ray cluster, batches of {size}"
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """As of `LocalGenerator`. Raises RunError: a process was lost too often."""
+        refused, batches = self._copies(requests, done)
+        if refused:
+            yield refused
+        yield from self._copies.map(batches)
+
+
+class _Replica:
+    def __init__(self, *given: Any):
+        self._given = given
+
+    @cached_property
+    def _generator(self) -> LocalGenerator:
+        place, prompter, options, no_lora = self._given
+        disable_progress_bar()
+        model, size = load_place(place, prompter.tokenizer, options, no_lora)[0], options.batch_size or BATCH_SIZE
+        return LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
+
+    def __call__(self, asked: Any, done: Collection[int] | None = None) -> Any:
+        return self._generator.generate(asked) if done is None else self._generator.batches(asked, done)
 
 
 @dataclass(frozen=True)

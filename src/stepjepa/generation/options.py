@@ -54,6 +54,10 @@ class GeneratorOptions(TemplateOptions, LoadingOptions):
     data_parallel_size: int = option(
         1, "Copies of the model, each on GPUs of its own.", _LOCAL, at_least=1, needs=_VLLM, resume=True
     )
+    ray_replicas: int | None = option(
+        None, "Copies of the model in a Ray cluster, each on a GPU where there are some.", _LOCAL, at_least=1, resume=True,
+        needs={"backend": ("transformers",)},
+    )  # fmt: skip
     vllm_options: dict[str, Any] | None = option(
         None, "Further arguments of vllm.LLM, as in '{\"max_model_len\": 4096}'.", _LOCAL, needs=_VLLM, resume=True
     )

@@ -251,6 +251,9 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     if options.backend == "vllm":
         engine = vllm.VllmGenerator(place, prompter, options)
         return engine, engine.description
+    if options.ray_replicas:
+        replicas = local.ReplicatedGenerator(place, prompter, options)
+        return replicas, replicas.description
     model, description = local.load_place(place, tokenizer, options)
     size = options.batch_size or local.BATCH_SIZE
     generator = local.LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)

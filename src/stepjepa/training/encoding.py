@@ -107,7 +107,7 @@ def encode(
     if cached is not None:
         return cached  # only what has pairs was stored
     renderer = make_renderer(tokenizer, options)
-    store, report = encode_dataset(rows, tokenizer, renderer, settings, processes=options.dataset_num_proc)
+    store, report = encode_dataset(rows, tokenizer, renderer, settings, options.dataset_num_proc, options.engine)
     if settings.objective and not report.pairs:
         raise without_pairs(options, report, "no example has")
     if key:
@@ -143,7 +143,7 @@ class PairedStream(ExampleStream):
     """A stream that refuses data without a single pair as soon as one window of it was read."""
 
     def __init__(self, rows: RowStream, encoders: Sequence[Any], options: JEPAOptions):
-        super().__init__(rows, encoders, options.dataset_num_proc)
+        super().__init__(rows, encoders, options.dataset_num_proc, options.engine)
         self.options = options
 
     def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:

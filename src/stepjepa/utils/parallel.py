@@ -11,30 +11,45 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stepjepa.errors import DataError
+from stepjepa.utils.cluster import Copies
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
+Engine = Literal["processes", "ray"]
 
 _function: Callable[[Any], Any]  # of a worker process
 
 
 def mapped(
-    function: Callable[[Argument], Result], arguments: Iterable[Argument], processes: int, option: str
+    function: Callable[[Argument], Result],
+    arguments: Iterable[Argument],
+    processes: int,
+    option: str,
+    engine: Engine = "processes",
 ) -> Iterator[Result]:
-    """As `map`, in several processes.
+    """As `map`, in several processes; one process is this one.
 
     The arguments may be without end: no more than two for each process are ahead of what was taken.
 
     Args:
         function: is sent to every process once, arguments and results one by one.
         option: names the number of processes in messages.
+        engine: where they are; those of Ray are replaced where they are lost.
 
     Raises:
+        ConfigError: Ray cannot be used.
         DataError: a process was killed. What `function` raises comes with its argument's turn.
+        RunError: processes of Ray were lost too often.
     """
+    if engine == "ray":
+        yield from Copies(function, processes, option).map(arguments)
+        return
+    if processes == 1:
+        yield from map(function, arguments)
+        return
     waiting: deque[Future[Result]] = deque()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(function,))
