@@ -47,6 +47,7 @@ EVERYWHERE = [
     {"objective": "semantic_tube", "tube_times": 3},
     {"objective": "semantic_tube", "tube_mode": "three_index", "tube_content": "with_markup"},
     {"objective": "semantic_tube", "tube_mode": "curvature"},
+    {"objective": "next_latent"},
 ]
 INLINE = [
     {"objective": "llm_jepa", "predictors": 2},
@@ -108,7 +109,7 @@ def assert_same_row(record, batch):
     assert (batch.label_positions + 1).tolist() == labels.tolist()
     assert batch.label_ids.tolist() == record.ids[labels].tolist()
     assert batch.pairs == len(record.pairs)
-    if all(pair.views for pair in record.pairs):
+    if all(pair.arrow for pair in record.pairs):
         assert batch.sources.positions.tolist() == [pair.source.index for pair in record.pairs]
         assert batch.targets.positions.tolist() == [pair.target.index for pair in record.pairs]
 
@@ -120,7 +121,7 @@ def test_packed(files, options):
     assert len(record.pairs) == len(example.pairs)
     dropped = options.get("jepa_ratio", 1) < 1
     assert bool(record.pairs) == (options["objective"] != "regular" and not dropped)
-    if record.pairs and not record.pairs[0].views:
+    if record.pairs and not record.pairs[0].arrow:
         drawn = [(term.index, term.coefficient) for pair in record.pairs for term in pair.target.terms]
         positions, coefficients = batch.targets.positions, batch.targets.coefficients
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))

@@ -89,10 +89,13 @@ STREAM: Options = {**STEPS, "streaming": True, "shuffle_buffer": 12, "train_samp
         pytest.param(EMA, False, id="step_jepa-random-ema-jepa_ratio=0.7-full"),
         pytest.param({**TUBE, "lbd_warmup_ratio": 0.5, "lbd_schedule": "cosine"}, True, id="tube-lora"),
         pytest.param(STREAM, False, id="streamed"),
+        pytest.param(
+            {"objective": "next_latent", "latent_horizon": 2, "predictor_head": "none"}, True, id="latent-lora"
+        ),
     ],
 )
 def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
-    options = {**options, "predictor_head": "mlp", "regularizer": "sigreg", "sigreg_directions": 16, **SAVED}
+    options = {"predictor_head": "mlp", **options, "regularizer": "sigreg", "sigreg_directions": 16, **SAVED}
     options |= {"max_steps": 6, "gradient_accumulation_steps": 2}
     # Two epochs of 20 rows, 8 a step; the checkpoint is within the second.
     whole, resumed = (
@@ -111,7 +114,7 @@ def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
     ]
     assert logs[0] == logs[1] and len(logs[0]) == 6
     weights = dict(resumed.model.named_parameters())
-    assert any("jepa.head" in name for name in weights)
+    assert any("jepa.head" in name or "jepa.objective" in name for name in weights)
     for name, value in whole.model.named_parameters():
         assert torch.equal(weights[name], value), name
     encoders = [target_encoder(causal_lm(trainer.model)) for trainer in (whole, resumed)]

@@ -97,6 +97,15 @@ def test_semantic_tube_moves_everything_and_adds_nothing(tmp_path, tokenizer, mo
     assert train(trainer) == set(weights(trainer.model))
 
 
+@pytest.mark.parametrize("peft", [None, lora_config(4)], ids=["full", "lora"])
+def test_next_latent_moves_the_network_and_the_model(tmp_path, tokenizer, peft):
+    # In the first step only the network's last layer, which starts at zero, has a gradient of the network's.
+    trainer = trainer_for(tmp_path, tokenizer, objective="next_latent", latent_horizon=2, max_steps=3, peft=peft)
+    trained = {name for name, value in trainer.model.named_parameters() if value.requires_grad}
+    assert sum("jepa.objective" in name for name in trained) == 8 and len(trained) > 16
+    assert train(trainer) == trained
+
+
 def test_a_linear_head_starts_as_none(tmp_path, tokenizer):
     none, linear = (trainer_for(tmp_path, tokenizer, predictor_head=head, **STEPS) for head in ("none", "linear"))
     assert torch.equal(linear.model.jepa.head.layers[0].weight, torch.eye(32))

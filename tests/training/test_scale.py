@@ -50,6 +50,7 @@ def assert_same_steps(found, expected):
         {**STEPS, "predictors": 2, "forward": "two_pass", "target_grad": False},
         TUBE,
         {"objective": "semantic_tube", "tube_mode": "curvature"},
+        {"objective": "next_latent", "latent_horizon": 3, "jepa_ratio": 0.6},
         {**STEPS, "target_encoder": "ema", "predictor_head": "mlp", "jepa_ratio": 0.6},
         {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictor_head": "mlp"},
         {"objective": "llm_jepa", "views": "standalone", "predictors": 1, "jepa_loss": "l2"},
@@ -65,7 +66,8 @@ def test_micro_batches_do_not_matter(tmp_path, tokenizer, options):
 
 def command_line(output, batch, processes, data, more=""):
     """One epoch through the real command line, in this process or in several of its own."""
-    arguments = f"--train_file {data} --eval_file {data} --model_name tiny --step_jepa --step_pairs all --lbd 0.5"
+    more = more if "--objective" in more else f"--step_jepa --step_pairs all {more}"
+    arguments = f"--train_file {data} --eval_file {data} --model_name tiny --lbd 0.5"
     arguments += f" --per_device_train_batch_size {batch} --per_device_eval_batch_size 3 --num_epochs 1 --optim sgd"
     arguments += f" {more} --logging_steps 1 --save_strategy no --disable_tqdm true --seed 3 --output_dir {output}"
     command = ["train", *arguments.split()]
@@ -95,6 +97,7 @@ OVER_A_BATCH = (
         OVER_A_BATCH,
         pytest.param("", marks=pytest.mark.long),
         pytest.param("--regularizer sigreg --jepa_ratio 0.5", marks=pytest.mark.long),
+        pytest.param("--objective next_latent --latent_horizon 2", marks=pytest.mark.long),
     ],
 )
 def test_two_processes_equal_one(tmp_path, more):

@@ -25,11 +25,12 @@ def weights(model):
 
 
 READOUT = {"objective": "llm_jepa", "readout": "mean", "readout_layer": 1}
+LATENT = {"objective": "next_latent", "latent_horizon": 2}
 
 
 @pytest.mark.parametrize(
     "given",
-    [{"objective": "step_jepa", "predictors": 2}, {"objective": "llm_jepa", "predictors": 0}, READOUT],
+    [{"objective": "step_jepa", "predictors": 2}, {"objective": "llm_jepa", "predictors": 0}, READOUT, LATENT],
     ids=name_of,
 )
 def test_lbd_zero_equals_regular_bit_for_bit(tmp_path, tokenizer, given):
@@ -57,7 +58,7 @@ def test_an_adapter_begins_with_the_seed_alone(tmp_path, tokenizer):
 
 @pytest.mark.parametrize(
     "options",
-    [{"objective": "regular"}, {**STEPS, "regularizer": "vicreg", "target_encoder": "ema"}, TUBE],
+    [{"objective": "regular"}, {**STEPS, "regularizer": "vicreg", "target_encoder": "ema"}, TUBE, LATENT],
     ids=name_of,
 )
 def test_log_and_evaluation(tmp_path, tokenizer, options):
@@ -69,15 +70,16 @@ def test_log_and_evaluation(tmp_path, tokenizer, options):
         names |= {"jepa_loss", "cosine_similarity", "num_pairs", "target_std", "effective_rank"}
         drawn = (trainer.eval_dataset[Draw(0, row)] for row in range(6))
         assert metrics["eval_num_pairs"] == sum(len(example.pairs) for example in drawn) > 1
-    names |= {"regularizer"} if "regularizer" in options else set()
+    more = {"regularizer"} if "regularizer" in options else {"latent_kl"} if options is LATENT else set()
+    names |= more
     timing = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch"}
     assert metrics.keys() - timing == {f"eval_{name}" for name in names}
     for log in logs_of(trainer):
         assert log.keys() - {"tokens_per_second", "grad_norm", "learning_rate", "epoch", "step"} == names
         assert log["loss"] == pytest.approx(
-            0.5 * log["lm_loss"] + 0.5 * (log.get("jepa_loss", 0.0) + log.get("regularizer", 0.0)), abs=1e-5
+            0.5 * log["lm_loss"] + 0.5 * (log.get("jepa_loss", 0.0) + sum(log[name] for name in more)), abs=1e-5
         )
-    jepa = metrics.get("eval_jepa_loss", 0.0) + metrics.get("eval_regularizer", 0.0)
+    jepa = metrics.get("eval_jepa_loss", 0.0) + sum(metrics[f"eval_{name}"] for name in more)
     assert metrics["eval_loss"] == pytest.approx(0.5 * metrics["eval_lm_loss"] + 0.5 * jepa, rel=1e-6)
 
 

@@ -16,7 +16,8 @@ from stepjepa.config.spellings import published
 from stepjepa.training.options import COMMON, JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import is_main_process, print_text, show_log
 
-_GROUPS = (*"options run model method loss views".split(), "semantic tube", *"data lora metric output".split(), COMMON)
+_FIRST, _LAST = "options run model method loss views".split(), "data lora metric output".split()
+_GROUPS = (*_FIRST, "semantic tube", "looking ahead", *_LAST, COMMON)
 
 
 def run(argv: list[str]) -> int:

@@ -83,7 +83,7 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
         handles, [KINDS[kind].meaning for kind in kinds], loc="lower left", bbox_to_anchor=(0.01, 0.22 / height), ncols=2,
         fontsize=_SMALL, frameon=False, handlelength=1.2, columnspacing=2, labelcolor=INK,
     )  # fmt: skip
-    if any(pair.views for _, record in rows for pair in record.pairs):
+    if any(pair.arrow for _, record in rows for pair in record.pairs):
         words = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
         figure.text(0.02, 0.1 / height, words, fontsize=_SMALL, color=FAINT)
     return figure
@@ -155,10 +155,8 @@ class Strip:
         for index, what in record.marked.items():
             colour, top = TARGET if what == "target" else SOURCE, tops[self.lane_of[index]] - 0.03
             axes.plot([columns[index] + 0.5], [top], marker="v", markersize=5, color=colour, clip_on=False)
-        for pair in (pair for pair in record.pairs if pair.views):
-            source, target = (
-                (columns[token.index] + 0.5, tops[self.lane_of[token.index]] - 0.05) for _, token in pair.ends
-            )
+        for arrow in (pair.arrow for pair in record.pairs if pair.arrow):
+            source, target = ((columns[token.index] + 0.5, tops[self.lane_of[token.index]] - 0.05) for token in arrow)
             axes.annotate(
                 "", target, xytext=source,
                 arrowprops={"arrowstyle": "-|>", "color": FAINT, "linewidth": 0.8, "connectionstyle": "arc3,rad=-0.12",

@@ -137,7 +137,7 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         "sections": [[start, stop, escaped(record.names[start])] for start, stop in record.sections],
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for block in blocks for row in block],
-        "pairs": _plain(record.pairs),
+        "pairs": [_plain(pair) | {"arrow": _plain(pair.arrow)} for pair in record.pairs],
         "lanes": {**vars(lanes), "columns": lanes.columns.tolist()},
     }
 

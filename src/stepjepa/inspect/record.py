@@ -172,6 +172,15 @@ class RowPair:
     total: Vector | None = None
     layer: int | None = None
 
+    @property
+    def arrow(self) -> tuple[Readout, Readout] | None:
+        """From which state to which the pair leads; None where it compares sums of states."""
+        if self.views:
+            (_, source), (_, target) = self.ends
+            return source, target
+        single = len(self.source.terms) == len(self.target.terms) == 1
+        return (self.source.terms[0], self.target.terms[0]) if single else None
+
 
 @dataclass(frozen=True)
 class Lanes:
@@ -285,7 +294,7 @@ class RowRecord:
         parts += [counted(predictors, "predictor")] if predictors else []
         places = {"source": "in sources of their own", "target": "in isolated targets", "padding": "of padding"}
         parts += [f"{self.kinds.count(kind)} {where}" for kind, where in places.items() if kind in self.kinds]
-        sums = [pair for pair in self.pairs if not pair.views]
+        sums = [pair for pair in self.pairs if not pair.arrow]
         nouns = ("span",) if sums and sums[0].ends else ("pair of vectors", "pairs of vectors") if sums else ("pair",)
         pairs = counted(len(self.pairs), *nouns)
         return f"{len(self)} {'positions' if 'padding' in self.kinds else 'tokens'}: {', '.join(parts)}; {pairs}"

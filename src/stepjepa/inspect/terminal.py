@@ -166,7 +166,8 @@ def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
         if pair.views:
             yield from _view_lines(record, pair, pair.views, glyphs)
     if sums:
-        yield Text(f"{'spans' if sums[0].ends else 'vectors'} (h: the state of a token)", style=_FAINT)
+        called = "pairs" if sums[0].arrow else "spans" if sums[0].ends else "vectors"
+        yield Text(f"{called} (h: the state of a token)", style=_FAINT)
     for pair in sums[:_MOST_VECTORS]:
         title = _title(record, pair)
         for line in _sum_lines(record, pair, glyphs):
@@ -224,7 +225,7 @@ def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
         f'{_range((first, stop))} ("{texts[first]}"' + (f' .. "{texts[stop - 1]}")' if stop - first > 1 else ")")
         for first, stop in vector.covered
     )
-    if all(term.coefficient > 0 for term in vector.terms):
+    if vector.terms[1:] and all(term.coefficient > 0 for term in vector.terms):
         return f"mean of h over {where}"
     if len(vector.terms) > _MOST_TERMS:
         return where

@@ -403,6 +403,7 @@ _BUILT_IN = {
     "step_jepa": "StepJEPA",
     "split": "Split",
     "semantic_tube": "SemanticTube",
+    "next_latent": "NextLatent",
 }
 OBJECTIVES = tuple(_BUILT_IN)
 

@@ -18,7 +18,7 @@ from stepjepa.errors import ConfigError
 if TYPE_CHECKING:
     from stepjepa.objectives.base import Objective
 
-METHOD, LOSS, OUTPUT = "method", "loss", "output"
+METHOD, LOSS, OUTPUT, AHEAD = "method", "loss", "output", "looking ahead"
 # Distances of pairs, by the names of `losses.distances`.
 LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
 _WITH_EMA = {"target_encoder": ("ema",)}
@@ -41,7 +41,9 @@ class PairOptions(Topic):
     """Which pairs count, and what they train."""
 
     target_grad: bool | None = option(
-        None, "Gradient into the target views too. Default: true; false for split and with an EMA encoder.", METHOD
+        None,
+        "Gradient into the target views too. Default: true; false for split, next_latent and with an EMA encoder.",
+        METHOD,
     )
     jepa_ratio: float = option(
         1.0,
@@ -160,7 +162,8 @@ class LossOptions(Topic):
     )
     jepa_loss: str | None = option(
         None,
-        "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine.",
+        "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine, "
+        "smooth_l1 for next_latent.",
         LOSS,
         choices=LOSSES,
         own=True,

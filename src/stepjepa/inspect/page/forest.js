@@ -57,7 +57,7 @@ class Forest {
       last = name;
     });
     this.drawPositions(svg);
-    this.arrows = raw.pairs.map((pair) => pair.views && this.drawPair(svg, pair));
+    this.arrows = raw.pairs.map((pair) => pair.arrow && this.drawPair(svg, pair));
     this.marks = this.part("g", { "pointer-events": "none" });
     svg.append(this.marks);
     this.box.replaceChildren(svg);
@@ -112,7 +112,7 @@ class Forest {
 
   drawPair(svg, pair) {
     const end = (token) => [this.x(this.row.raw.lanes.columns[token] + 0.5), this.y(this.laneOf[token]) - 1];
-    const [[x, y], [toX, toY]] = pair.ends.map(([, token]) => end(token));
+    const [[x, y], [toX, toY]] = pair.arrow.map(end);
     const bend = Math.min(y, toY) - 10;
     const arrow = this.part("path", { class: "arrow", d: `M${x} ${y - 6}Q${(x + toX) / 2} ${bend} ${toX} ${toY - 7}` });
     svg.append(arrow);

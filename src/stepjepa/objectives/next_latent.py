@@ -1,0 +1,195 @@
+"""The state behind a token and the next token predict the state behind that one (NextLat, arXiv:2511.05963).
+
+A small dynamics network f is rolled out over the chat's own states h, with no extra tokens; e is the input embedding:
+
+    ```
+    tokens      ..  x_t          x_t+1        x_t+2        x_t+3          labelled: x_t+1, x_t+2, x_t+3
+    states      ..  h_t          h_t+1        h_t+2        h_t+3
+    rollout         h_t    ->    h^_t+1   ->  h^_t+2   ->  h^_t+3         h^_k+1 = h^_k + f([e(x_k+1); h^_k])
+    ```
+
+It begins at every t whose next token is labelled, and takes `latent_horizon` steps or as many as there are up to the end
+of the labelled run. A step's loss is the distance of h^ to h, which has no gradient, and the divergence KL(p(h) || p(h^)) of
+the tokens that the output head predicts from both; its weights and p(h) have no gradient here. Both are summed over the
+steps of a rollout and averaged over the rollouts:
+
+    gamma * LM + lbd * (distance + latent_kl * KL)
+
+The distance is `smooth_l1` unless ``--jepa_loss`` says otherwise. f is LayerNorm, Linear(2 D, D), GELU, Linear(D, D), GELU,
+Linear(D, D); its last layer starts at zero, so that at first it predicts that nothing changes. It serves training alone.
+
+Shapes: P rollouts, one a pair; D width, V vocabulary, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from stepjepa.config.option import Names, Topic, option
+from stepjepa.data.types import Batch, Example, ForestOutput, LossPart, LossParts, PairsFound
+from stepjepa.errors import ConfigError
+from stepjepa.objectives.base import JEPA, ModelView, TrunkObjective
+from stepjepa.objectives.options import AHEAD, Defaults, LossOptions
+from stepjepa.objectives.pairs import VectorNames, following_pairs, following_views
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from stepjepa.data.encode import TokenChat
+
+
+@dataclass
+class NextLatentOptions(Topic):
+    """Options of objective `next_latent`."""
+
+    latent_horizon: int = option(1, "Steps of a rollout, each from the state predicted last.", AHEAD, at_least=1)
+    latent_kl: float = option(
+        1.0,
+        "Weight of the divergence of the predicted tokens relative to the distance of the states.",
+        AHEAD,
+        at_least=0,
+    )
+    latent_positions: Literal["labelled", "all"] = option(
+        "labelled", "Whether rollouts begin before labelled tokens or before every token.", AHEAD
+    )
+
+
+_NAME = Names(NextLatentOptions, LossOptions)
+KL = _NAME.latent_kl  # part of the loss, as the log has it
+
+
+class NextLatent(TrunkObjective):
+    """``--objective next_latent``; see the top of this file."""
+
+    name = "next_latent"
+    takes_text = True
+    several_pairs = True
+    sampled = False
+    aligned_targets = True
+    defaults = Defaults(target_grad=False, jepa_loss="smooth_l1")
+    Options = NextLatentOptions
+    vector_names = VectorNames("rollout", "state", "next state")
+
+    @property
+    def pairing(self) -> dict[str, Any]:
+        """See `Objective`."""
+        return {"positions": self.options.latent_positions}
+
+    @property
+    def brief(self) -> str:
+        """See `Objective`."""
+        return f"horizon {self.options.latent_horizon}"
+
+    def check(self) -> None:
+        """As `Objective.check`; raises ConfigError."""
+        super().check()
+        if self.options.predictor_head != "none":
+            raise ConfigError(
+                f"{self.name} has a network of its own in front of its loss; leave {_NAME.predictor_head} out"
+            )
+
+    def pairs_of(self, chat: TokenChat) -> PairsFound:
+        """The labelled runs, or the whole chat."""
+        return following_views(chat.labels if self.options.latent_positions == "labelled" else ((0, len(chat.trunk)),))
+
+    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
+        """The whole text of (T,) tokens."""
+        return following_views(((0, len(trunk)),))
+
+    def draw(self, example: Example, rng: np.random.Generator) -> Example:
+        """It with a pair for every rollout, of its first state and the next one."""
+        return following_pairs(example)
+
+    # The loss
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """See `Objective`."""
+        return (*super().part_names, *((KL,) if self.options.latent_kl else ()))
+
+    def modules(self, width: int, vocabulary: int) -> nn.Module:
+        """The dynamics network."""
+        from torch import nn
+
+        layers = nn.Sequential(
+            nn.LayerNorm(2 * width),
+            nn.Linear(2 * width, width),
+            nn.GELU(),
+            nn.Linear(width, width),
+            nn.GELU(),
+            nn.Linear(width, width),
+        )
+        for parameter in layers[-1].parameters():
+            nn.init.zeros_(parameter)
+        return layers
+
+    def flops(self, pairs: int, width: int, vocabulary: int) -> float:
+        """See `Objective`: every step of the network three times, and of the head two products and a gradient."""
+        from stepjepa.losses.lm import chunk_rows
+
+        products = 3 if pairs <= chunk_rows(vocabulary) else 5  # chunks are computed again in the backward pass
+        head = products * 2 * width * vocabulary if self.options.latent_kl else 0
+        return float(pairs * self.options.latent_horizon * (3 * 8 * width**2 + head))
+
+    def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
+        """The states (P, D) after the first step of every rollout."""
+        return _step(output.source_states, _next_ids(batch), view)
+
+    def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
+        """See `Objective`; a part of its own is the divergence of the tokens."""
+        import torch
+
+        parts = dict(super().loss(output, batch, view, step))
+        predicted_PD, ids_P = output.source_states, _next_ids(batch)
+        position_P = batch.sources.positions
+        follows_P = torch.zeros_like(position_P, dtype=torch.bool)  # whether the next pair is the next one on the trunk
+        follows_P[:-1] = position_P[1:] == position_P[:-1] + 1
+        inside_P = torch.ones_like(follows_P)
+        distance, divergence = parts[JEPA].sum, predicted_PD.new_zeros((), dtype=torch.float32)
+        for ahead in range(self.options.latent_horizon):  # of pair i, in pair i + ahead
+            target_PD = output.target_states.roll(-ahead, 0)
+            if ahead:
+                inside_P = inside_P & follows_P.roll(1 - ahead)
+                predicted_PD = _step(predicted_PD, ids_P.roll(-ahead), view)
+                distance = distance + (self.distances(predicted_PD, target_PD) * inside_P).sum()
+            if self.options.latent_kl:
+                divergence = divergence + _divergence(predicted_PD, target_PD, inside_P, view)
+        parts[JEPA] = parts[JEPA]._replace(sum=distance)
+        if self.options.latent_kl:
+            parts[KL] = LossPart(divergence, batch.weight, self.options.latent_kl)
+        return parts
+
+
+def _next_ids(batch: Batch) -> torch.Tensor:
+    """The token (P,) after each source."""
+    return batch.rows.input_ids.flatten()[batch.sources.positions + 1]
+
+
+def _step(states_PD: torch.Tensor, ids_P: torch.Tensor, view: ModelView) -> torch.Tensor:
+    """The states that the dynamics network predicts after these and a token each, (P, D) in their dtype."""
+    import torch
+
+    assert view.modules is not None
+    states = states_PD.float()
+    return (states + view.modules(torch.cat([view.embed(ids_P).float(), states], dim=-1))).to(states_PD.dtype)
+
+
+def _divergence(
+    predicted_PD: torch.Tensor, target_PD: torch.Tensor, inside_P: torch.Tensor, view: ModelView
+) -> torch.Tensor:
+    """Sum of KL(p(target) || p(predicted)) over the pairs `inside_P`, () float32; only the prediction has a gradient."""
+    import torch.nn.functional as F
+
+    from stepjepa.losses.lm import chunk_rows, chunked_sum
+
+    def chunk_loss(predicted_CD: torch.Tensor, target_CD: torch.Tensor, inside_C: torch.Tensor) -> torch.Tensor:
+        both = (view.logits(states_CD, detach=True).float() for states_CD in (predicted_CD, target_CD))
+        found_CV, wanted_CV = (logits_CV.log_softmax(dim=-1) for logits_CV in both)
+        return (F.kl_div(found_CV, wanted_CV, reduction="none", log_target=True).sum(dim=-1) * inside_C).sum()
+
+    target_PD = target_PD.detach().to(predicted_PD.dtype)
+    return chunked_sum(chunk_loss, chunk_rows(view.vocabulary), predicted_PD, target_PD, inside_P)

@@ -1,0 +1,167 @@
+"""NextLat against a plain loop over states, chat by chat, token by token and step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from stepjepa.data.types import TRUNK, Example, Read, Span
+from stepjepa.losses import lm
+from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
+from stepjepa.objectives.pairs import following_pairs, following_views
+from support.objectives import (
+    SEED,
+    Options,
+    Run,
+    assert_same_direction_and_size,
+    in_one_row,
+    losses,
+    name_of,
+    prepare,
+)
+from support.rows import step_rows
+
+LATENT: Options = {"objective": "next_latent"}
+PARTS = ("lm_loss", "jepa_loss", "latent_kl")
+
+
+def ready(tokenizer, rows=None, **options) -> Run:
+    """A run whose dynamics network is not the identity any more."""
+    run = prepare(tokenizer, LATENT | options, rows)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        last = run.model.jepa.objective[-1]
+        last.weight += 0.3 * torch.randn(last.weight.shape, generator=generator)
+        last.bias += 0.3 * torch.randn(last.bias.shape, generator=generator)
+    return run
+
+
+def in_a_loop(run: Run, horizon: int, everywhere: bool, distance=F.smooth_l1_loss) -> list[torch.Tensor]:
+    """Both sums of the loss, and the number of rollouts."""
+    model = run.model
+    f, head, embedding = model.jepa.objective, model.get_output_embeddings(), model.get_input_embeddings().weight
+    width = f[-1].out_features
+    jepa, divergence, rollouts = torch.zeros(()), torch.zeros(()), torch.zeros(())
+    for example in run.examples:
+        ids = torch.tensor(example.trunk, dtype=torch.long)
+        states = getattr(model, model.base_model_prefix)(ids[None]).last_hidden_state[0]
+        for start, stop in [(1, len(ids))] if everywhere else example.labels:
+            for first in range(start - 1, stop - 1):
+                state, rollouts = states[first], rollouts + 1
+                for place in range(first + 1, min(first + horizon + 1, stop)):
+                    both = F.layer_norm(torch.cat([embedding[ids[place]], state]), (2 * width,), f[0].weight, f[0].bias)
+                    hidden = F.gelu(f[1].weight @ both + f[1].bias)
+                    hidden = F.gelu(f[3].weight @ hidden + f[3].bias)
+                    state = state + f[5].weight @ hidden + f[5].bias
+                    jepa = jepa + distance(state, states[place].detach())
+                    wanted = (head.weight @ states[place]).softmax(0).detach()
+                    found = (head.weight.detach() @ state).softmax(0)
+                    divergence = divergence + (wanted * (wanted / found).log()).sum()
+    return [jepa, divergence, rollouts]
+
+
+def gradient(run: Run, value: torch.Tensor) -> torch.Tensor:
+    parameters = list(run.model.parameters())
+    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in found])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "gpt2"},  # whose head is the embedding
+        {"model": "llama", "latent_horizon": 4},
+        {"model": "mistral_sliding", "latent_horizon": 3, "latent_positions": "all", "labels": "all"},
+        {"model": "llama", "latent_horizon": 2, "jepa_loss": "mse"},
+    ],
+    ids=name_of,
+)
+def test_every_layout_equals_a_plain_loop(tokenizer, options, monkeypatch):
+    run = ready(tokenizer, **options)
+    everywhere = options.get("latent_positions") == "all"
+    distance = F.mse_loss if "jepa_loss" in options else F.smooth_l1_loss
+    *expected, rollouts = in_a_loop(run, options.get("latent_horizon", 1), everywhere, distance)
+    wanted = [gradient(run, value) for value in expected]
+    batches = {
+        "several rows": run.collator(max_row_length=150)(run.examples),
+        "segments": in_one_row(run.collator())(run.examples),
+        "two_pass": run.collator("two_pass")(run.examples),
+        "in chunks": run.collator()(run.examples[::-1]),
+    }
+    assert len(batches["several rows"].rows.input_ids) > 2 and batches["two_pass"].views is None
+    for name, batch in batches.items():
+        if name == "in chunks":
+            monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * run.setup.vocabulary,))
+        parts = run.model(batch=batch, step=0).parts
+        assert tuple(parts) == PARTS and parts["jepa_loss"].count == parts["latent_kl"].count == rollouts
+        for part, value, want in zip(PARTS[1:], expected, wanted, strict=True):
+            assert parts[part].sum.item() == pytest.approx(value.item(), rel=1e-4), (name, part)
+            assert_same_direction_and_size(gradient(run, parts[part].sum), want)
+
+
+def test_the_network_begins_as_the_identity_with_the_seed_alone(tokenizer):
+    runs = []
+    for before in (0, 1):
+        torch.manual_seed(before)
+        runs.append(prepare(tokenizer, dict(LATENT)))
+    one, other = (dict(run.model.jepa.objective.named_parameters()) for run in runs)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    run = runs[0]
+    output = run.model(batch=run.collator()(run.examples), step=0)
+    plain = run.model(batch=run.collator()(run.examples))
+    torch.testing.assert_close(output.source_states, plain.source_states)
+
+
+def test_rollouts_lie_inside_the_labelled_runs():
+    views = following_views(((0, 3), (5, 5), (6, 9))).view_spans
+    assert views == ((Span(0, 2), Span(1, 3)), (Span(5, 8), Span(6, 9)))
+    example = following_pairs(Example(None, (), view_spans=views))
+    places = [(pair.source, pair.target) for pair in example.pairs]
+    assert places == [(Read.one(TRUNK, t), Read.one(TRUNK, t + 1)) for t in (0, 1, 5, 6, 7)]
+    assert following_views(((0, 1),)).reason == "empty_view"
+
+
+@pytest.mark.parametrize("forward", ["packed", "two_pass"])
+def test_shuffled_targets_are_the_states_at_the_same_offset_of_another_example(tokenizer, forward):
+    plain, shuffled = (ready(tokenizer, control=control) for control in ("none", "shuffled"))
+    output, moved = (run.model(batch=run.collator(forward)(run.examples), step=0) for run in (plain, shuffled))
+    counts = [len(example.pairs) for example in plain.examples]
+    assert len(set(counts)) > 2
+    targets = output.target_states.split(counts)
+    for own, found in enumerate(moved.target_states.split(counts)):
+        other = targets[(own + 1) % len(counts)]
+        torch.testing.assert_close(found, other[torch.arange(counts[own]) % len(other)], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(moved.source_states, output.source_states)
+    assert moved.parts["jepa_loss"].sum > 1.02 * output.parts["jepa_loss"].sum
+
+
+def test_the_random_target_is_one_vector_and_has_its_own_tokens(tokenizer):
+    run = ready(tokenizer, control="random", latent_horizon=2)
+    output = run.model(batch=run.collator()(run.examples), step=0)
+    vector = torch.randn(32, generator=torch.Generator().manual_seed(SEED))
+    assert torch.equal(output.target_states, vector.expand(len(output.target_states), -1))
+    assert output.parts["latent_kl"].sum > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"latent_horizon": 3}, {"latent_kl": 0.0, "latent_horizon": 2}], ids=name_of)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_flops_are_those_that_torch_counts(tokenizer, options, chunked, monkeypatch):
+    if chunked:
+        monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 50 * len(tokenizer),))
+    run = ready(tokenizer, model="granite_scaled_logits", **options)  # its LM loss has no kernel that goes uncounted
+    run.model.train()
+    cost = ModelCost.of(run.model, run.setup.vocabulary, objective=run.setup.objective)
+    batch = run.collator()(run.examples)
+    with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
+        sum(part.sum for part in run.model(batch=batch, step=0).parts.values()).backward()
+    assert sum(batch_flops(batch, cost).values()) == counter.get_total_flops()
+
+
+def test_plain_text_is_rolled_out_whole(tokenizer):
+    rows = [{"text": row["messages"][1]["content"]} for row in step_rows(3)]
+    run = ready(tokenizer, latent_horizon=2, rows=rows)
+    assert [len(example.pairs) for example in run.examples] == [len(example.trunk) - 1 for example in run.examples]
+    parts, jepa_gradient, _ = losses(run, run.collator()(run.examples))
+    assert parts.jepa > 0 and jepa_gradient.norm() > 0
