@@ -7,9 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from stepjepa.data.types import Span, Turn
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.semantic_tube import draw_spans, length_weight
-from support.tube import Side, draw_tube, tube_of_spans, tube_options
+from support.encoding import found_by
+from support.tube import Side, draw_tube, tube_of, tube_of_spans, tube_options
 
 MODES = ("span", "three_index", "e2e", "mean", "curvature")
 
@@ -149,8 +151,51 @@ def test_degenerate_contents(user, answer, without):
         ({"max_length": 1, "mode": "three_index"}, "max_length is 1; a span of mode three_index has at least 2"),
         ({"mode": "e2e", "times": 3}, "mode=e2e samples no spans"),
         ({"mode": "curvature", "sampler": "zero"}, "mode=curvature samples no spans"),
+        ({"mode": "mean", "sampler": "steps"}, "mode=mean samples no spans"),
+        (
+            {"sampler": "steps", "times": 3},
+            "tube_sampler=steps takes every step; leave tube_max_length and tube_times out",
+        ),
     ],
 )
 def test_options_are_checked(options, message):
     with pytest.raises(ConfigError, match=message):
         tube_options(**options)
+
+
+# bos [a b c] eot hdr [d d|e|f f]: the answer's steps end at the offsets 5, 6 and 8 of 8
+TURN = Turn(Span(1, 4), 5, Span(6, 11), 12, (Span(6, 8), Span(8, 9), Span(9, 11)))
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "spans"),
+    [
+        ({}, TURN.steps, [(3, 5), (5, 6), (6, 8)]),
+        ({"tube_length_adjustment": "jaccard_like", "tube_layer": 1}, TURN.steps[:2], [(3, 5), (5, 6)]),
+        ({"tube_mode": "three_index"}, TURN.steps, [(3, 5, 6), (5, 6, 8)]),
+        # A step without a token bounds nothing.
+        ({"tube_mode": "three_index"}, (Span(6, 8), Span(8, 8), Span(8, 11)), [(3, 5, 8)]),
+        ({}, (Span(6, 11),), [(3, 8)]),
+    ],
+)
+def test_steps_bound_the_spans(options, steps, spans):
+    found = found_by("semantic_tube", [TURN._replace(steps=steps)], tube_sampler="steps", **options)
+    expected = {name.removeprefix("tube_"): value for name, value in options.items()}
+    assert found.reason is None and not found.view_spans
+    given, wanted = tube_of(found.pairs), tube_of_spans(TURN.user, TURN.answer, spans, tube_options(**expected))
+    assert str(given) == str(wanted)
+
+
+@pytest.mark.parametrize("content", ["messages", "with_markup", "whole"])
+def test_neighbouring_steps_by_hand(content):
+    """The same states whatever the content is."""
+    found = found_by("semantic_tube", [TURN], tube_sampler="steps", tube_mode="three_index", tube_content=content)
+    tube = tube_of(found.pairs)
+    assert vectors(tube.source, 2) == [{7: -1, 8: 1}, {8: -1, 10: 1}]
+    assert vectors(tube.target, 2) == [{5: -1, 7: 1}, {7: -1, 8: 1}]
+
+
+def test_answers_without_neighbouring_steps():
+    options = {"tube_sampler": "steps", "tube_mode": "three_index"}
+    assert found_by("semantic_tube", [TURN._replace(steps=TURN.steps[:1])], **options).reason == "fewer_than_two_steps"
+    assert found_by("semantic_tube", [TURN._replace(user=None)], **options).reason == "no_user_message"

@@ -197,7 +197,9 @@ def test_an_analysis_reads_what_training_reads(tokenizer, predictors):
 
 
 @pytest.mark.parametrize(
-    "case", [{**TUBE[1], "jepa_loss": "l2"}, {**TUBE[2], "tube_layer": 1}, TUBE[4], TUBE[7], TUBE[8]], ids=name_of
+    "case",
+    [{**TUBE[1], "jepa_loss": "l2"}, {**TUBE[2], "tube_layer": 1}, TUBE[4], TUBE[7], TUBE[8], *TUBE[9:]],
+    ids=name_of,
 )
 def test_a_tube_is_the_weighted_mean_over_spans(tokenizer, case):
     run = prepare(tokenizer, {"objective": "semantic_tube", **case})

@@ -8,7 +8,7 @@ import numpy as np
 
 from stepjepa.data.encode import EncodeOptions, TokenChat
 from stepjepa.data.steps import StepRules, StepSplitter
-from stepjepa.data.types import Example, Turn
+from stepjepa.data.types import Example, PairsFound, Turn
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import encode_options
 from stepjepa.training.options import JEPAOptions
@@ -54,7 +54,12 @@ def pairs_found(
     objective: str, turns: list[Turn], ids: Any = range(40), **options: Any
 ) -> tuple[list[View], str | None]:
     """The pairs that an objective makes of turns in tokens, and why there are none."""
+    found = found_by(objective, turns, ids, **options)
+    return views_of(Example(np.asarray(ids, np.int32), (), found.segments, found.pairs)), found.reason
+
+
+def found_by(objective: str, turns: list[Turn], ids: Any = range(40), **options: Any) -> PairsFound:
+    """What an objective makes of turns in tokens."""
     ids = np.asarray(ids, np.int32)
     settings = JEPAOptions(**{"predictors": 0, **options, "objective": objective})
-    found = objective_of(settings).pairs_of(TokenChat(ids, ids, turns, [], None, None))
-    return views_of(Example(ids, (), found.segments, found.pairs)), found.reason
+    return objective_of(settings).pairs_of(TokenChat(ids, ids, turns, [], None, None))

@@ -56,6 +56,8 @@ TUBE: tuple[Options, ...] = (
     {"tube_mode": "e2e"},
     {"tube_mode": "mean", "tube_content": "with_markup"},
     {"tube_mode": "curvature"},
+    {"tube_sampler": "steps", "tube_length_adjustment": "cosine_like"},
+    {"tube_mode": "three_index", "tube_sampler": "steps"},
 )
 
 

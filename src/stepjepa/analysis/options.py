@@ -154,7 +154,7 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
         "rest (split), or a class of your own.",
         _METHOD,
-        choices=tuple(name for name, one in built_in().items() if PredictorOptions in one.topics()),
+        choices=tuple(name for name, one in built_in().items() if PredictorOptions in one.reads),
         own=True,
         brings=("objective_options", own_options),
     )

@@ -83,9 +83,12 @@ class PairMaker(Protocol):
     """An objective, as far as rows become examples by it; see `objectives.base.Objective`."""
 
     name: ClassVar[str]
-    needs_steps: ClassVar[bool]
     takes_text: ClassVar[bool]
     options: Any
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the steps of the answers are found for it."""
 
     @property
     def one_pair(self) -> bool:

@@ -184,7 +184,7 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
         yield f"no pair in {epoch}: {_NAME.jepa_ratio} {method.jepa_ratio:g} leaves this row out"
     elif not sampled.pairs:
         yield f"no pair: the contents are too short for {summary(method)}; it trains as plain language modelling"
-    elif shown.form.vector_names.ends:
+    elif objective.sampled and shown.form.vector_names.ends:
         yield f"spans are sampled for {epoch}; the row has the chat's tokens alone"
     elif example.pairs and len(sampled.pairs) < pairs:
         yield f"{'one' if len(sampled.pairs) == 1 else len(sampled.pairs)} of {pairs} pairs, sampled for {epoch}"

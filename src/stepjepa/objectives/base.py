@@ -73,7 +73,6 @@ class Objective:
         defaults: of shared options that are left open.
         forwards: those that can compute it; ``inline`` asks for one branch and one copy of the trunk's tokens.
         makes_pairs: whether there is anything to compare.
-        needs_steps: whether the steps of the answers are found for it.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         halves: whether source and target together are the text.
         stream: number of its random numbers, which no other draw of an example uses.
@@ -94,7 +93,6 @@ class Objective:
     defaults: ClassVar[Defaults] = Defaults()
     forwards: ClassVar[tuple[str, ...]] = ("packed", "two_pass")
     makes_pairs: ClassVar[bool] = True
-    needs_steps: ClassVar[bool] = False
     takes_text: ClassVar[bool] = False
     halves: ClassVar[bool] = False
     stream: ClassVar[int] = 6
@@ -131,11 +129,15 @@ class Objective:
             found["code of the loss"] = source_fingerprint(load_distance(self.options.jepa_loss))
         return found
 
-    @classmethod
-    def topics(cls) -> tuple[type, ...]:
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the steps of the answers are found for it; before the options are known, whether they may be."""
+        return False
+
+    def topics(self) -> tuple[type, ...]:
         """All dataclasses of options that it reads, besides those that every run reads."""
-        own = () if cls.Options is None else (cls.Options,)
-        return (*cls.reads, *((StepsOptions,) if cls.needs_steps else ()), *own)
+        own = () if self.Options is None else (self.Options,)
+        return (*self.reads, *((StepsOptions,) if self.needs_steps else ()), *own)
 
     def check(self) -> None:
         """Check the options of the run with each other.
@@ -490,10 +492,10 @@ def own_options(name: str) -> type | None:
     return None if is_built_in(cls) else cls.Options
 
 
-def idle_options(cls: type[Objective]) -> frozenset[str]:
-    """The options of objectives that one of them does not read, whatever their values."""
-    topics = {topic for other in built_in().values() for topic in other.topics()}
-    read = {name for topic in cls.topics() for name in options_of(topic)}
+def idle_options(objective: Objective) -> frozenset[str]:
+    """The options of objectives that one of them does not read; before its options are known, whatever their values."""
+    topics = {topic for other in built_in().values() for topic in other().topics()}
+    read = {name for topic in objective.topics() for name in options_of(topic)}
     return frozenset(name for topic in topics for name in options_of(topic)) - read
 
 

@@ -41,6 +41,14 @@ A span is never the full (0, n), whose rest is the zero vector. With ``l`` = 1 (
     three_index (after any of these) r ~ U{s+1 .. t-1}
     ```
 
+With the sampler `steps` nothing is sampled (Semantic Step Prediction, arXiv:2604.18464). Of an answer of N steps, let b_0 be
+the offset where the first begins and b_i the one where step i ends:
+
+    ```
+    span         s = b_{i-1}, t = b_i               N pairs: a step, and all the rest of the content
+    three_index  s = b_{i-1}, r = b_i, t = b_{i+1}  N - 1 pairs: a step, and the next one
+    ```
+
 In mode span, `default`, `zero` and `draw_both` have the published code's distributions. There, `uniform` ignores
 `max_length`, and `zero` can be set beside `draw_both`; it has no three_index.
 
@@ -79,8 +87,8 @@ class TubeOptions(Topic):
     tube_mode: Literal["span", "three_index", "e2e", "mean", "curvature"] = option(
         "span", "span is the published code's form, three_index the paper's formula.", _GROUP
     )
-    tube_sampler: Literal["default", "draw_both", "uniform", "zero"] = option(
-        "default", "How spans are sampled.", _GROUP
+    tube_sampler: Literal["default", "draw_both", "uniform", "zero", "steps"] = option(
+        "default", "How spans are sampled; steps takes all those between the bounds of steps instead.", _GROUP
     )
     tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
     tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_least=1, at_most=1000)
@@ -113,9 +121,16 @@ class SemanticTube(TrunkObjective):
     stream = 2
 
     @property
+    def needs_steps(self) -> bool:
+        """See `Objective`."""
+        return self.options is None or self.options.tube_sampler == "steps"
+
+    @property
     def pairing(self) -> Mapping[str, Any]:
         """See `Objective`."""
-        return {"content": self.options.tube_content}
+        options = self.options
+        made = (options.tube_mode, options.tube_length_adjustment, options.tube_layer) if self.needs_steps else ()
+        return {"content": options.tube_content, "steps": made}
 
     @property
     def brief(self) -> str:
@@ -155,13 +170,18 @@ class SemanticTube(TrunkObjective):
     @property
     def sampled(self) -> bool:
         """See `Objective`."""
-        return draws_spans(self.options)
+        return draws_spans(self.options) and not self.needs_steps
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """The contents of every turn, between whose bounds `draw` combines states."""
+        """The contents of every turn, between whose bounds `draw` combines states; with the sampler `steps` the pairs."""
         turns, reason = question_and_answer(chat.turns)
         contents = tuple(self._contents(turn.user, turn.answer) for turn in turns if turn.user is not None)
-        return PairsFound(view_spans=contents, reason=None if contents else reason)
+        if not (self.needs_steps and contents):
+            return PairsFound(view_spans=contents, reason=None if contents else reason)
+        pairs: list[Pair] = []
+        for views, turn in zip(contents, turns, strict=True):
+            pairs += pairs_of_spans(*views, step_spans(*views, turn.steps, self.options), self.options)
+        return PairsFound(pairs=tuple(pairs), reason=None if pairs else "fewer_than_two_steps")
 
     def _contents(self, user: Span, answer: Span) -> tuple[Span, Span]:
         """With ``with_markup`` the answer begins where the user's content ends, with ``whole`` the user's behind token 0."""
@@ -171,6 +191,8 @@ class SemanticTube(TrunkObjective):
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
         """It with the pairs of one epoch."""
+        if self.needs_steps:
+            return example
         pairs = [pair for views in example.view_spans for pair in draw_pairs(*views, self.options, rng)]
         return example._replace(pairs=tuple(pairs), view_spans=())
 
@@ -202,10 +224,14 @@ def check_tube(options: TubeOptions) -> None:
             f"{_NAME.tube_times} and {_NAME.tube_length_adjustment} have no effect; leave them out, or choose span or "
             "three_index"
         )
+    if options.tube_sampler == "steps" and drawn[1:3] != (None, 1):
+        raise ConfigError(
+            f"{_NAME.tube_sampler}=steps takes every step; leave {_NAME.tube_max_length} and {_NAME.tube_times} out"
+        )
 
 
 def draws_spans(options: TubeOptions) -> bool:
-    """Whether the mode draws spans at all."""
+    """Whether the mode has spans at all."""
     return options.tube_mode in ("span", "three_index")
 
 
@@ -270,6 +296,16 @@ def draw_spans(n: int, options: TubeOptions, rng: np.random.Generator) -> list[t
         Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
     """
     return [_draw_span(n, options, rng) for _ in range(options.tube_times)]
+
+
+def step_spans(user: Span, answer: Span, steps: Sequence[Span], options: TubeOptions) -> list[tuple[int, ...]]:
+    """The offsets between the bounds of an answer's steps, as `draw_spans` returns them and the table says."""
+    content = _content(user, answer)
+    ends = [*(step.start for step in steps[:1]), *(step.stop for step in steps)]
+    bounds = dict.fromkeys(content.user_length + end - answer.start for end in ends)  # a step may be without a token
+    times = 3 if options.tube_mode == "three_index" else 2
+    found = zip(*(list(bounds)[first:] for first in range(times)), strict=False)
+    return [offsets for offsets in found if offsets != (0, content.length)]
 
 
 def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions) -> list[Pair]:

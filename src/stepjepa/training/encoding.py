@@ -63,7 +63,7 @@ def settings_for(
 def _step_rules(
     rows: Iterable[tuple[int, Any]], options: JEPAOptions, splitter: StepSplitter | None = None
 ) -> StepRules:
-    if not find_objective(options.objective).needs_steps:
+    if not find_objective(options.objective)(options).needs_steps:
         splitter = splitter or make_splitter("separator")  # nobody asks for steps
     return rules_for(
         rows, options.step_splitter, options.step_separator, options.steps_column, options.columns, splitter
@@ -126,7 +126,7 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
         advice = f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
     elif report.first_without_target:
         advice = f"name a column that holds text with --{_NAME.jepa_target_column}"
-    elif find_objective(options.objective).needs_steps:
+    elif find_objective(options.objective)(options).needs_steps:
         advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {plain}"
     else:
         advice = f"raise --{_NAME.max_length}, or train with {plain}"

@@ -194,7 +194,7 @@ _NAME = Names(JEPAOptions)
 
 def not_read(objective: str) -> frozenset[str]:
     """The options that runs of an objective do not read, whatever their values. A file of one's own is not imported."""
-    return idle_options(find_objective(objective)) if objective in OBJECTIVES else frozenset()
+    return idle_options(find_objective(objective)()) if objective in OBJECTIVES else frozenset()
 
 
 def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
@@ -202,7 +202,7 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     plain = JEPAOptions(objective=options.objective, objective_options=options.objective_options)
     plain.check()
     changed = {name for name in given if hasattr(plain, name) and getattr(options, name) != getattr(plain, name)}
-    idle = idle_options(find_objective(options.objective))
+    idle = idle_options(find_objective(options.objective)(options))
     found = [Unread(name, f"with objective {options.objective}") for name in options_of(JEPAOptions) if name in idle]
     unread = [one for one in found if one.name in changed]
     unread += unread_options(options, changed - idle)

@@ -122,7 +122,7 @@ def check(
     rows = RowSource(data, dataset_split)
     texts = read_texts(rows, method, show, None if eval_file is None else RowSource(eval_file, eval_split))
     asked = _NAME.objective in options
-    warnings = text_warnings(texts, steps=find_objective(method.objective).needs_steps or not asked)
+    warnings = text_warnings(texts, steps=find_objective(method.objective)(method).needs_steps or not asked)
     if name is None:
         changed = [one for one, known in options_of(FileOptions).items() if getattr(own, one) != known.default]
         unread = [Unread(one, f"without --{_NAME.model_name}") for one in options if one not in _READ]
