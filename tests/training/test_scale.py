@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stepjepa.cli.main import main
+from stepjepa.errors import ConfigError
 from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 from stepjepa.modeling.flops import KINDS
 from stepjepa.training.meter import lbd_at
@@ -155,12 +156,25 @@ RISING_AND_FALLING = [0.0, 0.25, 0.5, 0.75, 1.0, 0.853553, 0.5, 0.146447]  # of 
         ({"lbd": 0.4, "lbd_warmup_ratio": 1.0}, 4, [0.0, 0.1, 0.2, 0.3, 0.4]),
         ({"lbd": 1.0, "lbd_schedule": "cosine"}, 4, [1.0, 0.853553, 0.5, 0.146447, 0.0]),
         ({"lbd": 0.3}, 2, [0.3, 0.3, 0.3]),
+        ({"lbd": 0.3, "jepa_until": 0.5}, 4, [0.3, 0.3, 0.0, 0.0, 0.0]),
+        ({"lbd": 1.0, "lbd_schedule": "cosine", "jepa_until": 0.6}, 4, [1.0, 0.853553, 0.5, 0.0, 0.0]),
     ],
 )
 def test_lambda_by_hand(options, steps, expected):
     settings = JEPAOptions(**options)
     settings.check()
     assert [lbd_at(settings, step, steps) for step in range(steps + 1)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_jepa_part_ends(tmp_path, tokenizer):
+    """After half of the run a step is that of plain training, at the same weights."""
+    trainer = trainer_for(tmp_path, tokenizer, jepa_until=0.5, max_steps=4, **STEPS)
+    trainer.train()
+    logs = logs_of(trainer)
+    assert [log["lbd"] for log in logs] == [0.5, 0.5, 0.0, 0.0]
+    assert [log["loss"] == pytest.approx(log["lm_loss"], rel=1e-6) for log in logs] == [False, False, True, True]
+    with pytest.raises(ConfigError, match="jepa_until is 0; it must be at most 1 and above 0"):
+        JEPAOptions(jepa_until=0).check()
 
 
 def test_lambda_in_training(tmp_path, tokenizer):

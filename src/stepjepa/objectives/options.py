@@ -160,6 +160,7 @@ class LossOptions(Topic):
     lbd_schedule: Literal["constant", "cosine"] = option(
         "constant", "lambda after its warm-up: constant, or half a cosine down to 0.", LOSS
     )
+    jepa_until: float = option(1.0, "Share of the run after which lambda is 0.", LOSS, above=0, at_most=1)
     jepa_loss: str | None = option(
         None,
         "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine, "

@@ -72,7 +72,9 @@ def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float)
 
 
 def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
-    """lambda at optimizer step `step` (from 0) of a run of `steps`: the warm-up, then the schedule."""
+    """lambda at optimizer step `step` (from 0) of a run of `steps`: the warm-up, then the schedule, 0 after `jepa_until`."""
+    if options.jepa_until < 1 and step >= options.jepa_until * steps:
+        return 0.0
     warm = options.lbd_warmup_ratio * steps
     if step < warm:
         return options.lbd * step / warm

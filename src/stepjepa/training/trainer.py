@@ -380,10 +380,11 @@ class JEPATrainer(CheckpointedTrainer):
         if "loss" in logs:
             pairs = self.setup.objective.makes_pairs
             metrics = self._meter.metrics(pairs, self.accelerator)
-            if pairs and (self.args.lbd_warmup_ratio or self.args.lbd_schedule != "constant"):
+            args = self.args
+            if pairs and (args.lbd_warmup_ratio or args.lbd_schedule != "constant" or args.jepa_until < 1):
                 # The step that is logged has been counted already.
-                metrics["lbd"] = lbd_at(self.args, max(self.state.global_step - 1, 0), self.state.max_steps)
-            metrics |= self._meter.flops_by_kind(self.accelerator) if self.args.track_flop else {}
+                metrics["lbd"] = lbd_at(args, max(self.state.global_step - 1, 0), self.state.max_steps)
+            metrics |= self._meter.flops_by_kind(self.accelerator) if args.track_flop else {}
             logs = {"loss": logs.pop("loss"), **metrics, **self._meter.speed(), **logs}
             self._meter = LossMeter(self._meter.names)
         logs |= self._cosines
