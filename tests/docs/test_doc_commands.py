@@ -45,6 +45,7 @@ PARSED_ONLY = {
     "--engine": "needs Ray: tests/utils/test_ray.py",
     "--ray_replicas": "needs Ray: tests/utils/test_ray.py",
     "--harness": "needs lm-eval: tests/cli/test_harness.py",
+    "--fsdp": "needs several accelerators: tests/training/test_fsdp.py",
     "--load_in_4bit": "needs bitsandbytes: tests/modeling/test_quantized.py",
     "report": "needs trained runs: its own tests",
     "--energy": "needs trained runs: tests/cli/test_energy.py",
@@ -109,6 +110,8 @@ def test_flags_in_the_text_exist(reference):
         "address min_nodes nproc_per_node nnodes logdir profile threads clock template notes startswith".split()
     )
     foreign |= {"max_lora_rank", "base", "apply_chat_template"}
+    foreign = set("nproc_per_node nnodes logdir profile threads clock template notes startswith".split())
+    foreign |= {"max_lora_rank", "base", "apply_chat_template", "use_fsdp", "fsdp_version"}
     unknown = []
     for page in PAGES:
         text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

@@ -334,6 +334,7 @@ class Batch(OnDevice):
         views: rows of the two-pass form, one a segment, those that sources are read from first.
         branches: how many these are.
         target_rows: rows of targets that need no gradient, in a pass of their own; None where there is no such pass.
+        idle: nobody reads that pass; it is there because other processes have one.
     """
 
     rows: Rows
@@ -346,6 +347,7 @@ class Batch(OnDevice):
     views: Rows | None = None
     branches: int = 0
     target_rows: Rows | None = None
+    idle: bool = False
 
     @property
     def pairs(self) -> int:

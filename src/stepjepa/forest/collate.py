@@ -49,6 +49,8 @@ class ForestCollator:
         shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs that find none are left
             out.
         aligned_targets: that target is the one at the same place in the other example.
+        every_pass: a batch without pairs has all calls of the backbone as well, over one token: processes that share the
+            weights must make the same ones.
     """
 
     predictor_ids: tuple[int, ...]
@@ -61,6 +63,7 @@ class ForestCollator:
     separate_targets: bool = False
     shuffle_targets: bool = False
     aligned_targets: bool = False
+    every_pass: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
@@ -99,7 +102,11 @@ class ForestCollator:
         else:
             target_rows = replace(target_rows, read_positions=batch.targets.positions.unique())
         rows = replace(rows, read_positions=torch.cat(read).unique())
-        return replace(batch, rows=rows, target_rows=target_rows)
+        idle = self.every_pass and self.separate_targets and not separate
+        if idle:
+            token = Example(np.array([self.pad_token_id], np.int32), ())
+            target_rows, _ = lay_out([build_forest(token, ())])
+        return replace(batch, rows=rows, target_rows=target_rows, idle=idle)
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
         """Choose the rows (R, T) and lay the forests into them, as `pack`."""
@@ -170,6 +177,7 @@ class TwoPassCollator:
     separate_targets: bool = False
     shuffle_targets: bool = False
     aligned_targets: bool = False
+    every_pass: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
@@ -204,15 +212,16 @@ class TwoPassCollator:
             view_rows,
             len(sources),
             target_rows,
+            self.every_pass and self.separate_targets and not targets,
         )
 
     def _rows(
         self, examples: Sequence[Example], segments: Sequence[tuple[int, int]], starts: list[list[int]], first: int
     ) -> Rows | None:
-        """The rows of segments, given as (example, number), None for none; `starts` gets where their own tokens begin,
-        counted from `first`."""
+        """The rows of segments, given as (example, number), None (or one token) for none; `starts` gets where their own
+        tokens begin, counted from `first`."""
         if not segments:
-            return None
+            return self._pad([(np.array([self.pad_token_id]), 0)]) if self.every_pass else None
         padded = self._pad([segment_row(examples[i], number, self.predictor_ids) for i, number in segments])
         for row, (i, number) in enumerate(segments):
             attach = examples[i].segments[number - 1].attach

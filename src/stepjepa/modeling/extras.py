@@ -14,7 +14,6 @@ Shapes: R rows of a batch, T tokens, K predictors, G groups, D width, P pairs.
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import re
@@ -146,11 +145,11 @@ class PredictorRows(nn.Module):
 
 def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
     """What an embedding gives for rows (K, D) as if they were the vocabulary's: Gemma scales them, others have a norm."""
-    if type(embedding) is nn.Embedding:
+    if type(embedding).forward is nn.Embedding.forward:
         return weight_KD
-    stand_in = copy.copy(embedding)  # shares everything but the rows
-    stand_in._parameters = {**embedding._parameters, "weight": weight_KD}  # type: ignore[dict-item]
-    stand_in.padding_idx = None  # type: ignore[assignment]
+    stand_in: Any = object.__new__(type(embedding))  # shares everything but the rows; FSDP's classes refuse a copy
+    parameters = {**embedding._parameters, "weight": weight_KD}
+    vars(stand_in).update(vars(embedding), _parameters=parameters, padding_idx=None)
     return stand_in.forward(torch.arange(len(weight_KD), device=weight_KD.device))
 
 

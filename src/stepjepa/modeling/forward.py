@@ -164,7 +164,8 @@ def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | Non
         return None
     encoder, layer = target_encoder(model), batch.targets.layer
     with torch.no_grad(), nullcontext() if encoder is None else encoder.in_place():
-        return read_vectors(layer_states(model, batch.target_rows, {layer})[layer], batch.targets)
+        states = layer_states(model, batch.target_rows, {layer})[layer]
+        return None if batch.idle else read_vectors(states, batch.targets)
 
 
 def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:

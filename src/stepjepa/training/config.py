@@ -118,6 +118,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 f"{_NAME.use_liger_kernel} replaces parts of the model after they were checked, its losses included; leave "
                 "it out"
             )
+        if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+            raise ConfigError(f"{_NAME.deepspeed} is not supported; shard the weights with {_NAME.fsdp}")
         for name, is_set in ignored.items():
             if is_set:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")

@@ -10,7 +10,9 @@ import copy
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.training.batches import EpochSampler, StreamedExamples
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
-from stepjepa.training.config import check_arguments, check_optimizer, full_config
+from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
 from stepjepa.training.encoding import ExampleReader, chat_tokenizer
 from stepjepa.training.gradients import GradientCosine, check_measurable
 from stepjepa.training.meter import (
@@ -48,7 +50,6 @@ from stepjepa.training.meter import (
     precise_dtype,
     total_loss,
 )
-from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import (
     EqualCompute,
     cost_over_regular,
@@ -62,7 +63,7 @@ from stepjepa.training.setup import (
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-_NAME = Names(JEPAOptions)
+_NAME = Names(JEPAConfig)
 # Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
 ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 
@@ -175,9 +176,10 @@ class JEPATrainer(CheckpointedTrainer):
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        launched = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
-            self._check_sharded(trained, peft_config)
+            self._set_up_sharding(trained, peft_config)
         check_measurable(args, sharded)
         self._gradients: GradientCosine | None = None
         self._cosines: dict[str, float] = {}
@@ -190,20 +192,34 @@ class JEPATrainer(CheckpointedTrainer):
         self.add_callback(self._view)
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
 
-    def _check_sharded(self, model: Any, peft_config: Any) -> None:
-        """Refuse what needs whole weights, which no process has, and let those of the rows be gathered by name."""
-        args, extras = self.args, trained_extras(causal_lm(model))
-        pairs = self.setup.objective.makes_pairs
-        if extras is not None:
-            extras.in_state_dict = True
-        if self.is_fsdp_enabled and peft_config is not None:
+    def _set_up_sharding(self, model: Any, peft_config: Any) -> None:
+        """Fit the run to weights that are sharded over the processes (FSDP2).
+
+        Raises:
+            ConfigError: they would not be.
+        """
+        if not self.is_fsdp_enabled:
+            raise ConfigError(
+                f"--{_NAME.fsdp}: accelerate shards no weights on {self.args.device.type}, and each process would hold "
+                "all of them (DDP); leave it out"
+            )
+        if not self.accelerator.is_fsdp2:
+            raise ConfigError(f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2")
+        args = self.args
+        if peft_config is not None:
             raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
-        if pairs and args.target_encoder != "self":
+        if self.setup.objective.makes_pairs and args.target_encoder != "self":
             raise ConfigError(f"target_encoder={args.target_encoder} keeps whole weights on every process; use DDP")
-        if pairs and args.predictor_head != "none":
-            raise ConfigError(f"predictor_head={args.predictor_head} keeps whole weights on every process; use DDP")
         if self.score_answers is not None:
             raise ConfigError("scoring answers generates with whole weights on every process; use DDP")
+        plugin, extras = self.accelerator.state.fsdp_plugin, trained_extras(causal_lm(model))
+        if plugin.mixed_precision_policy is not None:  # the parts of the loss stay in float32
+            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+        if extras is not None:
+            extras.in_state_dict = True
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # that nothing writes to
+        collator: Any = self.data_collator
+        self.data_collator = replace(collator, every_pass=True)
 
     # Order of examples
 

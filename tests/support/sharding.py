@@ -1,0 +1,122 @@
+"""Trainers whose weights are sharded over two processes (FSDP2), on CPU over gloo, and the same ones in one process.
+
+accelerate shards on accelerators only. `shard_on_cpu` lets it shard here; everything else is its own. As a program this
+runs the cases of a file, or the command line:
+
+    python -m torch.distributed.run --nproc_per_node 2 -m support.sharding train --fsdp true ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+
+from support.models import tiny_model
+from support.rows import step_rows
+from support.training import Options, logs_of, trainer_for
+
+STEPS, BATCH = 5, 4  # optimizer steps, and examples of each
+
+
+def shard_on_cpu() -> None:
+    own = AcceleratorState.__init__
+
+    def init(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        own(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is None or self.distributed_type == DistributedType.FSDP:
+            return
+        # What it does where the processes have accelerators.
+        PartialState._shared_state["distributed_type"] = self.distributed_type = DistributedType.FSDP
+        if self._mixed_precision != "no":
+            fsdp_plugin.set_mixed_precision(self._mixed_precision)
+        self.fsdp_plugin = fsdp_plugin
+
+    AcceleratorState.__init__ = init
+
+
+def launch(arguments: Sequence[object], module: str = __name__, timeout: int = 120) -> subprocess.CompletedProcess:
+    """Run this module, or another, in two processes."""
+    run = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", module]
+    folder = str(Path(__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([folder, environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", *run, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Eighteen chats in order. Each process gets two of every four: the second one none with a pair in the first step, the
+    first one none in the third, and in the last step there is nothing for the second at all."""
+    found = step_rows(18, seed=3)
+    for number in (2, 3, 8, 9):
+        found[number]["messages"][-1]["content"] = "One step."
+    return found
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that may be sharded, gathered. Every process must call it."""
+    full: Any = tensor.detach()
+    return (full.full_tensor() if hasattr(full, "full_tensor") else full).clone().cpu()
+
+
+def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> dict[str, Any]:
+    """Train; what every step has logged, its gradients before clipping, the weights at the end, how many are sharded, the
+    dtypes of the parts of the loss."""
+    fsdp = {"fsdp": True} if processes > 1 else {}
+    options = {"optim": "sgd", "max_steps": STEPS, "train_sampling_strategy": "sequential", **options, **fsdp}
+    model = tiny_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=options.pop("tied", False))
+    trainer = trainer_for(folder, tokenizer, rows(), BATCH // processes, model=model, **options)
+    gradients, dtypes, clip, forward = [], set(), trainer._clip_grad_norm, trainer.forward
+
+    def keep_gradients(model: Any) -> Any:
+        gradients.append({name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None})
+        return clip(model)
+
+    def keep_dtypes(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        dtypes.update(str(part.sum.dtype) for part in output.parts.values())
+        return output
+
+    trainer._clip_grad_norm, trainer.forward = keep_gradients, keep_dtypes
+    trainer.train()
+    sharded = sum(hasattr(p, "full_tensor") for p in trainer.model.parameters())
+    weights = {name: whole(p) for name, p in trainer.model.named_parameters()}
+    return {
+        "logs": logs_of(trainer),
+        "gradients": gradients,
+        "weights": weights,
+        "sharded": sharded,
+        "dtypes": dtypes,
+    }
+
+
+def run_cases(folder: Path) -> None:
+    """Run the cases of ``cases.json`` in this folder, options by name; process 0 writes what each came to."""
+    from stepjepa.modeling.load import load_tokenizer
+
+    cases: Mapping[str, Options] = json.loads((folder / "cases.json").read_text())
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
+    for name, options in cases.items():
+        AcceleratorState._reset_state()  # the process group stays
+        found = results(folder / name, tokenizer, options, processes=2)
+        if torch.distributed.get_rank() == 0:
+            torch.save(found, folder / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    from stepjepa.cli.main import main
+
+    shard_on_cpu()
+    if Path(sys.argv[1]).is_dir():
+        run_cases(Path(sys.argv[1]))
+    else:
+        sys.exit(main())

@@ -1,0 +1,75 @@
+"""FSDP2: two processes that share the weights equal one, over gloo on CPU (`support.sharding`)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from support.sharding import STEPS, launch, results, rows
+
+pytestmark = pytest.mark.slow
+
+JEPA = {"objective": "step_jepa", "step_pairs": "all", "predictors": 2}
+CASES = {
+    "step": JEPA,
+    "step-two_pass": {**JEPA, "forward": "two_pass", "tied": True},
+    "step-stop": {**JEPA, "target_grad": False},
+    "step-two_pass-stop": {**JEPA, "forward": "two_pass", "target_grad": False},
+    "ratio": {"objective": "llm_jepa", "jepa_ratio": 0.4, "target_grad": False},
+    "standalone-two_pass": {"objective": "llm_jepa", "views": "standalone", "forward": "two_pass"},
+    "inline": {"objective": "llm_jepa", "predictors": 1, "forward": "inline"},
+    "split": {"objective": "split"},
+    "split-two_pass": {"objective": "split", "forward": "two_pass"},
+    "tube": {"objective": "semantic_tube"},
+    "tube-two_pass": {"objective": "semantic_tube", "forward": "two_pass"},
+    "head": {**JEPA, "predictor_head": "mlp", "jepa_loss": "infonce", "regularizer": "vicreg"},
+    "regular": {"objective": "regular", "tied": True},
+    "bf16": {**JEPA, "bf16": True},
+}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory, tokenizer):
+    """What each case came to on two processes that share the weights."""
+    folder = tmp_path_factory.mktemp("sharded")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    tokenizer.save_pretrained(folder / "tokenizer")
+    done = launch([folder])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: torch.load(folder / f"{name}.pt") for name in CASES}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "bf16"])
+def test_two_processes_equal_one(tmp_path, tokenizer, sharded, name):
+    found, expected = sharded[name], results(tmp_path, tokenizer, CASES[name], processes=1)
+    assert found["sharded"] == len(found["weights"]) and not expected["sharded"]
+    assert len(found["logs"]) == len(expected["logs"]) == STEPS
+    for got, want in zip(found["logs"], expected["logs"], strict=True):
+        for part in want.keys() & {"loss", "lm_loss", "jepa_loss", "cosine_similarity", "num_pairs", "grad_norm"}:
+            assert got[part] == pytest.approx(want[part], abs=1e-6, rel=1e-6), part
+    for got, want in zip(found["gradients"], expected["gradients"], strict=True):
+        assert got.keys() == want.keys()
+        for one, gradient in want.items():
+            torch.testing.assert_close(got[one], gradient, atol=1e-5, rtol=0)
+    for one, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][one], weight, atol=1e-6, rtol=0)
+
+
+def test_the_parts_of_the_loss_stay_in_float32(sharded):
+    rounded, exact = sharded["bf16"], sharded["step"]
+    assert rounded["dtypes"] == exact["dtypes"] == {"torch.float32"}
+    for got, want in zip(rounded["logs"], exact["logs"], strict=True):
+        assert got["loss"] == pytest.approx(want["loss"], rel=1e-2) and got["loss"] != want["loss"]
+    assert all(weight.dtype == torch.float32 for weight in rounded["weights"].values())
+
+
+def test_sharding_that_would_not_happen_is_refused(tmp_path):
+    """accelerate, as it is, trains with DDP on CPU."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    flags = f"train --fsdp true --train_file {data} --model_name tiny --output_dir {tmp_path / 'out'} --max_steps 1"
+    done = launch(flags.split(), "stepjepa")
+    assert done.returncode and "--fsdp: accelerate shards no weights on cpu" in done.stderr
+    assert "stepjepa/training/trainer.py" not in done.stderr and not (tmp_path / "out").exists()
