@@ -10,7 +10,7 @@ import torch
 
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator, shuffled_order
-from stepjepa.forest.layout import best_fit, plan_rows, row_lengths
+from stepjepa.forest.layout import best_fit, plan_rows, row_lengths, rows_cost
 from support.models import Views, paired
 
 
@@ -33,6 +33,29 @@ def test_every_example_once_in_a_plan_that_costs_no_more_than_one_row_or_one_row
         assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
         assert cost(rows, lengths) <= cost([list(range(len(lengths)))], lengths) + 1e-9
         assert cost(rows, lengths) <= cost([[index] for index in range(len(lengths))], lengths) + 1e-9
+
+
+def test_lengths_that_cannot_win_are_not_tried(monkeypatch):
+    """The search stops early; without that it would find the same rows."""
+    tried = []
+
+    def counted(lengths, capacity):
+        tried.append(capacity)
+        return best_fit(lengths, capacity)
+
+    monkeypatch.setattr("stepjepa.forest.layout.best_fit", counted)
+    assert plan_rows([35] * 128) == [[index] for index in range(128)] and tried == [35]
+    rng, stopped = random.Random(1), 0
+    for _ in range(100):
+        lengths = [rng.randint(1, rng.choice([3, 400])) for _ in range(rng.randint(2, 32))]
+        tried.clear()
+        found, few = plan_rows(lengths), len(tried)
+        tried.clear()
+        plan_rows(lengths, attention_length=1e12)  # tries all but where a packing has no gap
+        costs = [rows_cost(best_fit(lengths, capacity), lengths, 1024) for capacity in tried]
+        assert rows_cost(found, lengths, 1024) <= min(costs)
+        stopped += few < len(tried)
+    assert stopped > 10
 
 
 def test_max_row_length():

@@ -332,6 +332,10 @@ def plan_rows(
             break
     best: tuple[float, list[list[int]]] | None = None
     for capacity in sorted(capacities):
+        # No row is shorter than the longest forest, and of two rows one is more than half full.
+        least = total * (1 + max(longest, capacity / 2) / attention_length)
+        if best is not None and best[0] <= least:
+            break
         rows = best_fit(lengths, capacity)
         cost = rows_cost(rows, lengths, attention_length)
         if best is None or cost < best[0]:
