@@ -109,8 +109,6 @@ def test_flags_in_the_text_exist(reference):
     foreign = set(
         "address min_nodes nproc_per_node nnodes logdir profile threads clock template notes startswith".split()
     )
-    foreign |= {"max_lora_rank", "base", "apply_chat_template"}
-    foreign = set("nproc_per_node nnodes logdir profile threads clock template notes startswith".split())
     foreign |= {"max_lora_rank", "base", "apply_chat_template", "use_fsdp", "fsdp_version"}
     unknown = []
     for page in PAGES:
