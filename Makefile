@@ -65,7 +65,7 @@ families: setup ## try every model family of the installed transformers and writ
 mutants: setup ## put 60 small faults into a copy of the code, each of which the tests must notice (ARGS='--only 17')
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
-kill: setup ## kill runs at every write, rename and removal, and compare what goes on (half an hour; ARGS='--points 100')
+kill: setup ## kill runs at every write and compare what goes on (half an hour; ARGS='--points 100', ARGS='--elastic 30')
 	$(BIN)/python tests/faults/kill.py $(ARGS)
 
 fuzz: setup ## damaged files and odd options through every command, 5,000 cases (ARGS='--first N --cases 1' repeats one)

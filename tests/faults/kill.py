@@ -5,6 +5,9 @@ process that has imported everything forks a child for each run. The child count
 it is closed), renames, removals and new folders inside the run's folder, and ends at the n-th: a file that is being written
 is cut in half. The same command with ``--resume_from_checkpoint true`` must end with the same weights, ``metrics.json`` and
 log, bit for bit, and without a step too many. Exit status 0 where every point does.
+
+``--elastic N`` does it N times at random points of runs of one to four processes, and resumes on another number of them:
+the same examples, losses and weights to `CLOSE`.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ import gc
 import io
 import json
 import os
+import random
 import shutil
+import signal
+import socket
 import sys
 import tempfile
 import time
@@ -37,6 +43,15 @@ RUNS = {
     "ema": "--target_encoder ema --ema_momentum 0.5 --save_steps 1 --save_total_limit 2",
     "streaming": "--streaming --shuffle_buffer 8 --step_pairs random",
 }
+# Adam's usual epsilon would turn the rounding error of a gradient near zero into a step of full size.
+ELASTIC = f"--resume_from_checkpoint true --adam_epsilon 1e-3 --jepa_ratio 0.7 --max_steps {STEPS}"
+ELASTIC_RUNS = {
+    "grouped": "--train_sampling_strategy group_by_length --step_pairs random",
+    "ema": "--target_encoder ema --ema_momentum 0.5 --predictor_head linear --save_steps 1",
+    "streaming": "--streaming --shuffle_buffer 24 --step_pairs random",
+}
+BATCH, CLOSE = 12, 1e-5
+OPERATIONS = 220  # the fewest of such a run
 
 
 class Faults:
@@ -136,11 +151,44 @@ class Faults:
 
 def train(folder: Path, flags: str, at: int = 0, operations: Path | None = None) -> int:
     """``stepjepa train`` in a forked child; its exit status, `KILLED` where it was killed at operation `at`."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(folder, flags, at, operations), 0)[1])
+
+
+def train_on(processes: int, folder: Path, flags: str, at: int = 0) -> int:
+    """The same in several forked children; when one of them fails or is killed, the others are killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    places = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    children = [start(folder, flags, 0 if rank else at, place=one) for rank, one in enumerate(places)]
+    first = 0
+    while children:
+        for child in children:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                children.remove(child)
+                first = first or os.waitstatus_to_exitcode(status)
+                for other in children if first else ():
+                    os.kill(other, signal.SIGKILL)
+                break
+        time.sleep(0.01)
+    return first
+
+
+def start(
+    folder: Path, flags: str, at: int = 0, operations: Path | None = None, place: dict[str, str] | None = None
+) -> int:
+    """``stepjepa train`` in a forked child, one of several processes with `place` as `torchrun` gives it; its number."""
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return child
     status = 70
     try:
+        if place is not None and place["WORLD_SIZE"] != "1":
+            from accelerate.state import AcceleratorState
+
+            AcceleratorState._reset_state(reset_partial_state=True)  # the parent's is that of one process
+            os.environ |= place
         log = os.open(folder.parent / f"{folder.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -189,21 +237,73 @@ def check_point(folder: Path, flags: str, at: int, expected: dict[str, Any]) -> 
     return f"differs in {', '.join(wrong)}" if wrong else None
 
 
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    """In what two outcomes differ by more than rounding; empty where they do not."""
+    import torch
+    from safetensors.torch import load
+
+    for part in ("steps", "checkpoints"):
+        if found[part] != expected[part]:
+            return f"{part}: {found[part]}, not {expected[part]}"
+    for name, data in expected["weights"].items():
+        after = load(found["weights"][name])
+        for key, value in load(data).items():
+            if not torch.allclose(after[key], value, atol=CLOSE, rtol=0):
+                return f"{key}: {(after[key] - value).abs().max():.1e} off"
+    pairs = [*zip(found["log"], expected["log"], strict=True), (found["metrics"], expected["metrics"])]
+    for entry, wanted in pairs:
+        names = [
+            name for name in wanted if "loss" in name or name in ("num_pairs", "cosine_similarity", "learning_rate")
+        ]
+        off = [name for name in names if abs(entry[name] - wanted[name]) > CLOSE]
+        if off:
+            return f"{off[0]} at step {wanted.get('step')}: {entry[off[0]]}, not {wanted[off[0]]}"
+    return ""
+
+
+def kill_elastic(folder: Path, number: int, seed: int = 0) -> tuple[int, list[str]]:
+    """Kill `number` runs at random and resume them on other numbers of processes; how many, and what went wrong."""
+    from stepjepa.training.run_folder import RunFolder
+
+    warm_up(folder)
+    rng = random.Random(seed)
+    expected: dict[tuple[str, int], dict[str, Any]] = {}
+    wrong: list[str] = []
+    for index in range(number):
+        name = list(ELASTIC_RUNS)[index % len(ELASTIC_RUNS)]
+        before, after = rng.sample((1, 2, 3, 4), 2)
+        sizes = [rng.choice([n for n in (1, 2, 3, 4) if BATCH % (n * processes) == 0]) for processes in (before, after)]
+        flags = f"{ELASTIC} {ELASTIC_RUNS[name]}"
+
+        def cut(size: int, processes: int, flags: str = flags) -> str:
+            accumulation = BATCH // (size * processes)
+            return f"{flags} --per_device_train_batch_size {size} --gradient_accumulation_steps {accumulation}"
+
+        run, at = folder / f"elastic-{index}", rng.randint(1, OPERATIONS)
+        killed = train_on(before, run, cut(sizes[0], before), at)
+        checkpoint = RunFolder(run).checkpoint
+        # A stream's rows are dealt out when a run begins.
+        shares = (before if checkpoint else after) if name == "streaming" else 1
+        if (name, shares) not in expected:
+            whole = folder / f"{name}-{shares}"
+            if train_on(shares, whole, cut(BATCH // shares, shares)) != 0:
+                return index, [f"{name} on {shares}: {last_line(whole)}"]
+            expected[name, shares] = outcome_of(whole)
+        status = train_on(after, run, cut(sizes[1], after))
+        what = "" if (killed, status) == (KILLED, 0) else f"exit status {killed}, {status}: {last_line(run)}"
+        what = what or difference(outcome_of(run), expected[name, shares])
+        line = (
+            f"{name}, {before} processes of {sizes[0]}, killed at operation {at} after {checkpoint and checkpoint.name}"
+        )
+        line += f", then {after} of {sizes[1]}"
+        print(f"{line}: {what or 'equal'}", flush=True)
+        wrong += [f"{line}: {what}"] if what else []
+    return number, wrong
+
+
 def kill_all(folder: Path, number: int | None = None) -> tuple[int, list[str]]:
     """Check `number` points, evenly spread over all runs (None: every one); how many, and what went wrong at which."""
-    import torch
-
-    from stepjepa.cli.main import main
-    from support.rows import step_rows
-
-    torch.set_num_threads(1)
-    for file, seed in (("rows.jsonl", 0), ("eval.jsonl", 1)):
-        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in step_rows(20, seed=seed)))
-    warm_up = f"train --train_file {folder / 'rows.jsonl'} --output_dir {folder / 'warm_up'} {COMMON} --lora"
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        assert main(warm_up.split()) == 0  # so that the children import nothing
-    gc.collect()
-    gc.freeze()  # and go through none of it in search of garbage
+    warm_up(folder)
     points: list[tuple[str, int, str]] = []
     expected = {}
     for name, flags in RUNS.items():
@@ -224,16 +324,35 @@ def kill_all(folder: Path, number: int | None = None) -> tuple[int, list[str]]:
     return count, wrong
 
 
+def warm_up(folder: Path) -> None:
+    """Write the data and import everything, so that a forked child imports nothing."""
+    import torch
+
+    from stepjepa.cli.main import main
+    from support.rows import step_rows
+
+    torch.set_num_threads(1)
+    for file, seed in (("rows.jsonl", 0), ("eval.jsonl", 1)):
+        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in step_rows(20, seed=seed)))
+    command = f"train --train_file {folder / 'rows.jsonl'} --output_dir {folder / 'warm_up'} {COMMON} --lora"
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        assert main(command.split()) == 0
+    gc.collect()
+    gc.freeze()  # and go through none of it in search of garbage
+
+
 def main_of_kill() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--points", type=int, help="how many, spread over all; every one by default")
+    parser.add_argument("--elastic", type=int, metavar="N", help="resume N runs on another number of processes")
     parser.add_argument("--folder", help="where the runs go; a temporary folder by default")
     options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        number, wrong = kill_all(folder, options.points)
+        elastic = options.elastic
+        number, wrong = kill_elastic(folder, elastic) if elastic else kill_all(folder, options.points)
     print(f"{number} points in {time.monotonic() - begin:.0f} s: {len(wrong)} wrong")
     return 1 if wrong else 0
 

@@ -245,6 +245,6 @@ def test_a_stream_resumes_after_the_batches_that_were_trained_on(tmp_path, strea
     again.resume(tmp_path, 4)
     batches = list(islice(again.batches(4), 5))
     assert batches[:4] == [None] * 4 and keys(batches[4:]) == keys(taken[4:])
-    assert json.loads((tmp_path / "stream_0.json").read_text())["first_batch"] == 3
+    assert json.loads((tmp_path / "stream_0.json").read_text())["first_step"] == 3
     again.resume(None)
     assert keys(islice(again.batches(4), 5)) == keys(taken), "from the start"

@@ -7,7 +7,8 @@ numbers (`StreamStart`), so that a resumed run continues after reading one windo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import tee
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ class RowStream:
     Attributes:
         sources: the data sets.
         weights: rows are taken in this proportion; None reads one data set after the other.
-        shard, shards: this process reads the rows whose number leaves the remainder `shard`.
+        shard, shards: only those rows whose number leaves the remainder `shard` are read.
     """
 
     sources: Sequence[RowSource]
@@ -169,6 +170,12 @@ class ExampleStream:
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1, engine: Engine = "processes"):
         self.rows, self.encoders, self.processes, self.engine = rows, encoders, processes, engine
         self.reports = [DataReport(source.name, files=source.files) for source in rows.sources]
+
+    def part(self, shard: int, shards: int) -> ExampleStream:
+        """The examples of the rows whose number leaves the remainder `shard`; its reports are those of all."""
+        part = copy(self)
+        part.rows = replace(self.rows, shard=shard, shards=shards)
+        return part
 
     def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
         """`size` examples at a time, in the rows' order, with where they begin.

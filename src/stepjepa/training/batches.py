@@ -1,7 +1,8 @@
 """What training draws: the order of examples, what is random about them, and streams.
 
 All of it is a pure function of the seed, the data and how often a row was seen before: not of the rank, the worker, the
-batch or a resume. The order of a stream also depends on the number of processes. No torch, but for the loader of a stream.
+batch or a resume. The order of a stream also depends on the number of processes that it began with. No torch, but for the
+loader of a stream.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ FILLER = -1
 # What random numbers are for; objectives have numbers of their own (`Objective.stream`).
 _ORDER, _RATIO, _MIXED, _WINDOW = 0, 1, 4, 5
 _KEPT_STARTS = 64
+_STREAM = "stream_{}.json"
 
 
 def generator(seed: int, epoch: int, row: int, what: int, source: int = 0) -> np.random.Generator:
@@ -202,43 +204,62 @@ class DrawnExamples:
 class StreamedExamples:
     """What `DrawnExamples` is for a stream: micro-batches without end, shuffled window by window.
 
+    The rows are dealt out into as many shares as the run had processes when it began. Each share gives its part of every
+    optimizer step, and a process reads the shares that its own examples of the step are from: which examples a step has, and
+    in which order, stays when a run is resumed on another number of processes.
+
     Args:
-        stream: the examples of this process.
+        stream: the examples.
         draw: what is random about them.
         args: of the run: the size of a window, the order in it, this process and the number of them.
     """
 
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
         self.stream, self.draw, self.args = stream, draw, args
-        self._resumed: tuple[int, int, StreamStart | None] = (0, 0, None)
-        self._starts: dict[int, StreamStart] = {}  # first micro-batch of a window -> where the window begins
+        self._seen, self._shares = 0, args.world_size
+        # Of each share: steps before a window -> where the window begins.
+        self._resumed: dict[int, tuple[int, StreamStart]] = {}
+        self._starts: dict[int, dict[int, StreamStart]] = {}
 
     def batches(self, size: int) -> Iterator[list[Example] | None]:
         """Micro-batches of `size` examples; None for those that the resumed run has trained on."""
-        seen, number, start = self._resumed
+        seen, accumulation, process = self._seen, self.args.gradient_accumulation_steps, self.args.process_index
+        own = size * accumulation  # examples of a step
+        each = own * self.args.world_size // self._shares
+        shares = range(process * own // each, ((process + 1) * own - 1) // each + 1)
+        skipped = process * own - shares.start * each  # of the first share, which other processes take
         self._starts.clear()
-        yield from [None] * number
-        step = self.args.gradient_accumulation_steps
-        window_size = -(-self.args.shuffle_buffer // (size * step)) * step * size
-        for begin, window in self.stream.windows(window_size, start):
-            self._starts[number] = begin
-            while len(self._starts) > _KEPT_STARTS:
-                del self._starts[min(self._starts)]
-            window = self._ordered(window, begin.window, size * step)
-            for first in range(0, len(window), size):
-                examples = window[first : first + size]
-                number += 1
-                if number <= seen:
-                    yield None
-                else:
-                    yield [self.draw(one.example, one.passes, one.row, one.source) for one in examples]
+        for number, parts in enumerate(zip(*(self._steps(share, each) for share in shares), strict=True), 1):
+            if number <= seen:
+                yield from [None] * accumulation
+                continue
+            examples = [
+                self.draw(one.example, one.passes, one.row, one.source)
+                for one in [one for part in parts for one in part][skipped : skipped + own]
+            ]
+            yield from (examples[first : first + size] for first in range(0, own, size))
 
-    def _ordered(self, window: list[Streamed], number: int, step: int) -> list[Streamed]:
-        """The examples of a window, `step` of them an optimizer step, in the order of training."""
+    def _steps(self, share: int, size: int) -> Iterator[list[Streamed]]:
+        """What a share gives to every optimizer step: `size` examples, nothing before the window where it resumes."""
+        number, start = self._resumed.get(share, (0, None))
+        yield from [[]] * number
+        starts = self._starts[share] = {}
+        window_size = -(-self.args.shuffle_buffer // size) * size
+        for begin, window in self.stream.part(share, self._shares).windows(window_size, start):
+            starts[number] = begin
+            while len(starts) > _KEPT_STARTS:
+                del starts[min(starts)]
+            window = self._ordered(window, share, begin.window, size)
+            for first in range(0, window_size, size):
+                number += 1
+                yield window[first : first + size]
+
+    def _ordered(self, window: list[Streamed], share: int, number: int, step: int) -> list[Streamed]:
+        """The examples of a share's window, `step` of them an optimizer step, in the order of training."""
         strategy = self.args.train_sampling_strategy
         if strategy == "sequential":
             return window
-        order = generator(self.draw.seed, number, self.args.process_index, _WINDOW).permutation(len(window)).tolist()
+        order = generator(self.draw.seed, number, share, _WINDOW).permutation(len(window)).tolist()
         if strategy == "group_by_length":
             groups = [order[first : first + step] for first in range(0, len(order), step)]
             order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.trunk))]
@@ -261,17 +282,20 @@ class StreamedExamples:
 
     # Where a run resumes
 
-    def save(self, folder: str | Path, batches: int) -> None:
-        """Write where this process's stream is after so many micro-batches."""
-        first = max(number for number in self._starts if number <= batches)
-        write_json(self._path(folder), {"first_batch": first, "start": list(self._starts[first])}, indent=None)
+    def save(self, folder: str | Path, steps: int) -> None:
+        """Write where the shares are after so many optimizer steps, those whose first example this process takes."""
+        for share, starts in self._starts.items():
+            if share * self.args.world_size // self._shares == self.args.process_index:
+                first = max(number for number in starts if number <= steps)
+                record = {"shares": self._shares, "first_step": first, "start": list(starts[first])}
+                write_json(Path(folder) / _STREAM.format(share), record, indent=None)
 
-    def resume(self, folder: str | Path | None, batches: int = 0) -> None:
-        """Begin after so many micro-batches of the run that wrote the checkpoint `folder`; None begins at the first."""
-        self._resumed = (0, 0, None)
+    def resume(self, folder: str | Path | None, steps: int = 0) -> None:
+        """Begin after so many optimizer steps of the run that wrote the checkpoint `folder`; None begins at the first."""
+        self._seen, self._shares, self._resumed = steps, self.args.world_size, {}
         if folder is not None:
-            record = read_json(self._path(folder))
-            self._resumed = batches, record["first_batch"], StreamStart.of_record(record["start"])
-
-    def _path(self, folder: str | Path) -> Path:
-        return Path(folder) / f"stream_{self.args.process_index}.json"
+            self._shares = read_json(Path(folder) / _STREAM.format(0))["shares"]
+            records = [read_json(Path(folder) / _STREAM.format(share)) for share in range(self._shares)]
+            self._resumed = {
+                n: (one["first_step"], StreamStart.of_record(one["start"])) for n, one in enumerate(records)
+            }

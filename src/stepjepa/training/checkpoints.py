@@ -34,7 +34,7 @@ from stepjepa.training.batches import StreamedExamples
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
-from stepjepa.training.run_folder import BROKEN, LOG_STATE, ResumeRecord, RunFolder, on_main, recorded_steps
+from stepjepa.training.run_folder import BROKEN, LOG_STATE, Cut, ResumeRecord, RunFolder, on_main, recorded_steps
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
@@ -130,11 +130,18 @@ class CheckpointedTrainer(Trainer):
         Raises:
             ConfigError, RunError: as `train`.
         """
-        steps, done = self.requested_steps, 0
+        done, planned = (0, None) if checkpoint is None else self.check_resumable(checkpoint)
+        steps = self.requested_steps
         if self.at_equal_compute:
             self.args.max_steps = steps
         if checkpoint is not None:
-            done, planned = self.check_resumable(checkpoint)
+            before = ResumeRecord.read(checkpoint).cut
+            if before != self.cut and self.is_world_process_zero():
+                logger.warning(
+                    "%s was written with %s examples a step, this run takes %s: the same examples in the same order, but "
+                    "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
+                    *(checkpoint, before, self.cut),
+                )
             if planned != steps and self.is_world_process_zero():
                 logger.warning(
                     "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
@@ -144,7 +151,7 @@ class CheckpointedTrainer(Trainer):
             if self.args.should_save:
                 self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
         if isinstance(self.train_dataset, StreamedExamples):
-            self.train_dataset.resume(checkpoint, done * self.args.gradient_accumulation_steps)
+            self.train_dataset.resume(checkpoint, done)
         if self.args.should_save:
             (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
@@ -161,12 +168,14 @@ class CheckpointedTrainer(Trainer):
         return result._replace(training_loss=result.metrics["train_loss"])
 
     def check_resumable(self, checkpoint: Path) -> tuple[int, int]:
-        """The step of a checkpoint, and how many its run was to have.
+        """The step of a checkpoint, and how many its run was to have. With other micro-batches or another number of
+        processes `args.gradient_accumulation_steps` becomes what keeps the batch of the optimizer step.
 
         Raises:
-            ConfigError: its run had other settings or other data, or it has more steps than are asked for.
+            ConfigError: its run had other settings, other data or another batch, or it has more steps than are asked for.
         """
-        self.resume_record.check_same(ResumeRecord.read(checkpoint), checkpoint)
+        before = ResumeRecord.read(checkpoint)
+        self.args.gradient_accumulation_steps = self.resume_record.check_same(before, checkpoint)
         done, planned = recorded_steps(checkpoint)
         if done > self.requested_steps:
             raise ConfigError(
@@ -174,6 +183,12 @@ class CheckpointedTrainer(Trainer):
                 f"asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an older checkpoint"
             )
         return done, planned
+
+    @property
+    def cut(self) -> Cut:
+        """How the examples of an optimizer step are shared out."""
+        args = self.args
+        return Cut(args.per_device_train_batch_size, args.gradient_accumulation_steps, self.accelerator.num_processes)
 
     @property
     def resume_record(self) -> ResumeRecord:
@@ -190,7 +205,7 @@ class CheckpointedTrainer(Trainer):
         settings |= {name: value for name, value in public_values(self.args).items() if name in fixed_on_resume()}
         settings |= objective_of(self.args).code
         data = {name: one.fingerprint for name, one in self.data_reports.items() if not name.startswith("eval")}
-        return ResumeRecord(plain_settings(settings), data, self.accelerator.num_processes)
+        return ResumeRecord(plain_settings(settings), data, self.cut)
 
     @property
     def run_record(self) -> dict[str, Any]:
@@ -208,6 +223,7 @@ class CheckpointedTrainer(Trainer):
             "transformers": transformers.__version__,
             "python": platform.python_version(),
             "processes": self.accelerator.num_processes,
+            "cut": self.cut,
             "steps": self.requested_steps,
             "settings": {**plain_settings(settings), **self.resume_record.settings},
             "loss": loss_line(self.args) if self.setup.objective.makes_pairs else "LM",
@@ -219,10 +235,13 @@ class CheckpointedTrainer(Trainer):
 
     def resume_log(self, checkpoint: Path) -> None:
         """Continue the log where the checkpoint left it."""
-        path = checkpoint / LOG_STATE.format(self.args.process_index)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        self._meter = LossMeter.of_state(self._meter.names, state, self.args.device)
-        self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
+        paths = [checkpoint / LOG_STATE.format(number) for number in range(ResumeRecord.read(checkpoint).cut.processes)]
+        states = [torch.load(path, map_location=self.args.device.type, weights_only=True) for path in paths]
+        own, state = slice(self.args.process_index, None, self.args.world_size), states[0]
+        self._meter = LossMeter.of_states(self._meter.names, states, own)
+        # The Trainer takes the mean over the processes.
+        loss = sum(one["loss"] for one in states[own]) * (self.args.world_size / len(states))
+        self._tr_loss = torch.tensor(loss, device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
         at_end = self.state.global_step >= self.state.max_steps
         last = self._last_step = LastStep(*state["last_step"])
@@ -285,7 +304,7 @@ class CheckpointedTrainer(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         if isinstance(self.train_dataset, StreamedExamples):
-            self.train_dataset.save(output_dir, self.state.global_step * self.args.gradient_accumulation_steps)
+            self.train_dataset.save(output_dir, self.state.global_step)
         last = self._last_step
         norm = None if last.grad_norm is None else float(last.grad_norm)
         log = {

@@ -237,8 +237,7 @@ class ExampleReader:
         encoders = [
             make_encoder(one, self.tokenizer, renderer, settings_for(one, args, self.positions)) for one in sources
         ]
-        rows = RowStream(sources, args.mixing_weights, args.process_index, args.world_size)
-        stream = PairedStream(rows, encoders, args)
+        stream = PairedStream(RowStream(sources, args.mixing_weights), encoders, args)
         for name, source, encoder, report in zip(names, sources, encoders, stream.reports, strict=True):
             report.fingerprint, report.steps = source.fingerprint, encoder.new_counts()
             self.reports[name] = report

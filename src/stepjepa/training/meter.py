@@ -167,10 +167,16 @@ class LossMeter:
         return {"sums": sums, "targets": [target.cpu() for target in self.targets], "flops": dict(self.flops)}
 
     @classmethod
-    def of_state(cls, names: tuple[str, ...], state: Mapping[str, Any], device: torch.device) -> LossMeter:
-        """The meter of the parts `names` that `state` was taken from."""
-        sums = None if state["sums"] is None else state["sums"].to(device)
-        return cls(names, sums, [target.to(device) for target in state["targets"]], Counter(state["flops"]))
+    def of_states(cls, names: tuple[str, ...], states: Sequence[Mapping[str, Any]], part: slice) -> LossMeter:
+        """The meter of the parts `names` that has counted what some of those had that `states` were taken from.
+
+        Args:
+            part: which of them; where it is none, nothing was counted.
+        """
+        first, own = states[0]["sums"], states[part]
+        sums = None if first is None else sum((state["sums"] for state in own), torch.zeros_like(first))
+        targets = [target for state in own for target in state["targets"]]
+        return cls(names, sums, targets, sum((Counter(state["flops"]) for state in own), Counter()))
 
 
 def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:

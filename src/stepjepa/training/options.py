@@ -334,9 +334,9 @@ class TrainerOptions:
     )
     # The last batch of an epoch is filled up to its size, so an absurd one would take hours.
     per_device_train_batch_size: int = option(
-        8, "Examples of a micro-batch on each device.", COMMON, at_least=1, at_most=2**20
+        8, "Examples of a micro-batch on each device.", COMMON, resume=True, at_least=1, at_most=2**20
     )
-    gradient_accumulation_steps: int = option(1, "Micro-batches of an optimizer step.", COMMON, at_least=1)
+    gradient_accumulation_steps: int = option(1, "Micro-batches of an optimizer step.", COMMON, resume=True, at_least=1)
     lr_scheduler_type: str = option("linear", "Course of the learning rate (linear, cosine, constant, ...).", COMMON)
     warmup_steps: float = option(
         0, "Steps (or, below 1, the share of them) of learning-rate warm-up.", COMMON, at_least=0

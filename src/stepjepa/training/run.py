@@ -110,7 +110,7 @@ def _run(
     if checkpoint is not None:
         trainer.check_resumable(checkpoint)
     elif finished is not None:
-        folder.check_same(trainer.resume_record)
+        trainer.args.gradient_accumulation_steps = folder.check_same(trainer.resume_record)
     if finished is not None and not overwrite:
         if finished == trainer.requested_steps:
             return _complete(trainer, folder, finished)

@@ -5,6 +5,7 @@ Everything that asks whether a run is complete, cut off or running asks `RunFold
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
@@ -50,6 +51,31 @@ _OWN_FILES += (
 T = TypeVar("T")
 
 
+class Cut(NamedTuple):
+    """How the examples of an optimizer step are shared out. Its text is ``8 x 2 accumulated x 2 processes``.
+
+    Attributes:
+        size: examples of a micro-batch of one process.
+        accumulation: micro-batches of a process.
+        processes: of the run.
+    """
+
+    size: int = 1
+    accumulation: int = 1
+    processes: int = 1
+
+    @property
+    def batch(self) -> int:
+        """Examples of an optimizer step."""
+        return math.prod(self)
+
+    def __str__(self) -> str:
+        parts = [str(self.size)]
+        parts += [f"{self.accumulation} accumulated"] if self.accumulation > 1 else []
+        parts += [f"{self.processes} processes"] if self.processes > 1 else []
+        return " x ".join(parts)
+
+
 @dataclass(frozen=True)
 class ResumeRecord:
     """What a resumed run must share with its checkpoint; lies in every checkpoint.
@@ -58,12 +84,12 @@ class ResumeRecord:
         settings: options that may not change when a run is resumed -> value, as JSON holds it; of a PEFT model the
             adapter's as well.
         data: training data set -> fingerprint.
-        processes: of the run.
+        cut: of the run; only its batch must be shared.
     """
 
     settings: dict[str, Any]
     data: dict[str, str] = field(default_factory=dict)
-    processes: int = 1
+    cut: Cut = Cut()
 
     def write(self, checkpoint: Path) -> None:
         """Write the record into a checkpoint."""
@@ -72,25 +98,44 @@ class ResumeRecord:
     @classmethod
     def read(cls, checkpoint: Path) -> ResumeRecord:
         """What `write` wrote."""
-        return cls(**read_json(checkpoint / RESUME_RECORD))
+        record = read_json(checkpoint / RESUME_RECORD)
+        return cls(record["settings"], record["data"], Cut(*record["cut"]))
 
-    def check_same(self, before: ResumeRecord, where: Path) -> None:
-        """Refuse to resume the run in `where`, whose record is `before`, with other data or other settings.
+    def check_same(self, before: ResumeRecord, where: Path) -> int:
+        """Refuse to resume the run in `where`, whose record is `before`, with other data, settings or another batch.
+
+        Returns:
+            how many micro-batches of this run's make an optimizer step of that one.
 
         Raises:
             ConfigError: what differs, with both values.
         """
         values = {name: (before.settings.get(name, new), new) for name, new in self.settings.items()}
         differs = [f"{name}={old}, not {new}" for name, (old, new) in values.items() if old != new]
-        wrong = ""
         if differs:
             wrong = f"the run in {where} has {differs[0]}; resume with the same settings"
-        elif before.processes != self.processes:
-            wrong = f"the run in {where} has {before.processes} processes, not {self.processes}; resume with as many"
         elif before.data != self.data:
             wrong = f"the training data is not that of the run in {where}; resume with the same file"
+        else:
+            wrong = self._unfit(before.cut)
+            wrong = wrong and f"the run in {where} takes {before.cut.batch} examples a step ({before.cut}), {wrong}"
         if wrong:
             raise ConfigError(f"--{_NAME.resume_from_checkpoint}: {wrong}, or give another --{_NAME.output_dir}")
+        return before.cut.batch // (self.cut.size * self.cut.processes)
+
+    def _unfit(self, old: Cut) -> str:
+        """Why this run's micro-batches do not make the optimizer steps of a run that was cut as `old`; empty if they do."""
+        size, accumulation, processes = self.cut
+        if size * processes == old.size * old.processes:
+            return "" if accumulation == old.accumulation else f"not {self.cut.batch}; resume with as many"
+        if self.settings.get("dataloader_drop_last"):
+            return "and what --dataloader_drop_last drops depends on how; resume with the same"
+        if old.batch % (size * processes) == 0:
+            return ""
+        fit = [str(number) for number in range(1, old.batch + 1) if old.batch % (size * number) == 0]
+        start = f"start {', '.join(fit)} processes or " if fit else ""
+        micro = self.cut._replace(accumulation=1)
+        return f"which is no multiple of {micro}; {start}change --{_NAME.per_device_train_batch_size}"
 
 
 class RunFolder:
@@ -132,16 +177,19 @@ class RunFolder:
     def _read(self, name: str) -> dict[str, Any]:
         return read_object(self.path / name)
 
-    def check_same(self, record: ResumeRecord) -> None:
+    def check_same(self, record: ResumeRecord) -> int:
         """Refuse to take a run that ended here for the one of `record`, which is about to start.
 
+        Returns:
+            as `ResumeRecord.check_same`.
+
         Raises:
-            ConfigError: they differ in data or settings.
+            ConfigError: they differ in data, settings or batch.
         """
         before = self._read(RECORD)
         data = {name: one for name, one in before.get("data", {}).items() if not name.startswith("eval")}
-        processes = before.get("processes", record.processes)
-        record.check_same(ResumeRecord(before.get("settings", {}), data, processes), self.path)
+        cut = Cut(*before.get("cut", record.cut))
+        return record.check_same(ResumeRecord(before.get("settings", {}), data, cut), self.path)
 
     # Who may write
 
@@ -327,8 +375,8 @@ def _problem(folder: Path) -> str | None:
     if not (folder / MANIFEST).exists():
         return f"written by version 0.1, without {MANIFEST}; this version cannot resume from it"
     problem, files = mismatch(folder), listed_files(folder) or {}
-    if problem is None and RESUME_RECORD not in files:
-        problem = f"written by an earlier version, without {RESUME_RECORD}; this version cannot resume from it"
+    if problem is None and "cut" not in read_object(folder / RESUME_RECORD):
+        problem = f"written by an earlier version, whose {RESUME_RECORD} is another; this version cannot resume from it"
     if problem is None and LOG_STATE.format(0) not in files:
         problem = "written with save_only_model, without the optimizer's state; no run can resume from it"
     return problem

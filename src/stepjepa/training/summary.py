@@ -231,12 +231,8 @@ def first_batches(trainer: JEPATrainer) -> list[Batch]:
 
 def steps_line(trainer: JEPATrainer) -> str:
     """``1,000 of 32 examples (8 x 2 accumulated x 2 processes), 4.3 epochs``."""
-    args, processes = trainer.args, trainer.accelerator.num_processes
-    parts = [str(args.per_device_train_batch_size)]
-    parts += [f"{args.gradient_accumulation_steps} accumulated"] if args.gradient_accumulation_steps > 1 else []
-    parts += [f"{processes} processes"] if processes > 1 else []
-    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
-    how = f" ({' x '.join(parts)})" if len(parts) > 1 else ""
+    args, cut = trainer.args, trainer.cut
+    batch, how = cut.batch, f" ({cut})" if cut.batch > cut.size else ""
     if args.streaming:
         return f"{args.max_steps:,} of {batch:,} examples{how}"
     steps = trainer.requested_steps

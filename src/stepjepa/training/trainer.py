@@ -405,9 +405,10 @@ class JEPATrainer(CheckpointedTrainer):
             self._meter = LossMeter(self._meter.names)
         logs |= self._cosines
         self._cosines = {}
-        if "train_loss" in logs:  # the Trainer divides by the steps since the run was resumed
-            broken, steps = self._watch.found is not None, max(self.state.global_step, 1)
-            logs["train_loss"] = math.nan if broken else self._total_loss_scalar / steps
+        if "train_loss" in logs:  # the Trainer's is of this process, over the steps since the run was resumed
+            broken, processes = self._watch.found is not None, self.accelerator.num_processes
+            total = over_processes([self._total_loss_scalar], self.accelerator)[0] / processes
+            logs["train_loss"] = math.nan if broken else total / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
     def recent_losses(self) -> dict[str, float]:

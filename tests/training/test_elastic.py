@@ -1,0 +1,182 @@
+"""A run that began on some processes is resumed on another number of them: the same examples, draws, losses and weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler
+
+from faults import kill
+from stepjepa.cli.main import main
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import ConfigError
+from stepjepa.training.batches import EpochSampler, StreamedExamples
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.encoding import ExampleReader, Sources
+from stepjepa.training.run_folder import Cut, ResumeRecord
+from support.rows import step_rows
+from support.runs import copy_of, files_of, one_line
+
+BATCH = 12
+CUTS = [(1, 12), (2, 6), (3, 4), (4, 3), (2, 2), (4, 1)]  # processes, micro-batches of each in a step
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_step_has_the_same_examples_however_it_is_cut(grouped):
+    lengths = np.random.default_rng(0).integers(5, 500, 50) if grouped else None
+    found = []
+    for processes, accumulation in CUTS:
+        size = BATCH // (processes * accumulation)
+        sampler = EpochSampler(50, size * processes, 7, lengths=lengths, window=BATCH)
+        batches = BatchSampler(sampler, size, drop_last=False)
+        shares = [list(BatchSamplerShard(batches, processes, process)) for process in range(processes)]
+        assert len({len(share) for share in shares}) == 1, "every process has as many"
+        drawn = [draw for turn in zip(*shares, strict=True) for batch in turn for draw in batch]
+        assert all(draw.row < 0 for draw in drawn[50:])
+        found.append(drawn[:50])
+    assert all(one == found[0] for one in found) and sorted(draw.row for draw in found[0]) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("begun", "strategy"), [(cut, ("random", "group_by_length")[number % 2]) for number, cut in enumerate(CUTS)]
+)
+def test_a_stream_is_resumed_on_any_number_of_processes(tmp_path, tokenizer, begun, strategy):
+    options = {"objective": "step_jepa", "step_pairs": "random", "jepa_ratio": 0.7, "mixing_weights": [2.0, 1.0]}
+    config = JEPAConfig(output_dir=str(tmp_path / "out"), streaming=True, max_steps=3, disable_tqdm=True, **options)
+    sources = Sources([RowSource(step_rows(20)), RowSource(step_rows(9, seed=1))])
+    read = ExampleReader(tokenizer, config, None).read_training(sources)
+
+    def steps(cut, folder, done, until, saved):
+        """The examples of the steps from `done` to `until`, in order; a checkpoint after them."""
+        processes, accumulation = cut
+        size, parts = BATCH // (processes * accumulation), []
+        for process in range(processes):
+            args = {"world_size": processes, "process_index": process, "gradient_accumulation_steps": accumulation}
+            args |= {"shuffle_buffer": 16, "train_sampling_strategy": strategy}
+            stream = StreamedExamples(read.stream, read.draw, SimpleNamespace(**args))
+            stream.resume(folder, done)
+            batches = list(islice(stream.batches(size), until * accumulation))
+            assert batches[: done * accumulation] == [None] * (done * accumulation)
+            parts.append([[*map(key, batch)] for batch in batches[done * accumulation :]])
+            saved.mkdir(exist_ok=True)
+            stream.save(saved, until)
+        return [
+            [one for part in parts for batch in part[at : at + accumulation] for one in batch]
+            for at in range(0, len(parts[0]), accumulation)
+        ]
+
+    def key(example):
+        return tuple(example.trunk.tolist()), str(example.pairs)
+
+    whole = steps(begun, None, 0, 14, tmp_path / "whole")
+    assert all(len(step) == BATCH for step in whole) and whole[0] != whole[5]
+    folder, found = None, []
+    for done, cut in enumerate([begun, *CUTS, begun]):  # two steps each
+        saved = tmp_path / f"{done}"
+        found += steps(cut, folder, 2 * done, min(2 * done + 2, 14), saved)
+        folder = saved
+        shares = {path.name for path in saved.iterdir()}
+        assert shares == {f"stream_{share}.json" for share in range(begun[0])}
+    assert found == whole
+
+
+def record(cut: Cut, **settings) -> ResumeRecord:
+    return ResumeRecord(settings, {"train": "x"}, cut)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "accumulation"),
+    [(Cut(4, 1, 2), Cut(4), 2), (Cut(4, 1, 2), Cut(1, 7, 2), 4), (Cut(3, 4), Cut(3, 4, 4), 1), (Cut(2, 6), Cut(4), 3)],
+)
+def test_the_batch_is_kept_by_accumulation(before, now, accumulation, tmp_path):
+    assert record(now).check_same(record(before), tmp_path) == accumulation
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "settings", "words"),
+    [
+        (
+            Cut(2, 6),
+            Cut(2, 6, 5),
+            {},
+            "12 examples a step (2 x 6 accumulated), which is no multiple of 2 x 5 processes;",
+        ),
+        (Cut(2, 6), Cut(2, 6, 5), {}, "start 1, 2, 3, 6 processes or change --per_device_train_batch_size"),
+        (Cut(4, 1, 3), Cut(5), {}, "no multiple of 5; change --per_device_train_batch_size"),
+        (Cut(4, 2), Cut(4, 3), {}, "8 examples a step (4 x 2 accumulated), not 12; resume with as many"),
+        (Cut(4, 1, 2), Cut(4), {"dataloader_drop_last": True}, "what --dataloader_drop_last drops depends on how"),
+    ],
+)
+def test_another_batch_is_refused(before, now, settings, words, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        record(now, **settings).check_same(record(before, **settings), tmp_path)
+    assert words in str(raised.value) and str(raised.value).startswith("--resume_from_checkpoint: the run in ")
+
+
+RUN = (
+    f"{kill.COMMON} --gradient_accumulation_steps 1 --step_pairs random --jepa_ratio 0.7 --adam_epsilon 1e-3 "
+    "--train_sampling_strategy group_by_length --save_total_limit 5"
+)
+
+
+def words_of(folder: Path, more: str = "") -> list[str]:
+    return f"train --train_file {folder.parent / 'rows.jsonl'} --output_dir {folder} {RUN} {more}".split()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of two processes, and the same one of one process with twice the accumulation."""
+    two, one = tmp_path_factory.mktemp("two") / "out", tmp_path_factory.mktemp("one") / "out"
+    for folder in (two, one):
+        (folder.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stepjepa"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*torchrun, *words_of(two)], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert main(words_of(one, "--gradient_accumulation_steps 2")) == 0
+    return two, one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_after", [2, 4, 5])
+def test_two_processes_then_one(runs, tmp_path, killed_after, capsys):
+    two, one = runs
+    expected = kill.outcome_of(one)
+    assert not kill.difference(kill.outcome_of(two), expected) and expected["log"][-2]["learning_rate"] > 0
+    run = copy_of(two, tmp_path, killed_after)
+    assert main(words_of(run, "--resume_from_checkpoint true")) == 0
+    said = capsys.readouterr()
+    assert "5 of 8 examples (4 x 2 accumulated)" in said.out
+    assert "was written with 4 x 2 processes examples a step" in said.err
+    assert kill.difference(kill.outcome_of(run), expected) == ""
+
+
+@pytest.mark.slow
+def test_a_complete_run_is_complete_on_any_number_of_processes(runs, tmp_path, capsys):
+    run = copy_of(runs[0], tmp_path)
+    for checkpoint in run.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    before = files_of(run)
+    # One and a half epochs of three steps each.
+    flags = "--resume_from_checkpoint true --max_steps -1 --num_train_epochs 1.5"
+    assert main(words_of(run, flags)) == 0, capsys.readouterr().err
+    assert "complete, 5 of 5 steps" in capsys.readouterr().out
+    assert main(words_of(run, "--resume_from_checkpoint true --per_device_train_batch_size 3")) == 2
+    assert "takes 8 examples a step (4 x 2 processes), which is no multiple of 3" in one_line(capsys.readouterr().err)
+    assert files_of(run) == before
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_runs_killed_at_random_end_equal_on_other_numbers_of_processes(tmp_path):
+    assert kill.kill_elastic(tmp_path, 30) == (30, [])
