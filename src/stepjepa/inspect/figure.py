@@ -34,7 +34,7 @@ _MOST_CELLS = 1600  # of a mask's side; longer rows are thinned
 _STRIP = WIDTH - 0.95  # inches, width of a strip
 _BAR = 0.17  # inches, height of a bar without text
 _NAMES = 0.26  # inches, the line for names below a bar
-_MOST_LETTERS = 12
+_MOST_LETTERS = 13
 _LETTER = 0.075  # inches, the width of a letter
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # between two positions that are written
 
