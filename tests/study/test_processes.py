@@ -209,7 +209,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("executor", ["processes", "local"])
+@pytest.mark.parametrize("executor", ["processes", "local", "ray"])
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, whole):
     if executor == "local":

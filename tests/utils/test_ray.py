@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -136,3 +141,68 @@ def test_a_likelihood_is_refused(model, tmp_path, capsys):
     ]
     assert main(words) == 2
     assert "answer_nll is computed by this process: leave --ray_replicas out" in capsys.readouterr().err
+
+
+STUDY = """\
+data: {builtin: {train_rows: 64, select_rows: 4, test_rows: 4}}
+base: {model_name: tiny, max_steps: 60, save_steps: 5, per_device_train_batch_size: 4, learning_rate: 2.0e-3}
+arms: {regular: {}}
+seeds: [1]
+metrics: [answer_nll]
+ray: {cpus: 1, retries: 1}
+"""
+
+
+def once(there, act):
+    """Do something once the file `there` exists; the thread that waits for it."""
+
+    def wait():
+        while not there.exists():
+            time.sleep(0.05)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+KILL_TASK = partial(kill, "ray::carry_out_task")
+
+
+def test_a_run_of_a_study_is_begun_again_where_its_process_is_lost(tmp_path):
+    (tmp_path / "study.yaml").write_text(STUDY)
+    words, run = ["study", str(tmp_path / "study.yaml"), "--output_dir"], Path("runs", "regular", "seed-1")
+    assert main([*words, str(tmp_path / "a")]) == 0
+    killer = once(tmp_path / "b" / run / "model" / "checkpoint-5" / "manifest.json", KILL_TASK)
+    assert main([*words, str(tmp_path / "b"), "--executor", "ray"]) == 0
+    killer.join()
+    first, second = (lines(tmp_path / name / "results.jsonl")[0] for name in "ab")
+    assert first["metrics"] == second["metrics"]
+    assert json.loads((tmp_path / "b" / run / "trained.json").read_text())["resumed_at_step"] >= 5
+    assert (tmp_path / "b" / run / "train.log").read_text().count("--- ") == 2
+
+
+def test_wrong_parameters_are_told(tmp_path, capsys):
+    (tmp_path / "study.yaml").write_text(STUDY)
+    words = ["study", str(tmp_path / "study.yaml"), "--output_dir", str(tmp_path / "out"), "--executor", "ray"]
+    assert main([*words, "--set", "ray.cpu=1"]) == 2
+    assert "ray: Invalid option keyword cpu for remote functions" in capsys.readouterr().err
+
+
+INTERRUPT = partial(os.kill, os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "words"), [(KILL_TASK, 1, "FAILED: Ray: "), (INTERRUPT, 130, "the same command resumes")]
+)
+def test_processes_end_with_a_task_that_is_lost_or_cancelled(act, status, words, tmp_path, capsys):
+    (tmp_path / "study.yaml").write_text(STUDY)
+    flags = ["--output_dir", str(tmp_path / "out"), "--executor", "ray", "--set", "ray.retries=0"]
+    acting = once(tmp_path / "out" / "runs" / "regular" / "seed-1" / "train.log", act)
+    assert main(["study", str(tmp_path / "study.yaml"), *flags]) == status
+    acting.join()
+    assert words in "".join(capsys.readouterr())
+    end = time.monotonic() + 20
+    while any(str(tmp_path) in " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])):
+        assert time.monotonic() < end, "a process of the run is left"
+        time.sleep(0.1)

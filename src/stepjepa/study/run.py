@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
@@ -37,6 +37,7 @@ from stepjepa.study.spec import (
 from stepjepa.study.tree import recipe_lines
 from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
+from stepjepa.utils.cluster import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 
@@ -44,6 +45,7 @@ _NAME = Names(StudyOptions, TrainerOptions)
 # Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
 _SHARED = {"gpus": "gpus_per_node", "cpus": "cpus_per_task"}
 _SHARED |= {n: n for n in ("timeout_min", "mem_gb", "gpus_per_node", "cpus_per_task", "stderr_to_stdout", "name")}
+_OF_RAY = {"cpus": "num_cpus", "gpus": "num_gpus", "retries": "max_retries"}
 _ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING")
 
 
@@ -194,6 +196,45 @@ class Submitit:
         self._stopped.set()
 
 
+class RayTasks:
+    """Carries runs out as tasks of a Ray cluster, which end with the study; one whose process is lost is begun again.
+
+    Args:
+        options: of the tasks: `cpus`, `gpus`, `retries`, or others by Ray's names.
+
+    Raises:
+        ConfigError: Ray or an option cannot be used.
+    """
+
+    def __init__(self, options: Mapping[str, Any]):
+        self._ray, self._tasks = connect(), set[Any]()
+        named = {"max_retries": RETRIES, **{_OF_RAY.get(name, name): value for name, value in options.items()}}
+        try:
+            self._task = self._ray.remote(carry_out_task).options(**named)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"ray: {str(error).splitlines()[0]}") from None
+
+    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
+        """Wait for the run's task; why it failed."""
+        task = self._task.remote(os.getcwd(), str(run.path.resolve()), list(todo))
+        self._tasks.add(task)
+        try:
+            with plain_errors():
+                return cast("str | None", self._ray.get(task))
+        except StepJepaError as error:
+            return str(error)
+        finally:
+            self._tasks.discard(task)
+
+    def stop(self) -> None:
+        """End the tasks, and so their processes."""
+        for task in [*self._tasks]:
+            self._ray.cancel(task, force=True)
+
+
+Executor = Processes | Submitit | RayTasks
+
+
 def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """submitit's parameters for those of a study's file, a day for each job unless it says otherwise."""
     named = {_SHARED.get(name, f"slurm_{name.removeprefix('slurm_')}"): value for name, value in given.items()}
@@ -204,6 +245,12 @@ def carry_out_job(folder: str, todo: Sequence[str], ends_with: str) -> str | Non
     """`stages.carry_out` in a job, which ends with the process `ends_with`, the study, if one is named."""
     stages.end_with(ends_with)
     return stages.carry_out(folder, todo, {stages.ENDS_WITH: ends_with})
+
+
+def carry_out_task(working: str, folder: str, todo: Sequence[str]) -> str | None:
+    """`stages.carry_out` in a task of Ray, with which its processes end."""
+    enter(working)
+    return stages.carry_out(folder, todo, {})
 
 
 def visible_devices() -> list[str]:
@@ -242,8 +289,10 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False)
         notes = [note for block in study.blocks for note in records.shared_questions(block, folder)]
         for note in notes:
             say(f"note   {note}")
-        executor: Processes | Submitit = Processes(study.jobs, study.processes_per_run)
-        if study.executor != "processes":
+        executor: Executor = Processes(study.jobs, study.processes_per_run)
+        if study.executor == "ray":
+            executor = RayTasks(study.ray)
+        elif study.executor != "processes":
             executor = Submitit(study.executor, folder / "jobs", study.slurm)
         run = StudyRun(study, state, say, notes)
         run.carry_out(executor)
@@ -270,7 +319,7 @@ class StudyRun:
         """The runs that are not done: those that ended with an error and those that were not begun."""
         return [item for item in self.items if item.todo or item.error is not None]
 
-    def carry_out(self, executor: Processes | Submitit) -> None:
+    def carry_out(self, executor: Executor) -> None:
         """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
         pool, active = ThreadPoolExecutor(self.study.jobs), dict[Future[str | None], Item]()
         new = [item for block in self.study.blocks for arm in block.arms for item in self._plan(block, arm)]

@@ -16,11 +16,12 @@ from stepjepa.config.option import option
 from stepjepa.data.tasks import TASKS
 
 Values = Mapping[str, Any]
-Executor = Literal["processes", "slurm", "local"]
+Executor = Literal["processes", "slurm", "local", "ray"]
 CONTROLS = ("shuffled", "random")
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
 _WHERE = {"processes": "processes of this machine", "slurm": "SLURM jobs", "local": "jobs on this machine"}
+_WHERE["ray"] = "tasks of a Ray cluster"
 
 
 @dataclass
@@ -32,11 +33,11 @@ class StudyOptions:
         None, "Folder for runs, tables and figures. Default: the file's, or runs/NAME.", "study"
     )
     seeds: list[int] | None = option(None, "Seeds instead of the file's.", "study")
-    jobs: int | None = option(None, "Runs at a time. Default: the file's, or 1 (100 with slurm).", "study")
+    jobs: int | None = option(None, "Runs at a time. Default: the file's, or 1 (100 with slurm or ray).", "study")
     executor: Executor | None = option(
         None,
-        "Where runs are carried out: processes on this machine (the default), slurm, or local, which runs on this machine "
-        "what slurm runs on a cluster.",
+        "Where runs are carried out: processes on this machine (the default), slurm, ray, or local, which runs on this "
+        "machine what slurm runs on a cluster.",
         "study",
     )
     overrides: list[str] | None = option(
@@ -165,7 +166,7 @@ class Study:
 
     Attributes:
         shows, source: what it is to show, in a sentence, and where that was published.
-        slurm: parameters of the jobs.
+        slurm, ray: parameters of the jobs.
         notes: what the reader of the file should know.
     """
 
@@ -178,6 +179,7 @@ class Study:
     processes_per_run: int = option(1, "Processes that train a run together.", "study", at_least=1)
     executor: Executor = "processes"
     slurm: dict[str, Any] = field(default_factory=dict)
+    ray: dict[str, Any] = field(default_factory=dict)
     keep_models: bool = option(True, "False deletes the weights once they are scored.", "study")
     alpha: float = option(0.05, "Level of the verdicts.", "study", above=0, below=1)
     notes: tuple[str, ...] = ()

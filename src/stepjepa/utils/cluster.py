@@ -15,13 +15,13 @@ from typing import Any
 from stepjepa.errors import ConfigError, RunError
 from stepjepa.utils.failures import library
 
-_RETRIES = 3  # of a call whose process was lost
+RETRIES = 3  # of a call whose process was lost
 
 
 def connect() -> ModuleType:
     """The module `ray`, connected. Raises ConfigError: it is not installed, or the cluster cannot be reached."""
     os.environ.setdefault(
-        "RAY_NUM_REDIS_GET_RETRIES", "2"
+        "RAY_NUM_REDIS_GETRETRIES", "2"
     )  # by default it takes a quarter of an hour to find no cluster
     ray = library("ray", "ray")
     if not ray.is_initialized():
@@ -66,7 +66,7 @@ class Copies:
         kind = "GPU" if gpus and "GPU" in there else "CPU"
         if there[kind] < count:
             raise ConfigError(f"--{option} {count}: the Ray cluster has {there[kind]:g} {kind}s")
-        each = {"num_cpus": 1, "num_gpus": int(kind == "GPU"), "max_restarts": -1, "max_task_retries": _RETRIES}
+        each = {"num_cpus": 1, "num_gpus": int(kind == "GPU"), "max_restarts": -1, "max_task_retries": RETRIES}
         self._held = [ray.put(function)]  # sent once, and there for as long as a copy may have to be replaced
         self._copies = [ray.remote(_Copy).options(**each).remote(self._held, os.getcwd()) for _ in range(count)]
 
