@@ -52,7 +52,7 @@ def test_layout():
     assert forest.order.tolist() == [0, 1, 2, 3, 0, 1, 0, 1]
     assert forest.attach.tolist() == [-1, -1, -1, -1, 1, 1, -1, -1]
     assert (forest.label_positions.tolist(), forest.label_ids.tolist()) == ([1, 2], [12, 13])
-    assert (forest.source_readouts.tolist(), forest.target_readouts.tolist()) == ([5], [7])
+    assert (forest.sources.position.tolist(), forest.targets.position.tolist()) == ([5], [7])
     assert len(forest) == 8
 
 

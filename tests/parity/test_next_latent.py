@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from stepjepa.data.encode import TokenChat
 from stepjepa.data.types import TRUNK, Example, Read, Span
 from stepjepa.losses import lm
 from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
-from stepjepa.objectives.pairs import following_pairs, following_views
+from stepjepa.objectives.next_latent import NextLatent
+from stepjepa.training.options import JEPAOptions
 from support.objectives import (
     SEED,
     Options,
@@ -114,13 +117,13 @@ def test_the_network_begins_as_the_identity_with_the_seed_alone(tokenizer):
     torch.testing.assert_close(output.source_states, plain.source_states)
 
 
-def test_rollouts_lie_inside_the_labelled_runs():
-    views = following_views(((0, 3), (5, 5), (6, 9))).view_spans
-    assert views == ((Span(0, 2), Span(1, 3)), (Span(5, 8), Span(6, 9)))
-    example = following_pairs(Example(None, (), view_spans=views))
+def test_rollouts_begin_before_labelled_tokens():
+    objective = NextLatent(JEPAOptions(objective="next_latent", latent_positions="labelled"))
+    found = objective.pairs_of(TokenChat(*[()] * 7, labels=((0, 3), (6, 9))))
+    assert found.view_spans == ((Span(0, 2), Span(1, 3)), (Span(5, 8), Span(6, 9)))
+    example = objective.draw(Example(np.arange(9), (), view_spans=found.view_spans), np.random.default_rng())
     places = [(pair.source, pair.target) for pair in example.pairs]
     assert places == [(Read.one(TRUNK, t), Read.one(TRUNK, t + 1)) for t in (0, 1, 5, 6, 7)]
-    assert following_views(((0, 1),)).reason == "empty_view"
 
 
 @pytest.mark.parametrize("forward", ["packed", "two_pass"])

@@ -104,16 +104,6 @@ class Forest:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    @property
-    def source_readouts(self) -> np.ndarray:
-        """(M,) the states of the sources, one a pair where every source is one state."""
-        return self.sources.position
-
-    @property
-    def target_readouts(self) -> np.ndarray:
-        """(M,) the same for the targets."""
-        return self.targets.position
-
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What follows the trunk, in order."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from stepjepa.config.named import given_name, load_named, source_fingerprint
 from stepjepa.config.option import Names, Topic, options_of
 from stepjepa.data.options import StepsOptions
-from stepjepa.data.types import Batch, Example, ForestOutput, LossPart, LossParts, PairsFound
+from stepjepa.data.types import TRUNK, Batch, Example, ForestOutput, LossPart, LossParts, Pair, PairsFound, Read, Span
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.options import (
     LOSSES,
@@ -387,6 +387,41 @@ class TrunkObjective(Objective):
     def draws(self) -> bool:
         """True: an example's pairs are made when it is drawn, also where they are always the same."""
         return True
+
+
+class LookAhead(TrunkObjective):
+    """An objective that looks ahead from the states before labelled tokens: each is paired with the state of its token.
+
+    Attributes:
+        sources: how many states of a labelled run are sources, from its first on; None for all.
+    """
+
+    takes_text = True
+    several_pairs = True
+    sampled = False
+    aligned_targets = True
+    sources: int | None = None
+
+    def check(self) -> None:
+        """As `TrunkObjective.check`; raises ConfigError."""
+        super().check()
+        if self.options.predictor_head != "none":
+            raise ConfigError(f"{self.name} has networks of its own; leave {_NAME.predictor_head} out")
+
+    def pairs_of(self, chat: TokenChat) -> PairsFound:
+        """The labelled tokens, run by run, and the tokens before them."""
+        runs = [Span(max(start, 1), stop) for start, stop in chat.labels if stop > 1]
+        return PairsFound(view_spans=tuple((Span(start - 1, stop - 1), Span(start, stop)) for start, stop in runs))
+
+    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
+        """All (T,) tokens, of which a text has two or more."""
+        return PairsFound(view_spans=((Span(0, len(trunk) - 1), Span(1, len(trunk))),))
+
+    def draw(self, example: Example, rng: np.random.Generator) -> Example:
+        """It with its pairs."""
+        places = (place for source, _ in example.view_spans for place in range(*source)[: self.sources])
+        pairs = tuple(Pair(Read.one(TRUNK, place), Read.one(TRUNK, place + 1)) for place in places)
+        return example._replace(pairs=pairs, view_spans=())
 
 
 def random_target(width: int, seed: int, device: torch.device) -> torch.Tensor:

@@ -26,14 +26,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from stepjepa.config.option import Names, Topic, option
-from stepjepa.data.types import Batch, Example, ForestOutput, LossPart, LossParts, PairsFound
-from stepjepa.errors import ConfigError
-from stepjepa.objectives.base import JEPA, ModelView, TrunkObjective
-from stepjepa.objectives.options import AHEAD, Defaults, LossOptions
-from stepjepa.objectives.pairs import VectorNames, following_pairs, following_views
+from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts, PairsFound
+from stepjepa.objectives.base import JEPA, LookAhead, ModelView
+from stepjepa.objectives.options import AHEAD, Defaults
+from stepjepa.objectives.pairs import VectorNames
 
 if TYPE_CHECKING:
     import torch
@@ -58,18 +55,13 @@ class NextLatentOptions(Topic):
     )
 
 
-_NAME = Names(NextLatentOptions, LossOptions)
-KL = _NAME.latent_kl  # part of the loss, as the log has it
+KL = Names(NextLatentOptions).latent_kl  # part of the loss, as the log has it
 
 
-class NextLatent(TrunkObjective):
+class NextLatent(LookAhead):
     """``--objective next_latent``; see the top of this file."""
 
     name = "next_latent"
-    takes_text = True
-    several_pairs = True
-    sampled = False
-    aligned_targets = True
     defaults = Defaults(target_grad=False, jepa_loss="smooth_l1")
     Options = NextLatentOptions
     vector_names = VectorNames("rollout", "state", "next state")
@@ -79,32 +71,9 @@ class NextLatent(TrunkObjective):
         """See `Objective`."""
         return {"positions": self.options.latent_positions}
 
-    @property
-    def brief(self) -> str:
-        """See `Objective`."""
-        return f"horizon {self.options.latent_horizon}"
-
-    def check(self) -> None:
-        """As `Objective.check`; raises ConfigError."""
-        super().check()
-        if self.options.predictor_head != "none":
-            raise ConfigError(
-                f"{self.name} has a network of its own in front of its loss; leave {_NAME.predictor_head} out"
-            )
-
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """The labelled runs, or the whole chat."""
-        return following_views(chat.labels if self.options.latent_positions == "labelled" else ((0, len(chat.trunk)),))
-
-    def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """The whole text of (T,) tokens."""
-        return following_views(((0, len(trunk)),))
-
-    def draw(self, example: Example, rng: np.random.Generator) -> Example:
-        """It with a pair for every rollout, of its first state and the next one."""
-        return following_pairs(example)
-
-    # The loss
+        """See `LookAhead`; or the whole chat."""
+        return super().pairs_of(chat) if self.options.latent_positions == "labelled" else self.pairs_of_text(chat.trunk)
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -115,17 +84,10 @@ class NextLatent(TrunkObjective):
         """The dynamics network."""
         from torch import nn
 
-        layers = nn.Sequential(
-            nn.LayerNorm(2 * width),
-            nn.Linear(2 * width, width),
-            nn.GELU(),
-            nn.Linear(width, width),
-            nn.GELU(),
-            nn.Linear(width, width),
-        )
-        for parameter in layers[-1].parameters():
+        first, *rest = nn.Linear(2 * width, width), nn.Linear(width, width), nn.Linear(width, width)
+        for parameter in rest[-1].parameters():
             nn.init.zeros_(parameter)
-        return layers
+        return nn.Sequential(nn.LayerNorm(2 * width), first, nn.GELU(), rest[0], nn.GELU(), rest[1])
 
     def flops(self, pairs: int, width: int, vocabulary: int) -> float:
         """See `Objective`: every step of the network three times, and of the head two products and a gradient."""

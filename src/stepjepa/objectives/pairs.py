@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, PairsFound, Read, Segment, Span, Turn
+from stepjepa.data.types import ISOLATED, TRUNK, Pair, PairsFound, Read, Segment, Span, Turn
 
 
 class PairBuilder:
@@ -119,21 +119,6 @@ def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
             continue
         found.append(turn)
     return found, reason
-
-
-def following_views(runs: Iterable[tuple[int, int]]) -> PairsFound:
-    """Of every run [start, stop) of the trunk its tokens, as target views, and the tokens before each of them, as source
-    views."""
-    starts = [(max(start, 1), stop) for start, stop in runs]
-    views = tuple((Span(start - 1, stop - 1), Span(start, stop)) for start, stop in starts if start < stop)
-    return PairsFound(view_spans=views, reason=None if views else "empty_view")
-
-
-def following_pairs(example: Example) -> Example:
-    """It with a pair for every token of its `following_views`: the state before it, and its own."""
-    places = (place for source, _ in example.view_spans for place in range(*source))
-    pairs = tuple(Pair(Read.one(TRUNK, place), Read.one(TRUNK, place + 1)) for place in places)
-    return example._replace(pairs=pairs, view_spans=())
 
 
 class VectorNames(NamedTuple):

@@ -188,7 +188,7 @@ def method_line(trainer: JEPATrainer) -> str:
 def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
     """What the words of the summary, which is `said` by then, and of the log that follows mean."""
     objective, options = trainer.setup.objective, options_of(JEPAOptions)
-    given = {"K": _NAME.predictors, objective.distance_name: _NAME.jepa_loss}
+    given = {"K": _NAME.predictors, str(trainer.args.jepa_loss): _NAME.jepa_loss}
     given |= {name: name for name in (_NAME.views, _NAME.forward)}
     helps = {word: re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ") for word, name in given.items()}
     known = {**DATA_WORDS, **{word: text[:1].lower() + text[1:] for word, text in helps.items()}, **POSITIONS}
