@@ -109,6 +109,7 @@ def inspect(capsys, monkeypatch, file):
         ("--target_encoder ema", {}, ["by the EMA encoder"]),
         ("--objective semantic_tube --tube_times 2", {}, ["are sampled for epoch 0 with seed 42", "; 2 spans "]),
         ("--objective semantic_tube --tube_mode e2e", {}, ["; 1 pair of vectors "]),
+        ("--objective multi_token --token_positions question", {}, ["; 1 pair packing"]),
         ("--objective next_latent", {}, [" pairs packing", "pair 1 state h[", "next state h["]),
         ("--step_jepa --step_pairs random", {}, ["one of 2 pairs, sampled for epoch 0 with seed 42"]),
         ("--step_jepa --jepa_ratio 0.000001", {}, ["leaves this row out"]),

@@ -48,6 +48,7 @@ EVERYWHERE = [
     {"objective": "semantic_tube", "tube_mode": "three_index", "tube_content": "with_markup"},
     {"objective": "semantic_tube", "tube_mode": "curvature"},
     {"objective": "next_latent"},
+    {"objective": "multi_token", "token_positions": "question"},
 ]
 INLINE = [
     {"objective": "llm_jepa", "predictors": 2},

@@ -80,22 +80,22 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
 TUBE: Options = {"objective": "semantic_tube", "tube_length_adjustment": "cosine_like", "tube_times": 2}
 SAVED: Options = {"save_strategy": "steps", "save_steps": 2}
 EMA: Options = {"objective": "step_jepa", "step_pairs": "random", "target_encoder": "ema", "jepa_ratio": 0.7}
+NO_HEAD: Options = {"predictor_head": "none"}
 STREAM: Options = {**STEPS, "streaming": True, "shuffle_buffer": 12, "train_sampling_strategy": "group_by_length"}
 
 
 @pytest.mark.parametrize(
     ("options", "peft"),
     [
+        pytest.param({"objective": "multi_token", **NO_HEAD, "regularizer": "none"}, False, id="multi_token"),
         pytest.param(EMA, False, id="step_jepa-random-ema-jepa_ratio=0.7-full"),
         pytest.param({**TUBE, "lbd_warmup_ratio": 0.5, "lbd_schedule": "cosine"}, True, id="tube-lora"),
         pytest.param(STREAM, False, id="streamed"),
-        pytest.param(
-            {"objective": "next_latent", "latent_horizon": 2, "predictor_head": "none"}, True, id="latent-lora"
-        ),
+        pytest.param({"objective": "next_latent", "latent_horizon": 2, **NO_HEAD}, True, id="latent-lora"),
     ],
 )
 def test_resumed_equals_uninterrupted(tmp_path, tokenizer, options, peft):
-    options = {"predictor_head": "mlp", **options, "regularizer": "sigreg", "sigreg_directions": 16, **SAVED}
+    options = {"predictor_head": "mlp", "regularizer": "sigreg", "sigreg_directions": 16, **options, **SAVED}
     options |= {"max_steps": 6, "gradient_accumulation_steps": 2}
     # Two epochs of 20 rows, 8 a step; the checkpoint is within the second.
     whole, resumed = (

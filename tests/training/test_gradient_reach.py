@@ -98,11 +98,12 @@ def test_semantic_tube_moves_everything_and_adds_nothing(tmp_path, tokenizer, mo
 
 
 @pytest.mark.parametrize("peft", [None, lora_config(4)], ids=["full", "lora"])
-def test_next_latent_moves_the_network_and_the_model(tmp_path, tokenizer, peft):
-    # In the first step only the network's last layer, which starts at zero, has a gradient of the network's.
-    trainer = trainer_for(tmp_path, tokenizer, objective="next_latent", latent_horizon=2, max_steps=3, peft=peft)
+@pytest.mark.parametrize(("objective", "networks"), [("next_latent", 8), ("multi_token", 12)])
+def test_what_looks_ahead_moves_its_networks_and_the_model(tmp_path, tokenizer, objective, networks, peft):
+    # In the first step only the last layer of next_latent's network, which starts at zero, has a gradient there.
+    trainer = trainer_for(tmp_path, tokenizer, objective=objective, max_steps=3, peft=peft)
     trained = {name for name, value in trainer.model.named_parameters() if value.requires_grad}
-    assert sum("jepa.objective" in name for name in trained) == 8 and len(trained) > 16
+    assert sum("jepa.objective" in name for name in trained) == networks and len(trained) > networks + 8
     assert train(trainer) == trained
 
 

@@ -52,6 +52,7 @@ def assert_same_steps(found, expected):
         TUBE,
         {"objective": "semantic_tube", "tube_mode": "curvature"},
         {"objective": "next_latent", "latent_horizon": 3, "jepa_ratio": 0.6},
+        {"objective": "multi_token", "forward": "two_pass"},
         {**STEPS, "target_encoder": "ema", "predictor_head": "mlp", "jepa_ratio": 0.6},
         {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictor_head": "mlp"},
         {"objective": "llm_jepa", "views": "standalone", "predictors": 1, "jepa_loss": "l2"},
@@ -99,6 +100,7 @@ OVER_A_BATCH = (
         pytest.param("", marks=pytest.mark.long),
         pytest.param("--regularizer sigreg --jepa_ratio 0.5", marks=pytest.mark.long),
         pytest.param("--objective next_latent --latent_horizon 2", marks=pytest.mark.long),
+        pytest.param("--objective multi_token --token_positions question", marks=pytest.mark.long),
     ],
 )
 def test_two_processes_equal_one(tmp_path, more):

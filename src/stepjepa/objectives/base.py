@@ -441,6 +441,7 @@ _BUILT_IN = {
     "split": "Split",
     "semantic_tube": "SemanticTube",
     "next_latent": "NextLatent",
+    "multi_token": "MultiToken",
 }
 OBJECTIVES = tuple(_BUILT_IN)
 

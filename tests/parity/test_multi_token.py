@@ -1,0 +1,106 @@
+"""Multi-token prediction against a plain loop over states, chat by chat and token by token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from stepjepa.data.types import Example
+from stepjepa.losses import lm
+from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
+from support.objectives import SEED, Run, assert_same_direction_and_size, in_one_row, losses, name_of, prepare
+from support.rows import step_rows
+
+
+def ready(tokenizer, rows=None, **options) -> Run:
+    return prepare(tokenizer, {"objective": "multi_token", **options}, rows)
+
+
+def followed(example: Example, first: int) -> list[int]:
+    """The labelled tokens from `first` on."""
+    return next(
+        [int(one) for one in example.trunk[first:stop]] for start, stop in example.labels if start <= first < stop
+    )
+
+
+def in_a_loop(run: Run, horizon: int, question: bool, shuffled: bool) -> tuple[torch.Tensor, int]:
+    """The sum of the loss, and the number of states."""
+    model, total, count = run.model, torch.zeros(()), 0
+    output = model.get_output_embeddings().weight
+    starts = [
+        [t for start, stop in e.labels for t in (range(start, stop) if not question else [start])] for e in run.examples
+    ]
+    for number, (example, own) in enumerate(zip(run.examples, starts, strict=True)):
+        ids = torch.tensor(example.trunk, dtype=torch.long)
+        states = getattr(model, model.base_model_prefix)(ids[None]).last_hidden_state[0]
+        other = (number + 1) % len(starts) if shuffled else number
+        for place, first in enumerate(own):
+            tokens, count = followed(run.examples[other], starts[other][place % len(starts[other])]), count + 1
+            for token, (into, _, out) in zip(tokens[1:horizon], model.jepa.objective, strict=False):
+                state = out.weight @ F.gelu(into.weight @ states[first - 1] + into.bias) + out.bias
+                total = total - (output @ state).log_softmax(0)[token]
+    return total, count
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "gpt2"},  # whose head is the embedding
+        {"model": "llama", "token_horizon": 2, "control": "shuffled"},
+        {"model": "mistral_sliding", "token_positions": "question", "token_horizon": 6},
+    ],
+    ids=name_of,
+)
+def test_every_layout_equals_a_plain_loop(tokenizer, options, monkeypatch):
+    run = ready(tokenizer, **options)
+    shuffled, question = options.get("control") == "shuffled", "token_positions" in options
+    expected, count = in_a_loop(run, options.get("token_horizon", 4), question, shuffled)
+    parameters = list(run.model.parameters())
+    found = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
+    wanted = torch.cat([part.flatten() for part in found])
+    batches = {
+        "several rows": run.collator(max_row_length=150)(run.examples),
+        "segments": in_one_row(run.collator())(run.examples),
+        "two_pass": run.collator("two_pass")(run.examples),
+        "in chunks": run.collator()(run.examples),
+    }
+    for name, batch in batches.items():
+        if name == "in chunks":
+            monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * run.setup.vocabulary,))
+        parts, gradient, _ = losses(run, batch)
+        assert batch.pairs == count and parts.jepa.item() == pytest.approx(expected.item(), rel=1e-4), name
+        assert_same_direction_and_size(gradient, wanted)
+
+
+def test_a_random_target_is_one_token_for_all(tokenizer):
+    run = ready(tokenizer, control="random", token_horizon=2)
+    batch = run.collator()(run.examples)
+    logits = run.model.get_output_embeddings()(run.model.jepa.objective[0](run.model(batch=batch).source_states))
+    token = torch.randint(run.setup.vocabulary, (), generator=torch.Generator().manual_seed(SEED))
+    last = (
+        torch.tensor([place for e in run.examples for start, stop in e.labels for place in range(stop - start, 0, -1)])
+        == 1
+    )
+    expected = -logits.log_softmax(-1)[~last, token].sum()
+    assert losses(run, batch)[0].jepa.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_flops_are_those_that_torch_counts(tokenizer, chunked, monkeypatch):
+    if chunked:
+        monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 50 * len(tokenizer),))
+    run = ready(tokenizer, model="granite_scaled_logits")  # its LM loss has no kernel that goes uncounted
+    run.model.train()
+    cost = ModelCost.of(run.model, run.setup.vocabulary, objective=run.setup.objective)
+    batch = run.collator()(run.examples)
+    with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
+        sum(part.sum for part in run.model(batch=batch, step=0).parts.values()).backward()
+    assert sum(batch_flops(batch, cost).values()) == counter.get_total_flops()
+
+
+def test_plain_text_is_looked_ahead_in_whole(tokenizer):
+    run = ready(tokenizer, rows=[{"text": row["messages"][1]["content"]} for row in step_rows(3)])
+    assert [len(example.pairs) for example in run.examples] == [len(example.trunk) - 1 for example in run.examples]
+    assert losses(run, run.collator()(run.examples))[0].jepa > 0
