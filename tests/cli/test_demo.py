@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -12,19 +13,26 @@ from stepjepa.cli.main import main
 from stepjepa.study import demo
 
 
-def test_demo(tmp_path, capsys, monkeypatch):
-    for extra in ("matplotlib", "sklearn", "statsmodels"):
-        monkeypatch.setitem(sys.modules, extra, None)  # as where they are not installed
+@pytest.fixture
+def one_process(monkeypatch):
+    """One arm in a process of its own, as all are; the others here, which is quicker."""
     in_processes = demo._run_arms
 
     def run_arms(options):
-        """One arm in a process of its own, as both are; the other here, which is quicker."""
+        setting = demo.SETTINGS[options.task]
+        first, *others = setting.arms
         with monkeypatch.context() as patch:
-            patch.setattr(demo, "ARMS", demo.ARMS[:1])
+            patch.setitem(demo.SETTINGS, options.task, replace(setting, arms={first: setting.arms[first]}))
             in_processes(options)
-        demo.run_arm(demo.ARMS[1], options)
+        for arm in others:
+            demo.run_arm(arm, options)
 
     monkeypatch.setattr(demo, "_run_arms", run_arms)
+
+
+def test_demo(tmp_path, capsys, monkeypatch, one_process):
+    for extra in ("matplotlib", "sklearn", "statsmodels"):
+        monkeypatch.setitem(sys.modules, extra, None)  # as where they are not installed
     out = tmp_path / "demo"
     argv = ["demo", "--output_dir", str(out), "--train_rows", "16", "--test_rows", "4"]
     assert main(argv) == 0
@@ -56,3 +64,24 @@ def test_demo(tmp_path, capsys, monkeypatch):
     assert all(words in page for words in ("step_jepa", "effective rank", "<svg"))
     assert main(argv) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_planning_task_with_its_control(tmp_path, capsys, one_process):
+    argv = ["--task", "path_star", "--train_rows", "64", "--test_rows", "4", "--batch_size", "16", "--lbd", "0.5"]
+    assert main(["demo", "--output_dir", str(tmp_path / "demo"), *argv]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "step_jepa - regular: " in printed and "step_jepa - shuffled: " in printed
+    assert "one seed of each; not compared at equal compute" in printed  # there is a control
+    record = json.loads((tmp_path / "demo" / "metrics.json").read_text())
+    assert list(record) == ["options", "regular", "step_jepa", "shuffled"]
+    assert {len(record[arm]["correct"]) for arm in record if arm != "options"} == {4}
+    settings = {
+        arm: json.loads((tmp_path / "demo" / arm / "run.json").read_text())["settings"]
+        for arm in ("step_jepa", "shuffled")
+    }
+    assert settings["step_jepa"]["lbd"] == 0.5 and settings["step_jepa"]["step_pairs"] == "plan"
+    one, other = settings.values()
+    assert {key for key in one if one[key] != other[key]} == {"control", "output_dir"}
+    (row, *_) = (tmp_path / "demo" / "test.jsonl").read_text().splitlines()
+    assert json.loads(row)["task"] == "path_star" and json.loads(row)["total_steps"] == 3

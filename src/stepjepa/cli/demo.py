@@ -1,6 +1,6 @@
 """stepjepa demo
 
-Train a small model with and without the JEPA objective on built-in data, and compare.
+Train a small model with and without the JEPA objective on a built-in task, and compare.
 
 example: stepjepa demo --output_dir runs/demo --seed 1
 """

@@ -1,7 +1,7 @@
-"""The demo: the same small model with and without the JEPA objective, on built-in data, side by side.
+"""The demo: the same small model with and without the JEPA objective, on a built-in task, side by side.
 
-Both arms share data, seed, initialisation, order and number of examples; each is a process, so that they run at once.
-Answers are decoded greedily and are right if the boxed number is.
+All arms share data, seed, initialisation, order and number of examples; each is a process, so that they run at once.
+Answers are decoded greedily, and the task says whether they are right.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import Names, check_fields, option
-from stepjepa.data.tasks import generate_split
+from stepjepa.data.tasks import generate_split, make_task, task_class
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
@@ -27,31 +27,88 @@ from stepjepa.utils.files import check_writable, json_bytes, read_json, write_js
 from stepjepa.utils.terminal import say
 from stepjepa.utils.text import PAGE, wrapped
 
-ARMS = (Regular.name, StepJEPA.name)
-# Long enough for the longest solution of the generator's default difficulty.
-MAX_NEW_TOKENS = 160
 _RESULT = "demo_result.json"
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is shown of a task.
+
+    Attributes:
+        task: its options.
+        arms: options of training that each has, by name: plain, with the objective, and perhaps a control of that.
+        base: options that all share.
+        max_new_tokens: enough for the longest solution.
+    """
+
+    train_rows: int
+    batch_size: int
+    learning_rate: float
+    arms: Mapping[str, Values]
+    model: str = "tiny"
+    task: Values = field(default_factory=dict)
+    base: Values = field(default_factory=dict)
+    max_new_tokens: int = 160
+
+
+def _options(**values: Any) -> Values:
+    return values
+
+
+_PLAIN, _STEP = _options(objective=Regular.name), _options(objective=StepJEPA.name, predictors=2, lbd=0.1)
+_HEADS = _options(step_pairs="plan", horizon=3, predictors=0, predictor_head="mlp", lbd=1.0)
+_PLAN = {**_STEP, **_HEADS, **_options(jepa_loss="infonce", infonce_temperature=0.1)}
+SETTINGS = {
+    "arithmetic": Setting(16_000, 8, 2e-3, {Regular.name: _PLAIN, StepJEPA.name: _STEP}),
+    "path_star": Setting(
+        96_000,
+        64,
+        2e-3,
+        {Regular.name: _PLAIN, StepJEPA.name: _PLAN, "shuffled": {**_PLAN, **_options(control="shuffled")}},
+        model="micro",
+        task=_options(path_length=4, nodes=9),
+        base=_options(weight_decay=0.1),
+        max_new_tokens=8,
+    ),
+}
 
 
 @dataclass
 class DemoOptions:
-    """Options of ``stepjepa demo``. The defaults were chosen on `regular` alone (docs/demo.md)."""
+    """Options of ``stepjepa demo``. Those of arithmetic were chosen on `regular` alone (docs/demo.md)."""
 
-    output_dir: str = option("runs/demo", "Folder for both models, metrics.json and report.html.", "demo")
+    output_dir: str = option("runs/demo", "Folder for the models, metrics.json and report.html.", "demo")
     overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", "demo")
     seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo")
-    train_rows: int = option(16_000, "Generated problems to train on, once each.", "demo", at_least=1)
+    task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(SETTINGS))
+    train_rows: int | None = option(
+        None, "Generated problems to train on, once each. Default: 16000 of arithmetic.", "demo", at_least=1
+    )
     test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
-    batch_size: int = option(8, "Examples an optimizer step.", "demo", at_least=1)
-    learning_rate: float = option(2e-3, "Peak learning rate of both arms.", "demo")
-    predictors: int = option(2, "K, predictor tokens of the step_jepa arm.", "demo")
-    lbd: float = option(0.1, "lambda of the step_jepa arm.", "demo")
+    batch_size: int | None = option(None, "Examples an optimizer step. Default: the task's.", "demo", at_least=1)
+    learning_rate: float | None = option(None, "Peak learning rate of all arms. Default: the task's.", "demo")
+    predictors: int | None = option(None, "K, predictor tokens of the step_jepa arm. Default: the task's.", "demo")
+    lbd: float | None = option(None, "lambda of the step_jepa arm. Default: the task's.", "demo")
 
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @property
+    def setting(self) -> Setting:
+        """The task's, with the values that are given."""
+        own, given = SETTINGS[self.task], {key: value for key, value in vars(self).items() if value is not None}
+        size = {key: value for key, value in given.items() if key in _SIZE}
+        # Options of the method are those of every arm that has them.
+        arms = {
+            name: {**arm, **{key: given.get(key, arm[key]) for key in _METHOD & arm.keys()}}
+            for name, arm in own.arms.items()
+        }
+        return replace(own, **size, arms=arms)
+
 
 _NAME = Names(DemoOptions)
+_SIZE, _METHOD = {_NAME.train_rows, _NAME.batch_size, _NAME.learning_rate}, {_NAME.predictors, _NAME.lbd}
 
 
 @dataclass
@@ -62,9 +119,9 @@ class ArmResult:
         accuracy, stopped: shares of answers that are right, and that ended by themselves.
         correct: for every problem, whether it was right.
         lm_loss: nats per token of the held-out solutions.
-        jepa_loss: None for plain training.
+        jepa_loss: None for plain training, and for a loss that is not the cosine.
         cosine, shuffled_cosine: means over source and target views, matched and with targets shuffled. Plain training is
-            read at the last token of step 1, the other arm at its last predictor.
+            read at the last token of the source, the others at their last predictor or after their head.
         history: the Trainer's log.
     """
 
@@ -85,7 +142,7 @@ class ArmResult:
 
 @dataclass
 class DemoResult:
-    """Both arms by name, and their report; `str` of it is the table, and what it does and does not say."""
+    """All arms by name, and their report; `str` of it is the table, and what it does and does not say."""
 
     options: DemoOptions
     arms: dict[str, ArmResult]
@@ -111,20 +168,25 @@ class DemoResult:
         lines += [
             f"{name:<28}" + "".join(f"{cell(arm):>14}" for arm in self.arms.values()) for name, cell in rows.items()
         ]
-        gain = paired_difference(*paired_counts(*(arm.correct for arm in self.arms.values())))
-        folder = self.options.output_dir
-        said = "\n".join(wrapped(conclusion(gain, *ARMS), PAGE))
-        return "\n".join(lines) + (
-            f"\n\n{ARMS[1]} - {ARMS[0]}: {gain.percent('+', 'points')}, 95 % interval over the problems.\n{said}\n"
-            "If the cosine is no higher than with targets shuffled, the states have collapsed.\n"
-            f"'{ARMS[0]}' is read at the last token of step 1.\n"
-            f"Written to {folder}: {'/ and '.join(ARMS)}/ (models), metrics.json"
-            + (f"\nAll of it on a page: {self.page}" if self.page else "")
-        )
+        plain, jepa, *controls = self.arms
+        gains = {
+            other: paired_difference(*paired_counts(*(self.arms[arm].correct for arm in (other, jepa))))
+            for other in (plain, *controls)
+        }
+        lines.append("")
+        for other, gain in gains.items():
+            lines.append(f"{jepa} - {other}: {gain.percent('+', 'points')}, 95 % interval over the problems.")
+        lines += [
+            *wrapped(conclusion(gains[plain], plain, jepa, bool(controls)), PAGE),
+            "If the cosine is no higher than with targets shuffled, the states have collapsed.",
+            f"'{plain}' is read at the last token of the source.",
+            f"Written to {self.options.output_dir}: {'/ and '.join(self.arms)}/ (models), metrics.json",
+        ]
+        return "\n".join([*lines, f"All of it on a page: {self.page}"] if self.page else lines)
 
 
 def demo(options: DemoOptions) -> DemoResult:
-    """Generate the data, train and evaluate both arms, write everything to `options.output_dir`.
+    """Generate the data, train and evaluate all arms, write everything to `options.output_dir`.
 
     Raises:
         ConfigError: the folder holds something.
@@ -137,13 +199,15 @@ def demo(options: DemoOptions) -> DemoResult:
             f"--{_NAME.output_dir} {output}: the folder is not empty; give another one, or start over with "
             f"--{_NAME.overwrite_output_dir} (make demo ARGS=--{_NAME.overwrite_output_dir})"
         )
-    train, test = generate_split(options.train_rows, options.test_rows, seed=options.seed)
+    setting = options.setting
+    task = make_task(options.task, **setting.task)
+    train, test = generate_split(setting.train_rows, options.test_rows, seed=options.seed, task=task)
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
         write_whole(output / f"{name}.jsonl", (json_bytes(row) + b"\n" for row in rows))
-    say(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; both arms at once\n")
+    say(f"{len(train)} problems to train on, {len(test)} held out, seed {options.seed}; all arms at once\n")
     _run_arms(options)
-    arms = {arm: ArmResult(**read_json(output / arm / _RESULT)) for arm in ARMS}
+    arms = {arm: ArmResult(**read_json(output / arm / _RESULT)) for arm in setting.arms}
     write_json(output / "metrics.json", {"options": asdict(options), **{k: asdict(v) for k, v in arms.items()}})
     return DemoResult(options, arms)
 
@@ -154,12 +218,12 @@ def _run_arms(options: DemoOptions) -> None:
 
     # A plain process takes one GPU at most; so small a model is as fast without.
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)), "CUDA_VISIBLE_DEVICES": ""}
-    given = json.dumps(asdict(options))
-    processes = {arm: start_process(["stepjepa.study.demo", arm, given], environment, subprocess.PIPE) for arm in ARMS}
+    arms, given = options.setting.arms, json.dumps(asdict(options))
+    processes = {arm: start_process(["stepjepa.study.demo", arm, given], environment, subprocess.PIPE) for arm in arms}
 
     def pass_on(arm: str, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():
-            say(f"{arm:<{max(map(len, ARMS))}}  {line.decode('utf-8', 'replace').rstrip()}")
+            say(f"{arm:<{max(map(len, arms))}}  {line.decode('utf-8', 'replace').rstrip()}")
         process.wait()
 
     readers = [threading.Thread(target=pass_on, args=pair) for pair in processes.items()]
@@ -181,7 +245,6 @@ def run_arm(arm: str, options: DemoOptions) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.data.answers import answers_match, final_answer
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.generation.local import generate_batch
     from stepjepa.training.config import JEPAConfig
@@ -191,17 +254,14 @@ def run_arm(arm: str, options: DemoOptions) -> None:
     disable_progress_bar()
     output = Path(options.output_dir)
     test = [json.loads(line) for line in (output / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps, plain = math.ceil(options.train_rows / options.batch_size), arm == ARMS[0]
+    setting, solves = options.setting, task_class(options.task).solves
+    method, steps = setting.arms[arm], math.ceil(setting.train_rows / setting.batch_size)
     config = JEPAConfig(
         output_dir=str(output / arm),
         overwrite_output_dir=options.overwrite_output_dir,
-        objective=arm,  # type: ignore[arg-type]
-        predictors=None if plain else options.predictors,
-        step_splitter="separator",
-        lbd=options.lbd,
-        per_device_train_batch_size=options.batch_size,
+        per_device_train_batch_size=setting.batch_size,
         num_train_epochs=1,
-        learning_rate=options.learning_rate,
+        learning_rate=setting.learning_rate,
         adam_beta2=0.95,
         lr_scheduler_type="cosine",
         warmup_steps=max(1, steps // 20),
@@ -209,9 +269,10 @@ def run_arm(arm: str, options: DemoOptions) -> None:
         save_strategy="no",
         disable_tqdm=True,
         seed=options.seed,
+        **{**setting.base, **method},
     )
     begin = time.perf_counter()
-    done = run_training(RunOptions(train_file=[str(output / "train.jsonl")], model_name="tiny"), config)
+    done = run_training(RunOptions(train_file=[str(output / "train.jsonl")], model_name=setting.model), config)
     trainer, metrics = done.trainer, done.metrics
     assert trainer is not None, "a run that does not resume is never complete before it starts"
     trained = time.perf_counter()
@@ -219,17 +280,15 @@ def run_arm(arm: str, options: DemoOptions) -> None:
     tokenizer = AutoTokenizer.from_pretrained(output / arm)
     renderer = ChatRenderer(tokenizer)
     prompts = [tokenizer(renderer.prompt(row["messages"][:-1]), add_special_tokens=False)["input_ids"] for row in test]
-    answers = generate_batch(model, tokenizer, prompts, MAX_NEW_TOKENS, batch_size=100)
-    correct = [
-        answers_match(final_answer(answer.text), row["ground_truth"]) for answer, row in zip(answers, test, strict=True)
-    ]
-    states = _held_out(trainer, tokenizer, test)
+    answers = generate_batch(model, tokenizer, prompts, setting.max_new_tokens, batch_size=100)
+    correct = [solves(row, answer.text) for answer, row in zip(answers, test, strict=True)]
+    states = _held_out(trainer, tokenizer, test, list(setting.arms.values())[1])
     result = ArmResult(
         accuracy=sum(correct) / len(correct),
         correct=correct,
         stopped=sum(answer.stopped for answer in answers) / len(answers),
-        jepa_loss=None if plain else 1 - states["cosine"],
-        examples_per_second=options.train_rows / metrics["train_runtime"],
+        jepa_loss=1 - states["cosine"] if _NAME.lbd in method and config.jepa_loss == "cosine" else None,
+        examples_per_second=setting.train_rows / metrics["train_runtime"],
         train_seconds=trained - begin,
         eval_seconds=time.perf_counter() - trained,
         history=trainer.state.log_history,
@@ -238,8 +297,8 @@ def run_arm(arm: str, options: DemoOptions) -> None:
     write_json(output / arm / _RESULT, asdict(result))
 
 
-def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]]) -> dict[str, float]:
-    """LM loss, cosines and collapse signs on the held-out problems, with first pairs in both arms."""
+def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]], method: Values) -> dict[str, float]:
+    """LM loss, cosines and collapse signs on the held-out problems, with the pairs of `method` in all arms."""
     import torch
     import torch.nn.functional as F
 
@@ -250,17 +309,17 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]]) -> dict[
     predictors = len(trainer.setup.predictor_ids)
     paired = JEPAConfig(
         output_dir=trainer.args.output_dir,
-        objective=ARMS[1],  # type: ignore[arg-type]
-        predictors=predictors,
         report_to="none",
+        **{**method, **_options(predictors=predictors and method[_NAME.predictors])},
     )
     store, _ = encode(test, tokenizer, paired)
     model = trainer.model.eval()
+    collator = replace(trainer.data_collator, shuffle_targets=False)
     lm, labels, sources, targets = 0.0, 0, [], []
     with torch.no_grad():
         for start in range(0, len(store), 50):
             examples = [store[i] for i in range(start, min(start + 50, len(store)))]
-            batch = trainer.data_collator(examples).to(model.device)
+            batch = collator(examples).to(model.device)
             output = model(batch=batch)
             lm, labels = lm + float(output.lm_loss_sum), labels + batch.label_ids.numel()
             sources.append(output.source_states.float())
