@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
 
 from stepjepa.config.values import (
@@ -151,22 +150,17 @@ class Option:
     @property
     def many(self) -> bool:
         """Whether several values may follow the flag."""
-        return any(is_class(member, list) for member in self.members)
+        return any(is_class(member, list) for member in union_members(self.hint))
 
     @property
     def boolean(self) -> bool:
         """Whether it may be written without a value, and switched off by ``--no_name``."""
-        return bool in self.members
+        return bool in union_members(self.hint)
 
-    @cached_property
-    def members(self) -> tuple[Any, ...]:
-        """The alternatives of its type."""
-        return union_members(self.hint)
-
-    @cached_property
+    @property
     def named(self) -> list[str]:
         """The values that have a name: those of the metadata, or of the type."""
-        held = (choices_of(member) or () for member in self.members)
+        held = (choices_of(member) or () for member in union_members(self.hint))
         return list(self.choices) or [choice for choices in held for choice in choices if isinstance(choice, str)]
 
     @property
@@ -197,8 +191,8 @@ class Option:
         Raises:
             ConfigError: it cannot be used; the message names the option.
         """
-        members = [member for member in self.members if member is not type(None)]
-        if value is None and len(members) < len(self.members):
+        members = [member for member in union_members(self.hint) if member is not type(None)]
+        if value is None and len(members) < len(union_members(self.hint)):
             return
         named = self.named if self.own or not self.choices else []
         if named and len(members) == 1 and value not in named and not (self.own and named_by_file(value)):

@@ -45,6 +45,7 @@ class RunRecord:
         cell: the tuned values; `chosen` says whether the validation split chose them, or nothing was to be chosen.
         settings: what differs from the base.
         metrics: split -> metric -> value; None for a value that is no number.
+        history: the evaluations on the way: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.
         model: the folder of the weights, None where there are none.
         status: ``finished``, ``failed`` or ``not run``; `error` says why.
     """
@@ -61,6 +62,7 @@ class RunRecord:
     flops: float | None
     train_seconds: float | None
     steps: int | None
+    history: Sequence[Mapping[str, float]] = ()
     model: str | None
     status: str
     error: str | None
@@ -220,6 +222,7 @@ def records_of(carried: StudyRun) -> list[RunRecord]:
             flops=trained.get("flops"),
             train_seconds=trained.get("train_seconds"),
             steps=trained.get("steps"),
+            history=trained.get("history", ()),
             model=str(item.folder.model) if item.folder.has_weights else None,
             status="failed" if item.error is not None else "not run" if item.todo else "finished",
             error=item.error,

@@ -96,6 +96,8 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
         return
     written = read_record(run.model / "metrics.json") or {}
     metrics, steps = written.get("metrics", {}), written.get("steps", 0)
+    evaluations = [entry for entry in written.get("log_history", ()) if "eval_loss" in entry]
+    speed = ("_runtime", "_per_second")
     seconds = metrics.get("train_runtime")
     if seconds is not None and begun:  # of the steps since the checkpoint; the others took as long
         seconds = seconds * steps / (steps - begun) if steps > begun else None
@@ -104,6 +106,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
         "flops": metrics.get("total_flos"),
         "train_seconds": seconds,
         "resumed_at_step": begun or None,
+        "history": [{k: v for k, v in entry.items() if not k.endswith(speed)} for entry in evaluations],
     }
     write_record(run.record("train"), record)
 

@@ -294,6 +294,9 @@ class SourceOptions(CodeOptions):
     eval_max_new_tokens: int = option(
         256, "eval_metrics: longest answer in tokens.", RUN, needs={"eval_metrics": True}, resume=True
     )
+    stop_at: float | None = option(
+        None, "End training once an evaluation's --metric_for_best_model has reached this value.", RUN, resume=True
+    )
     debug_level: int = option(
         0,
         "Log level: from 5 the losses of every step, from 7 also the first row as stepjepa inspect shows it.",

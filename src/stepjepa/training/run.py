@@ -31,7 +31,7 @@ from stepjepa.training.encoding import Sources
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.summary import conclusion, start_summary
-from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
+from stepjepa.training.trainer import JEPATrainer, ScoreAnswers, StopAt
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import is_main_process, say
@@ -105,6 +105,8 @@ def _run(
     if config.eval_strategy != "no" and not run.eval_file:
         strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
         raise ConfigError(f"--{_NAME.eval_strategy} {strategy} needs --{_NAME.eval_file}")
+    if run.stop_at is not None and (config.eval_strategy == "no" or not config.metric_for_best_model):
+        raise ConfigError(f"--{_NAME.stop_at} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
     trainer = _make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None:
@@ -112,7 +114,7 @@ def _run(
     elif finished is not None:
         trainer.args.gradient_accumulation_steps = folder.check_same(trainer.resume_record)
     if finished is not None and not overwrite:
-        if finished == trainer.requested_steps:
+        if finished == trainer.requested_steps or folder.stopped_at(run.stop_at):
             return _complete(trainer, folder, finished)
         if checkpoint is None:
             raise ConfigError(
@@ -141,6 +143,8 @@ def _run(
             _write_report(trainer, output)  # of a stream only now is known what was read
             state = trainer.state
             total = round(time.perf_counter() - begin, 1)
+            if run.stop_at is not None and state.global_step < state.max_steps:
+                record |= {"steps": state.global_step, _NAME.stop_at: run.stop_at}
             record["durations"] = {"total": total, "training": round(metrics.get("train_runtime", 0.0), 1)}
             write_json(output / RECORD, record)
             final = {"steps": state.global_step, "metrics": metrics, "log_history": state.log_history}
@@ -225,6 +229,8 @@ def _make_trainer(
     evaluation = RowSource(run.eval_file, run.eval_split) if run.eval_file else None
     trainer = JEPATrainer(model, config, Sources(sources), evaluation, tokenizer, peft, score_answers)
     trainer.run_options = run
+    if run.stop_at is not None:
+        trainer.add_callback(StopAt(run.stop_at))
     return trainer
 
 

@@ -164,6 +164,10 @@ class RunFolder:
             self._read(METRICS).get("steps") if self.ended and mismatch(self.path, only_weights=True) is None else None
         )
 
+    def stopped_at(self, value: float | None) -> bool:
+        """Whether the run that ended here reached this value of its metric before its last step."""
+        return value is not None and self._read(RECORD).get("stop_at") == value
+
     @property
     def broken(self) -> dict[str, Any] | None:
         """``step`` and ``what`` of a run that stopped there because something was not finite; None for any other."""

@@ -80,6 +80,22 @@ class TargetEncoderCallback(TrainerCallback):
         self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
 
 
+class StopAt(TrainerCallback):
+    """Ends a training once `metric_for_best_model` has reached a value in an evaluation."""
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        """See `TrainerCallback`. Raises ConfigError where there is no such metric."""
+        found = metrics.get(f"eval_{args.metric_for_best_model.removeprefix('eval_')}")
+        if found is None:
+            known = ", ".join(name.removeprefix("eval_") for name in metrics)
+            raise ConfigError(f"metric_for_best_model is {args.metric_for_best_model}; an evaluation has {known}")
+        if found >= self.value if args.greater_is_better else found <= self.value:
+            control.should_training_stop = True
+
+
 class JEPATrainer(CheckpointedTrainer):
     """Trains a causal language model with a JEPA objective.
 
@@ -405,6 +421,10 @@ class JEPATrainer(CheckpointedTrainer):
             self._meter = LossMeter(self._meter.names)
         logs |= self._cosines
         self._cosines = {}
+        if any(name.startswith("eval_") for name in logs):  # what it took to come there
+            self.store_flos()
+            examples = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+            logs = {**logs, "examples": self.state.global_step * examples, "total_flos": self.state.total_flos}
         if "train_loss" in logs:  # the Trainer's is of this process, over the steps since the run was resumed
             broken, processes = self._watch.found is not None, self.accelerator.num_processes
             total = over_processes([self._total_loss_scalar], self.accelerator)[0] / processes

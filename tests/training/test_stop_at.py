@@ -1,0 +1,54 @@
+"""Runs that end once a metric has reached a value."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.runs import one_line, result_of, resume, train
+
+EVALUATED = "--eval_strategy steps --eval_steps 2 --max_steps 12 --track_flop --metric_for_best_model".split()
+
+
+def read(folder):
+    metrics = json.loads((folder / "metrics.json").read_text())
+    return metrics["steps"], [entry for entry in metrics["log_history"] if "eval_loss" in entry]
+
+
+@pytest.mark.slow
+def test_a_run_that_has_reached_its_value_is_complete(tmp_path, capsys):
+    out, flags = tmp_path / "out", ("--eval_file", tmp_path / "rows.jsonl", *EVALUATED)
+    assert train(tmp_path / "all", *flags, "lm_loss") == 0
+    steps, evaluations = read(tmp_path / "all")
+    losses = [entry["eval_lm_loss"] for entry in evaluations]
+    assert steps == 12 and losses[0] > losses[1] > losses[2]
+    assert [entry["examples"] for entry in evaluations] == [8, 16, 24, 32, 40, 48]
+    flops = [entry["total_flos"] for entry in evaluations]
+    assert (
+        0 < flops[0] < flops[1]
+        and flops[-1] == json.loads((tmp_path / "all/metrics.json").read_text())["metrics"]["total_flos"]
+    )
+    assert train(out, *flags, "lm_loss", "--stop_at", losses[1]) == 0
+    assert read(out)[0] == 4 and [entry["eval_lm_loss"] for entry in read(out)[1]] == losses[:2]
+    before = result_of(out)
+    capsys.readouterr()
+    assert resume(out, *flags, "lm_loss", "--stop_at", losses[1]) == 0
+    assert "complete, 4 of 4 steps" in capsys.readouterr().out and result_of(out) == before
+    assert resume(out, *flags, "lm_loss", "--stop_at", losses[2]) == 0  # which takes longer
+    assert read(out)[0] == 6 and [entry["eval_lm_loss"] for entry in read(out)[1]] == losses[:3]
+
+
+@pytest.mark.slow
+def test_a_metric_that_rises(tmp_path):
+    flags = ("--eval_file", tmp_path / "rows.jsonl", *EVALUATED, "cosine_similarity", "--stop_at")
+    assert train(tmp_path / "low", *flags, -1) == 0 and read(tmp_path / "low")[0] == 2
+    assert train(tmp_path / "high", *flags, 1.1) == 0 and read(tmp_path / "high")[0] == 12
+
+
+def test_a_value_without_its_metric_is_refused(tmp_path, capsys):
+    flags = ("--eval_file", tmp_path / "rows.jsonl")
+    assert train(tmp_path / "out", *flags, "--stop_at", 1) == 2
+    assert "--stop_at needs --eval_strategy and --metric_for_best_model" in one_line(capsys.readouterr().err)
+    assert train(tmp_path / "out", *flags, *EVALUATED, "exact", "--stop_at", 1) == 2
+    assert "metric_for_best_model is exact; an evaluation has loss, lm_loss" in one_line(capsys.readouterr().err)
