@@ -98,9 +98,9 @@ def make_study(tmp_path):
 def carry_out(make_study):
     """Carry a study out, as the command does; the lines that it said are in `.said` of the outcome."""
 
-    def carry_out(*overrides, overwrite=False, **options):
+    def carry_out(*overrides, overwrite=False, kept=None, **options):
         said: list[str] = []
-        outcome = run_study(make_study(*overrides, **options), said.append, overwrite)
+        outcome = run_study(make_study(*overrides, **options), said.append, overwrite, kept)
         outcome.said = said
         return outcome
 

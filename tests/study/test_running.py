@@ -145,10 +145,9 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
     choice = state["choices"]["/step_jepa"]
     assert (choice["cell"], choice["metric"], choice["rule"]) == ({"learning_rate": 0.003}, "answer_nll", "lowest")
     assert choice["means"]["learning_rate=0.001"] == pytest.approx(0.002 + 0.0002)
-    scored = [entry for entry in state["scored"] if entry["split"] == "test"]
-    assert sorted(entry["run"] for entry in scored) == tested
-    assert all(entry["at"] > choice["at"] for entry in scored if entry["run"].startswith("step_jepa/"))
     records = records_of(outcome)
+    assert sorted(record.run for record in records if "test" in record.at) == tested
+    assert all(record.at["test"] > choice["at"] for record in records if record.chosen and record.arm == "step_jepa")
     assert all(("test" in record.metrics) == record.chosen for record in records)
     assert sum(record.chosen for record in records) == 12 and not any(record.model for record in records)
 

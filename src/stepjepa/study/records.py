@@ -24,10 +24,10 @@ from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import DataOptions, PairColumns
 from stepjepa.data.prepare.rows import question_of
-from stepjepa.data.sources import RowSource
+from stepjepa.data.sources import RowSource, file_rows
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
 from stepjepa.errors import ConfigError, DataError, RowError
-from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions
+from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, all_runs
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, checksum, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
@@ -84,6 +84,13 @@ class StudyRunFolder:
         if stage not in self._done and (record := read_record(self.record(stage))) is not None:
             self._done[stage] = record
         return self._done.get(stage)
+
+    def restore(self, result: Mapping[str, Any]) -> None:
+        """Write the records of the stages that are done by a line of results."""
+        trained = {name: result[name] for name in ("steps", "flops", "train_seconds", "history")}
+        for stage, at in result["at"].items():
+            done = trained if stage == "train" else {"metrics": result["metrics"][stage]}
+            write_record(self.record(stage), {**done, "at": at})
 
     @property
     def has_weights(self) -> bool:
@@ -155,6 +162,31 @@ def _absolute(name: str) -> str:
     """A file's full path, so that its run may be carried out elsewhere; the name of a data set as it is."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name
+
+
+class KeptRuns:
+    """The runs that a file like ``results.jsonl`` holds, by name: of each its last line with a stage that is done.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no record of a run. One that does not exist has none.
+        ConfigError: a run of the study has other data, scoring or settings there.
+    """
+
+    def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
+        self.path, self.runs = path, dict[str, dict[str, Any]]()
+        for number, row in file_rows(path) if path.exists() else ():
+            if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
+                raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
+            if row["at"]:
+                self.runs[row["run"]] = row
+        for run in all_runs(study):
+            if (known := self.runs.get(run.name)) and known["identity"] != run_identity(run, identity):
+                raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Add a line to the file, atomically."""
+        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        write_whole(self.path, (line + b"\n" for line in [*lines, json_bytes(result)]))
 
 
 # The study's folder
@@ -233,7 +265,7 @@ def shared_questions(block: Block, folder: Path) -> Iterator[str]:
 
 
 class State:
-    """What a study knows besides its runs' records: what it is, which cells were chosen when, and what was scored when.
+    """What a study knows besides its runs' records: what it is, and which cells were chosen when.
 
     Attributes:
         identity: see `study_identity`; None before the first start.
@@ -244,7 +276,6 @@ class State:
         record = read_record(self._path) or {}
         self.identity: dict[str, Any] | None = record.get("identity")
         self._choices: dict[str, dict[str, Any]] = record.get("choices", {})
-        self._scored = {(one["run"], one["split"]): one for one in record.get("scored", [])}
 
     def take_over(self, identity: Mapping[str, Any]) -> None:
         """Keep the identity of the study; what other arms, blocks and seeds had before stays known."""
@@ -252,7 +283,7 @@ class State:
         for name, block in identity["blocks"].items():
             blocks[name] = {**block, "arms": {**blocks.get(name, {}).get("arms", {}), **block["arms"]}}
         self.identity = {**identity, "blocks": blocks}
-        self.save()
+        self._save()
 
     def choice(self, block: str, arm: str) -> dict[str, Any] | None:
         """What `choose` has kept for an arm, None where nothing is chosen yet."""
@@ -260,17 +291,11 @@ class State:
 
     def choose(self, block: str, arm: str, choice: Mapping[str, Any]) -> None:
         """Keep what the validation split chose; it is on disk before the test split is looked at."""
-        self._choices[f"{block}/{arm}"] = {**choice, "at": _now()}
-        self.save()
+        self._choices[f"{block}/{arm}"] = dict(choice)
+        self._save()
 
-    def note_score(self, run: str, split: str, at: str) -> None:
-        """Keep which split was scored when, once."""
-        self._scored.setdefault((run, split), {"run": run, "split": split, "at": at})
-
-    def save(self) -> None:
-        """Write the state; scores that were noted since are found in the runs' records, if they are lost."""
-        scored = [*self._scored.values()]
-        write_json(self._path, {"identity": self.identity, "choices": self._choices, "scored": scored}, indent=1)
+    def _save(self) -> None:
+        write_json(self._path, {"identity": self.identity, "choices": self._choices}, indent=1)
 
 
 # Identity
@@ -295,6 +320,14 @@ def study_identity(study: Study) -> dict[str, Any]:
     """
     blocks = {block.name: _block_identity(block, study) for block in study.blocks}
     return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
+
+
+def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
+    """A digest of what a record of a run must share with a study of this identity: data, scoring and settings."""
+    block = identity["blocks"][run.block.name]
+    settings = {k: v for k, v in block["arms"][run.row].items() if k not in ("tune", "seeds")}
+    parts = [block["data"], block["scoring"], settings, run.cell]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _block_identity(block: Block, study: Study) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.errors import DataError
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
+from stepjepa.study.records import Item, run_identity
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.text import scaled, written
@@ -40,6 +41,8 @@ class RunRecord:
     """A line of ``results.jsonl``.
 
     Attributes:
+        run, identity, code: its name, what it must share with a study that counts it, and the versions that it was made by.
+        at: when each stage was done: ``train``, ``select``, ``test``.
         control: ``none``, ``shuffled`` or ``random``.
         compute: at what the run is equal to the baseline, ``equal examples`` or ``equal compute``.
         cell: the tuned values; `chosen` says whether the validation split chose them, or nothing was to be chosen.
@@ -50,6 +53,10 @@ class RunRecord:
         status: ``finished``, ``failed`` or ``not run``; `error` says why.
     """
 
+    run: str = ""
+    identity: str = ""
+    code: Values = field(default_factory=dict)
+    at: Mapping[str, str] = field(default_factory=dict)
     block: str
     arm: str
     control: str
@@ -205,30 +212,35 @@ def _cell(text: str) -> str:
 
 def records_of(carried: StudyRun) -> list[RunRecord]:
     """The record of every run, finished or not, in the study's order."""
-    records = []
-    for item in carried.items:
-        run, trained = item.run, item.folder.done("train") or {}
-        choice = carried.state.choice(run.block.name, run.arm.name)
-        record = RunRecord(
-            block=run.block.name,
-            arm=run.arm.name,
-            control=run.control,
-            compute=run.compute,
-            seed=run.seed,
-            cell=run.cell,
-            chosen=bool(run.variant or not run.arm.tuned or (choice and choice["cell"] == run.cell)),
-            settings=run.changes,
-            metrics={split: done["metrics"] for split in SPLITS[1:] if (done := item.folder.done(split))},
-            flops=trained.get("flops"),
-            train_seconds=trained.get("train_seconds"),
-            steps=trained.get("steps"),
-            history=trained.get("history", ()),
-            model=str(item.folder.model) if item.folder.has_weights else None,
-            status="failed" if item.error is not None else "not run" if item.todo else "finished",
-            error=item.error,
-        )
-        records.append(record)
-    return records
+    return [record_of(carried, item) for item in carried.items]
+
+
+def record_of(carried: StudyRun, item: Item) -> RunRecord:
+    """The record of one run."""
+    run, trained, identity = item.run, item.folder.done("train") or {}, carried.state.identity or {}
+    choice = carried.state.choice(run.block.name, run.arm.name)
+    return RunRecord(
+        run=run.name,
+        identity=run_identity(run, identity),
+        code=identity["code"],
+        at={stage: done["at"] for stage in SPLITS if (done := item.folder.done(stage))},
+        block=run.block.name,
+        arm=run.arm.name,
+        control=run.control,
+        compute=run.compute,
+        seed=run.seed,
+        cell=run.cell,
+        chosen=bool(run.variant or not run.arm.tuned or (choice and choice["cell"] == run.cell)),
+        settings=run.changes,
+        metrics={split: done["metrics"] for split in SPLITS[1:] if (done := item.folder.done(split))},
+        flops=trained.get("flops"),
+        train_seconds=trained.get("train_seconds"),
+        steps=trained.get("steps"),
+        history=trained.get("history", ()),
+        model=str(item.folder.model) if item.folder.has_weights else None,
+        status="failed" if item.error is not None else "not run" if item.todo else "finished",
+        error=item.error or (f"diverged: {trained['diverged']}" if "diverged" in trained else None),
+    )
 
 
 def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:

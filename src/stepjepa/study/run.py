@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +19,9 @@ from typing import Any, cast
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.study import records, stages
-from stepjepa.study.records import Item, State, StudyRunFolder
-from stepjepa.study.results import Table, write_results
+from stepjepa.study.records import Item, KeptRuns, State, StudyRunFolder
+from stepjepa.study.results import Table, record_of, write_results
 from stepjepa.study.spec import (
-    SPLITS,
     Arm,
     Block,
     Run,
@@ -95,7 +94,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         library(name, "study")  # before the work, whose results could not be written
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
     with explaining(less_memory, "start the same command again"):
-        carried = run_study(read, say, options.overwrite_output_dir)
+        carried = run_study(read, say, options.overwrite_output_dir, options.records)
     tables, lines = write_results(carried)
     return StudyResult(("", *lines), tables, bool(carried.failed))
 
@@ -266,8 +265,8 @@ def visible_devices() -> list[str]:
 # What is carried out
 
 
-def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False) -> StudyRun:
-    """Carry a study out, or what is left of it.
+def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False, kept: str | None = None) -> StudyRun:
+    """Carry a study out, or what is left of it; runs in the file `kept` count as carried out, and it gets the others.
 
     Raises:
         ConfigError, DataError: nothing was begun.
@@ -285,8 +284,11 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False)
         state, identity = State(folder), records.study_identity(study)
         if state.identity is not None:
             records.check_same(folder, state.identity, identity)
+        known = records.KeptRuns(Path(kept), study, identity) if kept else None
         state.take_over(identity)
         notes = [note for block in study.blocks for note in records.shared_questions(block, folder)]
+        if known and (other := sum(one["code"] != identity["code"] for one in known.runs.values())):
+            notes.append(f"{kept}: {other} of its runs were made by other code or versions")
         for note in notes:
             say(f"note   {note}")
         executor: Executor = Processes(study.jobs, study.processes_per_run)
@@ -294,16 +296,19 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False)
             executor = RayTasks(study.ray)
         elif study.executor != "processes":
             executor = Submitit(study.executor, folder / "jobs", study.slurm)
-        run = StudyRun(study, state, say, notes)
+        run = StudyRun(study, state, say, notes, known)
         run.carry_out(executor)
         return run
 
 
 class StudyRun:
-    """A study in its folder, which is or was carried out; `say` takes lines on its progress, `notes` are on its data."""
+    """A study in its folder, which is or was carried out; `say` takes lines on its progress, `notes` are on its data.
 
-    def __init__(self, study: Study, state: State, say: Callable[[str], None], notes: Sequence[str] = ()):
-        self.study, self.state, self.say, self.notes = study, state, say, list(notes)
+    Runs that `kept` has are not carried out again, and it gets those that end.
+    """
+
+    def __init__(self, study: Study, state: State, say: Callable[[str], None], notes: list[str], kept: KeptRuns | None):
+        self.study, self.state, self.say, self.notes, self._kept = study, state, say, notes, kept
         self._items: dict[Path, Item] = {}
         self._arms: dict[tuple[str, str], list[Item]] = {}  # of each block: its runs
         self._finished: set[Path] = set()
@@ -338,6 +343,8 @@ class StudyRun:
                     item.error = future.result()
                     if item.error is None and item.todo:
                         item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
+                    if self._kept:  # without the folder of the model, which is of this machine
+                        self._kept.add({**asdict(record_of(self, item)), "model": None})
                     new += self._settle(item)
                     self.say(self._line(item))
         finally:
@@ -345,7 +352,6 @@ class StudyRun:
             while not all(future.done() for future in active):
                 executor.stop()
                 time.sleep(0.05)
-            self.state.save()
 
     def _line(self, item: Item) -> str:
         head = f"[{len(self._finished)}/{self._total}] {item.run.name}: "
@@ -386,9 +392,6 @@ class StudyRun:
         return []
 
     def _tidy(self, item: Item) -> None:
-        for split in SPLITS[1:]:
-            if (record := item.folder.done(split)) is not None:
-                self.state.note_score(item.run.name, split, record["at"])
         if item.todo:
             self._finished.discard(item.folder.path)
             return
@@ -402,6 +405,8 @@ class StudyRun:
             item = self._items[path] = Item(run, StudyRunFolder(path), wanted)
             if item.todo:
                 records.write_plan(item.folder, run, self.study)
+                if self._kept and run.name in self._kept.runs:
+                    item.folder.restore(self._kept.runs[run.name])
         return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
@@ -429,10 +434,11 @@ class StudyRun:
                     item.error or "no cell of this arm has a finite value on the validation split for every seed"
                 )
             return None
+        at = max((item.folder.done("select") or {})["at"] for item in items)
         best, rule = max(ranked, key=lambda name: ranked[name]), "highest" if highest else "lowest"
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
         choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "values": values, "words": words}
-        self.state.choose(block.name, arm.name, choice)
+        self.state.choose(block.name, arm.name, {**choice, "at": at})
         self.say(f"{arm.name}: {words}")
         return cell

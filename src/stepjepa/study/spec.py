@@ -40,6 +40,9 @@ class StudyOptions:
         "machine what slurm runs on a cluster.",
         "study",
     )
+    records: str | None = option(
+        None, "JSONL of runs, as results.jsonl: those in it are not run again, and new ones are added.", "study"
+    )
     overrides: list[str] | None = option(
         None, "Values instead of the file's, as in base.max_steps=20.", "study", aliases=("set",)
     )

@@ -1,0 +1,109 @@
+"""A study that resumes from its records alone, and what they hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.study.results import records_of, write_results
+from stepjepa.study.run import study
+from stepjepa.study.spec import StudyOptions
+from support.answers import lines as lines_of
+from support.rows import step_rows
+
+pytest.importorskip("statsmodels")
+pytest.importorskip("matplotlib")
+TUNED = ["seeds=[1, 2]", "tune={learning_rate: [1e-3, 2e-3]}", "controls=[shuffled]", "keep_models=false"]
+
+
+def value(options, split):
+    return options["learning_rate"] * (1 if options["objective"] == "regular" else 2) + 0.001 * options["seed"]
+
+
+def tables(folder):
+    rows = json.loads((folder / "table.json").read_text())
+    assert rows["missing"] == []
+    return rows["tables"], rows["verdicts"]
+
+
+@pytest.mark.parametrize("die", [4, 15])
+def test_the_records_alone_are_enough(carry_out, player, tmp_path, die):
+    player.value = value
+    write_results(carry_out(*TUNED, folder="whole"))
+    calls, kept = len(player.calls), str(tmp_path / "kept.jsonl")
+    player.die = calls + die
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(*TUNED, kept=kept)
+    shutil.rmtree(tmp_path / "out")
+    done = {line["run"] for line in lines_of(tmp_path / "kept.jsonl")}
+    player.calls, player.die = [], None
+    outcome = carry_out(*TUNED, kept=kept)
+    write_results(outcome)
+    assert tables(tmp_path / "out") == tables(tmp_path / "whole")
+    again = {name for name, what in player.calls if what == "train"} & done
+    assert again <= {
+        record.run for record in records_of(outcome) if record.chosen
+    }  # whose weights are scored once more
+    player.calls.clear()
+    shutil.rmtree(tmp_path / "out")
+    outcome = carry_out(*TUNED, kept=kept)
+    write_results(outcome)
+    assert player.calls == [] and tables(tmp_path / "out") == tables(tmp_path / "whole")
+    at = outcome.state.choice("", "regular")["at"]
+    assert all(record.at["test"] > at for record in records_of(outcome) if record.arm == "regular" and record.chosen)
+
+
+def test_failed_runs_stay_in_the_records(carry_out, player, tmp_path):
+    kept = str(tmp_path / "kept.jsonl")
+    player.fails = lambda name, stage: name == "step_jepa seed 2"
+    carry_out(kept=kept)
+    (failed,) = [line for line in lines_of(tmp_path / "kept.jsonl") if line["status"] == "failed"]
+    assert failed["settings"]["lbd"] == 0.5 and "the last line of train" in failed["error"] and failed["at"] == {}
+    player.fails, player.calls = lambda name, stage: False, []
+    shutil.rmtree(tmp_path / "out")
+    assert not carry_out(kept=kept).failed and [name for name, what in player.calls if what == "train"] == [
+        "step_jepa seed 2"
+    ]
+    found = lines_of(tmp_path / "kept.jsonl")
+    assert failed in found and len(found) == 7 and found[-1]["status"] == "finished"
+
+
+def test_records_of_another_study_are_refused(carry_out, player, tmp_path, monkeypatch):
+    kept = tmp_path / "kept.jsonl"
+    carry_out("seeds=[1]", kept=str(kept))
+    with pytest.raises(ConfigError, match="kept.jsonl: regular seed 1 has other data, scoring or settings"):
+        carry_out("seeds=[1]", "base.max_steps=5", kept=str(kept), folder="other")
+    lines = lines_of(kept)
+    lines[0]["code"]["torch"] = "1.0"
+    kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outcome = carry_out("seeds=[1]", kept=str(kept), folder="other")
+    assert (
+        outcome.said[0] == f"note   {kept}: 1 of its runs were made by other code or versions"
+        and len(player.calls) == 4
+    )
+    kept.write_text('{"arm": "regular"}\n')
+    with pytest.raises(DataError, match=r"kept.jsonl:1: no record of a run"):
+        carry_out(kept=str(kept), folder="third")
+
+
+@pytest.mark.slow
+def test_how_a_metric_came_about_is_in_the_records(in_this_process, tmp_path):
+    rows, file, kept = tmp_path / "rows.jsonl", tmp_path / "study.yaml", tmp_path / "kept.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
+    shutil.copy(rows, tmp_path / "test.jsonl")
+    file.write_text(
+        f"data: {{train_file: {rows}, test_file: {tmp_path / 'test.jsonl'}}}\n"
+        f"base: {{model_name: tiny, max_steps: 12, eval_file: {rows}, eval_strategy: steps, eval_steps: 1, "
+        "per_device_train_batch_size: 4, learning_rate: 0.01, metric_for_best_model: lm_loss, stop_at: 3.5}\n"
+        "arms: {regular: {objective: regular}}\nseeds: [1, 2]\nmetrics: [answer_nll]\n"
+    )
+    study(StudyOptions(str(file), output_dir=str(tmp_path / "out"), records=str(kept)), lambda line: None)
+    for line in lines_of(kept):
+        losses = [entry["eval_lm_loss"] for entry in line["history"]]
+        assert losses[-1] <= 3.5 < losses[-2] and line["steps"] == line["history"][-1]["step"] < 12
+        first = next(entry for entry in line["history"] if entry["eval_lm_loss"] <= 3.5)
+        assert first["examples"] == 4 * first["step"] and first["total_flos"] == line["flops"]
+        assert set(line["at"]) == {"train", "test"} and not any("runtime" in name for name in first)
