@@ -7,11 +7,13 @@ import pytest
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
 from stepjepa.errors import DataError
+from stepjepa.inspect.check import check
 from stepjepa.inspect.check.tokens import padding_lines
 from stepjepa.inspect.layout import measure_padding
 from support.checks import NO_SYSTEM, ROWS, tokens_of, warned, words
 from support.encoding import settings_of
 from support.records import form_of
+from support.rows import step_rows
 
 
 def test_counts_by_hand():
@@ -37,6 +39,15 @@ def test_counts_by_hand():
         "predictors": 4,
         "target copies": 1 + 2,
     }
+
+
+@pytest.mark.slow
+def test_processes_count_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("stepjepa.inspect.check.tokens.CHUNK_ROWS", 2)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in step_rows(9)))
+    one, two = (check(str(file), "micro", objective="step_jepa", num_proc=processes) for processes in (1, 2))
+    assert one.to_dict() == two.to_dict() and one.tokens.data.rows_read == 9
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,6 +52,10 @@ _TEXT_ALONE = "models are trained on text alone; leave such rows out, or train o
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
 _PAIRS = ", ".join(f"{form.question}/{form.answer}" for form in FORMS)
 KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {_FLAGS}"
+
+# A chat beyond these is no row to train on, but a file that is read wrongly; finding its messages takes minutes.
+MOST_MESSAGES, MOST_CHARACTERS = 2_000, 10_000_000  # of a chat; of a message
+TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
@@ -170,11 +176,13 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
     Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``.
 
     Raises:
-        RowError: not a list of messages, an unknown role, a tool's call or result, content that is no text, or no
-            assistant message.
+        RowError: not a list of messages, an unknown role, a tool's call or result, content that is no text, no assistant
+            message, or more than `MOST_MESSAGES` or `MOST_CHARACTERS`.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RowError("no_messages", f"{name!r} is not a non-empty list; give [{{'role': ..., 'content': ...}}, ...]")
+    if len(messages) > MOST_MESSAGES:
+        raise RowError("too_large", f"the chat has {len(messages):,} messages; at most {MOST_MESSAGES:,} are read")
     checked = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
@@ -195,6 +203,9 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         if not isinstance(content, str):
             kind = type(content).__name__
             raise RowError("content_not_text", f"message {number} ({role}) has content of type {kind}; it must be text")
+        if len(content) > MOST_CHARACTERS:
+            many = f"has {len(content):,} characters; at most {MOST_CHARACTERS:,} are read"
+            raise RowError("too_large", f"message {number} ({role}) {many}: cut it into rows")
         half = None if content.isascii() else lone_surrogate(content)
         if half is not None:
             raise RowError(
@@ -299,10 +310,17 @@ class ChatRenderer:
         self._fold_system: bool | None = None
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`."""
-        return self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
-        )
+        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
+
+        Raises:
+            ConfigError: the template does not end. What else it raises is jinja2's and its own.
+        """
+        with _time_limit(
+            f"the chat template does not end: {len(messages)} messages took more than {TEMPLATE_SECONDS} s"
+        ):
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+            )
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text up to where the assistant is to answer `messages` (which end with the user's)."""
@@ -321,6 +339,8 @@ class ChatRenderer:
             chat = _fold(chat)
         try:
             text = self.apply(chat)
+        except ConfigError:
+            raise
         except Exception as error:  # jinja2 raises its own and the template's errors
             why = str(error) or type(error).__name__
             raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
@@ -343,6 +363,8 @@ class ChatRenderer:
         """`apply`, or "" where the template refuses (jinja2 raises its own and the template's errors)."""
         try:
             return self.apply(messages, add_generation_prompt)
+        except ConfigError:
+            raise
         except Exception:
             return ""
 
@@ -418,6 +440,26 @@ class ChatRenderer:
             start = next((start for start in range(len(header)) if prompt.startswith(header[start:])), len(header))
             if start < len(header):
                 yield closed + header[start:]
+
+
+@contextlib.contextmanager
+def _time_limit(words: str) -> Iterator[None]:
+    """Raise ConfigError after `TEMPLATE_SECONDS` of this process's time; in other threads than the main one, and where the
+    system has no such timer, there is no limit."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _mark(index: int) -> str:

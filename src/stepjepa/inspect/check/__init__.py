@@ -39,6 +39,7 @@ class FileOptions:
         8, "Examples of a batch, for the padding.", "check", needs={"model_name": True}, at_least=1
     )
     seed: int = option(42, "Seed of the sampled rows.", "check", needs={"model_name": True})
+    num_proc: int = option(1, "Processes that tokenise rows.", "check", needs={"model_name": True}, at_least=1)
     show: int = option(1, "How many rows to show.", "check", at_least=0)
     json: bool = option(False, "Print the report as one JSON object.", "check")
 
@@ -92,6 +93,7 @@ def check(
     eval_split: str = "test",
     per_device_train_batch_size: int = 8,
     seed: int = 42,
+    num_proc: int = 1,
     show: int = 1,
     **options: Any,
 ) -> CheckReport:
@@ -103,6 +105,7 @@ def check(
         eval_file: a second data set, whose questions are looked for in `data`; `eval_split` of a Hub data set.
         per_device_train_batch_size: examples of a batch, for the padding.
         seed: of the rows that are sampled.
+        num_proc: processes that tokenise rows.
         show: how many rows to show.
         options: the method's, as for `JEPAConfig`. Without ``objective``, plain text is read as for ``split``.
 
@@ -115,8 +118,12 @@ def check(
     """
     name = None if tokenizer is None else str(tokenizer)
     own = FileOptions(
-        model_name=name, per_device_train_batch_size=per_device_train_batch_size, seed=seed, show=show
-    )  # fmt: skip
+        model_name=name,
+        per_device_train_batch_size=per_device_train_batch_size,
+        seed=seed,
+        num_proc=num_proc,
+        show=show,
+    )
     check_fields(own)
     method = method_from(options)
     rows = RowSource(data, dataset_split)
@@ -143,6 +150,7 @@ def check(
         count=texts.rows_read,
         batch_size=per_device_train_batch_size,
         seed=seed,
+        num_proc=num_proc,
     )
     notes = [str(one) for one in without_effect(method, set(options) - _READ)]
     return CheckReport(texts, tokens, [*warnings, *token_warnings(tokens)], notes)

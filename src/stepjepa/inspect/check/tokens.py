@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from itertools import islice, tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_re
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
+from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped, printable
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ def read_tokens(
     batch_size: int = 8,
     sample_rows: int = SAMPLE_ROWS,
     seed: int = 42,
+    num_proc: int = 1,
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
@@ -252,6 +254,7 @@ def read_tokens(
         method: options of a run, checked.
         count: rows of the data set, of which `sample_rows` are sampled at random.
         batch_size: examples of a batch, for the padding.
+        num_proc: processes that encode.
 
     Raises:
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
@@ -274,8 +277,8 @@ def read_tokens(
     kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
     first = 0
     placed = ((rows.place(number), row) for number, row in rows)
-    while chunk := list(islice(placed, CHUNK_ROWS)):
-        encoded = encoder(chunk)
+    chunks, sent = tee(iter(lambda: list(islice(placed, CHUNK_ROWS)), []))
+    for encoded, chunk in zip(mapped(encoder, sent, num_proc, "num_proc"), chunks, strict=True):
         data.add(encoded.report)
         made = iter(encoded.store)
         cut = []  # the chats that may be longer than their examples
