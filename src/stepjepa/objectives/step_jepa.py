@@ -18,7 +18,7 @@ from stepjepa.data.options import VIEWS, StepsOptions
 from stepjepa.data.types import Example, PairsFound, Span
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults, LossOptions, PredictorOptions, TargetOptions
+from stepjepa.objectives.options import Defaults, TargetOptions
 from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class StepJEPAOptions(StepsOptions):
             raise ConfigError(f"horizons are {list(self.horizons)}; give different numbers of steps from 1 on")
 
 
-_NAME = Names(StepJEPAOptions, LossOptions, PredictorOptions)
+_NAME = Names(StepJEPAOptions)
 
 
 class StepJEPA(Objective):
@@ -108,13 +108,7 @@ class StepJEPA(Objective):
         """As `Objective.check`; raises ConfigError."""
         super().check()
         options = self.options
-        several, alike = len(self.groups) > 1, not self.predictors and options.predictor_head == "none"
-        if options.step_pairs == "plan" and several and alike:
-            raise ConfigError(
-                f"{_NAME.step_pairs}=plan with {_NAME.predictors}=0 reads one state for all horizons; give "
-                f"{_NAME.predictors} or a {_NAME.predictor_head}, which every horizon has of its own"
-            )
-        if options.forward == "inline" and (options.step_pairs in ("all", "plan") or several):
+        if options.forward == "inline" and (options.step_pairs in ("all", "plan") or len(options.horizons) > 1):
             raise ConfigError(
                 "forward=inline holds one pair an example (a second one would see the first one's predictors); use "
                 f"{_NAME.step_pairs} first or random and one {_NAME.horizon}, or forward packed"

@@ -125,10 +125,11 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")
 
     def check_batch(self) -> None:
-        """Refuse a batch of one pair for what compares the pairs of a batch.
+        """Refuse pairs that cannot be told from each other.
 
         Raises:
-            ConfigError: InfoNCE without a negative, or shuffled targets without another example.
+            ConfigError: InfoNCE without a negative, shuffled targets without another example, or one state for several
+                horizons.
         """
         sizes = {
             _NAME.per_device_train_batch_size: self.per_device_train_batch_size,
@@ -136,6 +137,11 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         }
         single = [name for name, size in sizes.items() if size == 1]
         objective = objective_of(self)
+        if len(objective.groups) > 1 and not objective.predictors and self.predictor_head == "none":
+            raise ConfigError(
+                f"{_NAME.predictors}=0 reads one state for {len(objective.groups)} horizons; give {_NAME.predictors} or a "
+                f"{_NAME.predictor_head}, of which each horizon has its own"
+            )
         if not objective.makes_pairs or not single:
             return
         if self.control == "shuffled":
