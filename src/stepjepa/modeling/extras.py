@@ -377,7 +377,8 @@ def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str], stat
 def _save(weights: Weights, path: Path, more: Mapping[str, str] | None = None) -> None:
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     with replacing(path) as temporary:
-        save_file(on_cpu, temporary, metadata={"format": "pt", **(more or {})})
+        # One entry: several stand in an order that changes from file to file, and equal runs write equal bytes.
+        save_file(on_cpu, temporary, metadata=dict(more or {"format": "pt"}))
 
 
 def extras_weights(inner: PreTrainedModel, state_dict: Weights | None = None) -> dict[str, torch.Tensor]:
