@@ -57,17 +57,17 @@ def test_the_records_alone_are_enough(carry_out, player, tmp_path, die):
 
 
 def test_failed_runs_stay_in_the_records(carry_out, player, tmp_path):
-    kept = str(tmp_path / "kept.jsonl")
+    kept = str(tmp_path / "new" / "kept.jsonl")
     player.fails = lambda name, stage: name == "step_jepa seed 2"
     carry_out(kept=kept)
-    (failed,) = [line for line in lines_of(tmp_path / "kept.jsonl") if line["status"] == "failed"]
+    (failed,) = [line for line in lines_of(tmp_path / "new" / "kept.jsonl") if line["status"] == "failed"]
     assert failed["settings"]["lbd"] == 0.5 and "the last line of train" in failed["error"] and failed["at"] == {}
     player.fails, player.calls = lambda name, stage: False, []
     shutil.rmtree(tmp_path / "out")
     assert not carry_out(kept=kept).failed and [name for name, what in player.calls if what == "train"] == [
         "step_jepa seed 2"
     ]
-    found = lines_of(tmp_path / "kept.jsonl")
+    found = lines_of(tmp_path / "new" / "kept.jsonl")
     assert failed in found and len(found) == 7 and found[-1]["status"] == "finished"
 
 

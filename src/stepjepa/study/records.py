@@ -169,10 +169,12 @@ class KeptRuns:
 
     Raises:
         DataError: the file cannot be read, or a line is no record of a run. One that does not exist has none.
-        ConfigError: a run of the study has other data, scoring or settings there.
+        ConfigError: a run of the study has other data, scoring or settings there, or the file cannot be written.
     """
 
     def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path.parent, f"--{_NAME.records}")
         self.path, self.runs = path, dict[str, dict[str, Any]]()
         for number, row in file_rows(path) if path.exists() else ():
             if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
