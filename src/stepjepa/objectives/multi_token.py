@@ -48,7 +48,7 @@ class MultiToken(LookAhead):
 
     name = "multi_token"
     Options = MultiTokenOptions
-    vector_names = VectorNames("tokens ahead", "state", "next state")
+    vector_names = VectorNames("tokens ahead", "state", "next token")
     distance_name = "cross-entropy"
 
     def check(self) -> None:
