@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from stepjepa.errors import ConfigError
 from stepjepa.forest import visibility
-from stepjepa.modeling import masks
+from stepjepa.modeling import masks, trial
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
@@ -103,6 +103,7 @@ def flex_with_gradient(module, query, key, value, mask, dropout=0.0, scaling=Non
 def on_cuda(monkeypatch):
     """What is chosen for a run on CUDA: forward and attention."""
     monkeypatch.setattr(masks, "flex_attention_forward", flex_with_gradient)
+    monkeypatch.setattr(trial, "_FORWARD_ONLY", ())
 
     def choose(model, **options):
         model, setup = set_up_model(model, JEPAConfig(**PAIRS, output_dir="unused", **options), 0, "cuda")

@@ -76,6 +76,7 @@ _NAME = Names(ModelOptions)
 logger = logging.getLogger("stepjepa")
 _WINDOW = 4  # tokens; the examples are longer
 _SHORT, _LONG = 13, 200  # tokens of the examples, and of those for rows of another shape
+_FORWARD_ONLY = ("cpu",)  # devices on which FlexAttention has no backward pass
 _MASK = "its attention does not follow the mask"
 MOST_BYTES = 4 * 2**30  # of attention weights that are held at once
 
@@ -179,15 +180,13 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
     return list(frozen)
 
 
-def exactness(
-    model: nn.Module, vocabulary: int, device: str, attention: str, predictor_ids: Sequence[int] = ()
-) -> Verdict:
+def exactness(model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()) -> Verdict:
     """How exact packed rows are under an attention of transformers or of `masks.OWN`; arguments as `choose_forward`.
 
     Within the context of autocast all numbers are in its dtype.
     """
     with torch.no_grad(), unchanged(model), window_of(model, _WINDOW):
-        trial = _Trial(model, vocabulary, tuple(predictor_ids), device)
+        trial = _Trial(model, vocabulary, tuple(predictor_ids))
         fault = trial.plain_fault()
         return Verdict(fault) if fault else trial.verdict("packed", attention)
 
@@ -198,15 +197,17 @@ def _choice(
     inner = causal_lm(model)
     reason = "" if asked == "two_pass" else masks_unsupported(inner) or ""
     best = "inline" if asked == "inline" else "packed"
-    if embedding_rows(inner).device.type == "meta":
+    place = embedding_rows(inner).device.type
+    if place == "meta":
         return Choice("two_pass" if reason or asked == "two_pass" else best, reason=reason)
     own = text_config(inner.config)._attn_implementation
     wanted = [FLEX] if is_flex(own) else [""]  # the model's own
     if own == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
-        faster = {"cpu": SEGMENTS if best == "packed" else "", "cuda": FLEX}.get(device, "")
+        faster = SEGMENTS if device == "cpu" and best == "packed" else ""
+        faster = FLEX if device == "cuda" and place not in _FORWARD_ONLY else faster
         wanted = [faster, ""] if faster else wanted
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
-        trial = _Trial(model, vocabulary, predictor_ids, device)
+        trial = _Trial(model, vocabulary, predictor_ids)
         if fault := trial.plain_fault():
             return Choice("", reason=fault)
         for attention in [] if reason or asked == "two_pass" else wanted:
@@ -220,9 +221,9 @@ def _choice(
 class _Trial:
     """Made-up examples and what a model's own forward says of them."""
 
-    def __init__(self, model: nn.Module, vocabulary: int, predictor_ids: tuple[int, ...], device: str):
+    def __init__(self, model: nn.Module, vocabulary: int, predictor_ids: tuple[int, ...]):
         inner = causal_lm(model)
-        self._model, self._inner, self._ids, self._kind = model, inner, predictor_ids, device
+        self._model, self._inner, self._ids = model, inner, predictor_ids
         self._device = embedding_rows(inner).device
         self._examples, self._long = (_examples(inner, vocabulary, len(predictor_ids), n) for n in (_SHORT, _LONG))
         self._head, self._limit = output_head(inner, vocabulary), tolerance(inner)
@@ -270,7 +271,7 @@ class _Trial:
                 output = self._model(batch=batch)
                 predicting = kept[0].flatten(0, 1).index_select(0, batch.label_positions)
                 logits = self._head.logits(self._inner, predicting)
-            if is_flex(attention) and self._kind != "cpu":  # where it has no backward
+            if is_flex(attention) and self._device.type not in _FORWARD_ONLY:
                 self._try_gradient(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"

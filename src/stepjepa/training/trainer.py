@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
@@ -170,6 +171,9 @@ class JEPATrainer(CheckpointedTrainer):
         self.data_reports, self.score_answers = reader.reports, score_answers
         train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
         device = args.device.type
+        launched = any(parse_flag_from_env(f"ACCELERATE_USE_{engine}") for engine in ("FSDP", "DEEPSPEED"))
+        if device == "cuda" and not (launched or args.fsdp or args.deepspeed or hasattr(trained, "hf_device_map")):
+            trained.to(args.device)  # as the Trainer will: the start-up trial is run where the model trains
         trained, self.setup = set_up_model(trained, args, args.seed, device, peft_config, processing_class)
         if args.keep_predictors:
             check_keeps_predictors(trained, processing_class)
