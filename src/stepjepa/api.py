@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stepjepa.study.demo import DemoResult
     from stepjepa.study.run import StudyResult
     from stepjepa.training.config import JEPAConfig
+    from stepjepa.training.doctor import Diagnosis
     from stepjepa.training.options import RunOptions
     from stepjepa.training.run import TrainResult
 
@@ -37,6 +38,7 @@ __all__ = [
     "check",
     "compare",
     "demo",
+    "doctor",
     "evaluate",
     "export",
     "generate",
@@ -241,6 +243,23 @@ def generate(**options: Any) -> GenerationResult:
 
     checked = _options(GenerateOptions, options)
     from stepjepa.generation.solve import generate as run
+
+    return run(checked)
+
+
+def doctor(**options: Any) -> Diagnosis:
+    """Try every attention and dtype on this machine: exactness, speed and memory of a step: ``stepjepa doctor``.
+
+    Args:
+        options: those of ``stepjepa doctor`` by name, such as ``model_name="mini"``.
+
+    Raises:
+        ConfigError, DataError: the model or the data cannot be used.
+    """
+    from stepjepa.training.options import DoctorOptions
+
+    checked = _options(DoctorOptions, options)
+    from stepjepa.training.doctor import doctor as run
 
     return run(checked)
 

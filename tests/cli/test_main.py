@@ -42,7 +42,7 @@ def test_arguments_and_status_pass_through(command, monkeypatch):
 
 
 def test_help_and_version(capsys):
-    names = "train demo prepare check inspect generate evaluate analyze study export report"
+    names = "train demo prepare check inspect generate evaluate analyze study export report doctor"
     assert set(COMMANDS) == set(names.split())
     assert main(["--help"]) == 0
     out = capsys.readouterr().out

@@ -50,6 +50,7 @@ PARSED_ONLY = {
     "report": "needs trained runs: its own tests",
     "--energy": "needs trained runs: tests/cli/test_energy.py",
     "demo": "minutes: tests/cli/test_demo.py",
+    "doctor": "a minute: tests/cli/test_doctor.py",
 }
 
 

@@ -216,16 +216,16 @@ def test_damaged_records_do_not_cost_a_model(adapter, tmp_path, caplog):
 def test_the_commit_of_the_working_folder(tmp_path, monkeypatch, place):
     import torch
 
-    from stepjepa.training.run import _circumstances
+    from stepjepa.training.run import circumstances
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert _circumstances(None, torch.device("cpu"))["git_commit"] is None
+    assert circumstances(None, torch.device("cpu"))["git_commit"] is None
     (tmp_path / "file").write_text("1")
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "one"]):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert _circumstances(None, torch.device("cpu"))["git_commit"] == commit
+    assert circumstances(None, torch.device("cpu"))["git_commit"] == commit
     (tmp_path / "file").write_text("2")
-    assert _circumstances(None, torch.device("cpu"))["git_commit"] == f"{commit}-dirty"
+    assert circumstances(None, torch.device("cpu"))["git_commit"] == f"{commit}-dirty"

@@ -34,6 +34,7 @@ COMMANDS = {
     "evaluate": "let a model answer the questions of a file, and score the answers",
     "analyze": "where source and target views are in a model: numbers, figures, collapse; energies of solutions",
     "export": "write a checkpoint as a final model: plain, LoRA merged or as an adapter",
+    "doctor": "what is exact on this machine, its speed and memory, and the flags to take",
     "report": "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
 }
 # What was a command of its own once, and the command that says how it is written now (`WAS`).

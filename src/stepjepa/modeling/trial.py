@@ -263,6 +263,7 @@ class _Trial:
         Args:
             form: ``two_pass`` (tried first: the others are compared with its states), ``packed``, ``inline``.
         """
+        attention = attention or text_config(self._inner.config)._attn_implementation
         kept: list[torch.Tensor] = []  # last hidden states of every call of the backbone
         hook = backbone(self._inner).register_forward_hook(lambda module, args, output: kept.append(output[0]))
         try:

@@ -376,3 +376,14 @@ class TrainerOptions:
     report_to: None | str | list[str] = option(
         "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
     )
+
+
+@dataclass
+class DoctorOptions:
+    """Options of ``stepjepa doctor``."""
+
+    model_name: str = option("tiny", "Hub id, local folder, or a built-in preset (tiny, mini).", "doctor")
+    train_file: str | None = option(
+        None, "File or Hub data set with rows to train on. Default: built-in ones.", "doctor"
+    )
+    json: bool = option(False, "Print the result as one JSON object.", "doctor")

@@ -107,7 +107,7 @@ def _run(
         raise ConfigError(f"--{_NAME.eval_strategy} {strategy} needs --{_NAME.eval_file}")
     if run.stop_at is not None and (config.eval_strategy == "no" or not config.metric_for_best_model):
         raise ConfigError(f"--{_NAME.stop_at} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
-    trainer = _make_trainer(run, config, checkpoint, score_answers)
+    trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None:
         trainer.check_resumable(checkpoint)
@@ -125,7 +125,7 @@ def _run(
         say(f"{output}: no checkpoint to resume from; starting at step 0")
     if is_main_process():
         say(start_summary(trainer, run, checkpoint))
-    record = {**trainer.run_record, **_circumstances(command, config.device)}
+    record = {**trainer.run_record, **circumstances(command, config.device)}
     if trainer.args.should_save:
         if overwrite and checkpoint is None:
             folder.clear()
@@ -195,8 +195,8 @@ def _check_not_inside(output: Path, run: RunOptions) -> None:
             )
 
 
-def _make_trainer(
-    run: RunOptions, config: JEPAConfig, checkpoint: Path | None, score_answers: ScoreAnswers | None
+def make_trainer(
+    run: RunOptions, config: JEPAConfig, checkpoint: Path | None = None, score_answers: ScoreAnswers | None = None
 ) -> JEPATrainer:
     """The trainer of a run: its data, tokenizer and model."""
     preset = is_preset(run.model_name)
@@ -246,7 +246,7 @@ def _write_report(trainer: JEPATrainer, output: Path) -> None:
     write_json(output / "data_report.json", {name: one.to_dict() for name, one in trainer.data_reports.items()})
 
 
-def _circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
+def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
     """When, where and by which command a run was started; no names of hosts or users."""
     processor, commit = platform.processor(), ""
     with suppress(OSError):  # Linux

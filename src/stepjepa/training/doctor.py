@@ -1,0 +1,169 @@
+"""What is exact on this machine, how fast it is and what memory it takes: ``stepjepa doctor``."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import accumulate, islice, product
+from math import isnan, nan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from stepjepa.config.option import Names
+from stepjepa.config.parser import build, command_line
+from stepjepa.data.sources import RowSource
+from stepjepa.data.tasks import generate_rows
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.modeling.load import first_line
+from stepjepa.modeling.masks import FLEX
+from stepjepa.modeling.trial import exactness
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import DoctorOptions, RunOptions
+from stepjepa.training.run import circumstances, make_trainer
+from stepjepa.utils.files import json_bytes, write_whole
+from stepjepa.utils.terminal import Bar, only_results
+from stepjepa.utils.text import PAGE, wrapped
+
+_NAME = Names(RunOptions, JEPAConfig)
+_ROWS, _STEPS = 8, 4
+_FASTER, _NEAR = (
+    1.1,
+    0.01,
+)  # what is recommended has so many times the default's speed, and its loss but for such a share
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of one setting: flags of ``stepjepa train``, the attention or forward that served, what is wrong with it
+    (empty for nothing), the largest relative distance of its logits, loss and states from the model's own, tokens a second
+    (median of the steps), MiB of tensors at most, and the LM loss at the last step. NaN where there is no such number."""
+
+    flags: str
+    attention: str = ""
+    fault: str = ""
+    off: float = nan
+    speed: float = nan
+    mebibytes: float = nan
+    lm_loss: float = nan
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `doctor` returns: names and values about the machine by topic, the settings (the first is the default), and a
+    command that is recommended. Its text is what the command prints."""
+
+    about: dict[str, dict[str, Any]]
+    tried: list[Tried]
+    recommended: str
+
+    def __str__(self) -> str:
+        rows = [["setting", "attention", "exact", "off by", "tok/s", "MiB", "LM loss"]]
+        for one in self.tried:
+            figures = ((one.off, ".0e"), (one.speed, ",.0f"), (one.mebibytes, ",.1f"), (one.lm_loss, ".4f"))
+            numbers = ["-" if isnan(value) else format(value, form) for value, form in figures]
+            name = one.attention.removeprefix("stepjepa_")
+            rows.append([one.flags or "(default)", name, "no" if one.fault else "yes", *numbers])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        notes = [f"{topic}: {', '.join(f'{k} {v}' for k, v in one.items())}" for topic, one in self.about.items()]
+        notes += [f"{one.flags or '(default)'}: {one.fault}" for one in self.tried if one.fault]
+        notes.append(f"recommended: {self.recommended}")
+        return "\n".join([*table, "", *(line for note in notes for line in wrapped(note, PAGE, "", "  "))])
+
+
+def doctor(options: DoctorOptions) -> Diagnosis:
+    """Try every attention and dtype at hand as the start-up trial does, and train each on one batch. Nothing is kept.
+
+    Raises:
+        ConfigError, DataError: the model or the data cannot be used.
+    """
+    cuda, attention = torch.cuda.is_available(), _NAME.attn_implementation
+    kernels = [{}, *({attention: one} for one in ("sdpa", "eager", "flex_attention"))]
+    dtypes: list[dict[str, Any]] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}, *([{"fp16": True}] * cuda)]
+    compiled = [{"torch_compile": True, **one} for one in dtypes[: 1 + cuda]]
+    rows: list[Any] = generate_rows(_ROWS)
+    if options.train_file is not None:
+        rows = [row for _, row in islice(RowSource(options.train_file), _ROWS)]
+    tried = list[Tried]()
+    with TemporaryDirectory() as folder, Bar() as bar:
+        file = Path(folder, f"{Path(options.train_file or 'rows').stem}.jsonl")  # it is named in errors
+        write_whole(file, (json_bytes(row) + b"\n" for row in rows))
+        common: dict[str, Any] = {
+            _NAME.train_file: [str(file)],
+            _NAME.model_name: options.model_name,
+            _NAME.output_dir: folder,
+        }
+        common |= {_NAME.max_steps: 2, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
+        common |= {_NAME.save_strategy: "no", "train_sampling_strategy": "sequential", "disable_tqdm": True}
+        settings = [{**one, **other} for one, other in product(kernels, dtypes)] + compiled
+        bar.begin("settings", len(settings))
+        for given in settings:
+            with only_results():
+                tried.append(_tried(given, common, first=not tried))
+            bar.step(1)
+    # A few steps do not show that weights in bfloat16 lose small updates.
+    trained = [one for one in tried if one.lm_loss > 0 and not one.fault]
+    near = [
+        one for one in trained if abs(one.lm_loss / trained[0].lm_loss - 1) < _NEAR and _NAME.dtype not in one.flags
+    ]
+    recommended = "nothing, as no setting trains with exact numbers"
+    if near:
+        best = max(near, key=lambda one: one.speed)
+        flags = best.flags if best.speed > _FASTER * near[0].speed else near[0].flags
+        words = ("stepjepa train", f"--{_NAME.train_file}", options.train_file or "FILE", f"--{_NAME.model_name}")
+        recommended = " ".join((*words, options.model_name, flags)).strip()
+    return Diagnosis(_about(), tried, recommended)
+
+
+def _about() -> dict[str, dict[str, Any]]:
+    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "datasets")
+    devices = {"cpu": f"{torch.get_num_threads()} threads"}
+    for number in range(torch.cuda.device_count()):
+        free, total = (f"{size / 2**30:.1f}" for size in torch.cuda.mem_get_info(number))
+        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {free} of {total} GiB free"
+    machine = circumstances(None, torch.device("cpu"))["machine"]
+    return {"versions": {name: version(name) for name in packages}, "machine": machine, "devices": devices}
+
+
+def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
+    """Try one setting; what the first finds wrong with the model or the data is an error of the command."""
+    run, config = build((RunOptions, JEPAConfig), {**common, **given})
+    flags, kind = command_line("train", given, run, config).removeprefix("stepjepa train").strip(), config.device.type
+    config._n_gpu = 1  # the first one
+    forward_only = run.attn_implementation == "flex_attention" and kind == "cpu"
+    if forward_only:
+        run.attn_implementation = None
+    gc.collect()
+    if kind == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        trainer = make_trainer(run, config)
+        model: Any = trainer.model
+        attention = FLEX if forward_only else model.config.get_text_config()._attn_implementation
+        with trainer.accelerator.autocast():
+            verdict = exactness(model, trainer.setup.vocabulary, attention, trainer.setup.predictor_ids)
+        if forward_only:
+            return Tried(flags, attention, verdict.fault, verdict.off)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            trainer.train()
+        profiled: Any = seen.profiler
+        changes = [one for one in profiled.kineto_results.events() if one.name() == "[memory]"]
+        held = accumulate(one.nbytes() for one in sorted(changes, key=lambda one: one.start_ns()))
+        peak = torch.cuda.max_memory_allocated() if kind == "cuda" else max(held) + model.get_memory_footprint()
+        trainer.args.max_steps = _STEPS
+        trainer.train()
+    except Exception as error:
+        if first and isinstance(error, (ConfigError, DataError)):
+            raise
+        return Tried(flags, fault=first_line(error))
+    log = trainer.state.log_history[:_STEPS]
+    speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])
+    served = attention if trainer.setup.forward == "packed" else trainer.setup.forward
+    return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[-1]["lm_loss"])

@@ -1,0 +1,116 @@
+"""`stepjepa doctor`: what is exact, its speed and memory, and what is recommended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stepjepa
+from stepjepa.cli.main import main
+from stepjepa.training import doctor
+from stepjepa.training.doctor import Tried
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Try the given settings alone, by their flags; the others are as they are given, or left as not tried."""
+    own = doctor._tried
+
+    def choose(real=(), **made):
+        def tried(given, common, first):
+            flags = " ".join(f"--{name} {str(value).lower()}" for name, value in given.items())
+            return own(given, common, first) if flags in real else made.get(flags, Tried(flags))
+
+        monkeypatch.setattr(doctor, "_tried", tried)
+
+    return choose
+
+
+FLEX, BF16 = "--attn_implementation flex_attention", "--bf16 true"
+
+
+@pytest.mark.slow
+def test_settings_are_tried_and_trained(only, capsys):
+    only(["", BF16, FLEX, "--attn_implementation eager"])
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"torch", "stepjepa"} <= set(found["about"]["versions"]) and found["about"]["devices"]
+    tried = {one["flags"]: one for one in found["tried"]}
+    default, short, flex, eager = (tried[flags] for flags in ("", BF16, FLEX, "--attn_implementation eager"))
+    assert not any(one["fault"] for one in (default, short, flex, eager))
+    assert max(default["off"], flex["off"], eager["off"]) < 1e-4 < short["off"] < 0.06
+    assert flex["speed"] is None and min(one["speed"] for one in (default, short, eager)) > 0
+    assert default["lm_loss"] == pytest.approx(eager["lm_loss"], rel=1e-4)
+    assert 0 < abs(default["lm_loss"] - short["lm_loss"]) < 0.01 * default["lm_loss"]
+    model = 4 * 4 * (512 * 96 + 3 * (4 * 96**2 + 3 * 96 * 256)) / 2**20  # weights, gradients, two moments
+    assert model < default["mebibytes"] < eager["mebibytes"] < 20 * model
+    assert found["recommended"].startswith("stepjepa train --train_file FILE --model_name tiny")
+
+
+@pytest.mark.parametrize(
+    ("made", "flags"),
+    [
+        ({}, ""),
+        ({BF16: Tried(BF16, speed=105, lm_loss=3.0)}, ""),  # no faster than chance
+        ({BF16: Tried(BF16, speed=200, lm_loss=3.0)}, BF16),
+        ({BF16: Tried(BF16, speed=200, lm_loss=3.1)}, ""),
+        ({BF16: Tried(BF16, fault="not exact", speed=200, lm_loss=3.0)}, ""),
+        ({"--dtype bfloat16": Tried("--dtype bfloat16", speed=200, lm_loss=3.0)}, ""),
+    ],
+)
+def test_what_is_faster_and_trains_alike_is_recommended(made, flags, only):
+    only(**{"": Tried("", "sdpa", "", 1e-7, 100, 9.0, 3.0), **made})
+    found = stepjepa.doctor()
+    assert found.recommended == f"stepjepa train --train_file FILE --model_name tiny {flags}".strip()
+    assert found.tried[0].flags == "" and f"recommended: {found.recommended}" in " ".join(str(found).split())
+    assert all(reason in str(found) for reason in (one.fault for one in made.values()))
+
+
+def test_a_setting_that_breaks_is_said_and_the_others_go_on(only, monkeypatch):
+    def broken(run, config):
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(doctor, "make_trainer", broken)
+    only(["", BF16])
+    found = stepjepa.doctor()
+    assert [one.fault for one in found.tried[:2]] == ["out of memory"] * 2
+    assert found.recommended == "nothing, as no setting trains with exact numbers"
+
+
+def test_the_first_rows_of_the_data_are_taken(tmp_path, monkeypatch):
+    seen, file = [], tmp_path / "mine.jsonl"
+
+    def tried(given, common, first):
+        seen.append(Path(common["train_file"][0]).read_text())
+        return Tried("")
+
+    monkeypatch.setattr(doctor, "_tried", tried)
+    file.write_text("".join(json.dumps({"question": f"q{i}", "answer": "a"}) + "\n" for i in range(20)))
+    stepjepa.doctor(train_file=str(file))
+    assert [json.loads(line)["question"] for line in seen[0].splitlines()] == [f"q{i}" for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model_name no/model", "no/model"),
+        ("--data missing.jsonl", "missing.jsonl: no such file"),
+        ("--data bad.jsonl", "bad.jsonl line 1"),
+        ("--modelname tiny", "did you mean --model_name?"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n')
+    assert main(["doctor", *words.split()]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("stepjepa doctor: error: ") and said in error
+
+
+@pytest.mark.long  # compiles
+def test_every_setting_is_exact_on_cpu():
+    found = stepjepa.doctor()
+    assert len(found.tried) == 13 and not any(one.fault for one in found.tried)
+    assert found.tried[-1].flags == "--torch_compile true" and found.tried[-1].speed > 0
