@@ -61,7 +61,7 @@ def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]
             return f"another process is carrying out {folder}"
         todo = [stage for stage in stages if run.done(stage) is None]
         splits = [stage for stage in todo if stage != "train"]
-        if splits and not run.has_weights and "diverged" not in (run.done("train") or {}):
+        if splits and (trained := run.done("train")) and "diverged" not in trained and not run.has_weights:
             todo = ["train", *splits]  # whose record may have come without its model
         try:
             if "train" in todo:
