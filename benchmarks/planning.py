@@ -40,7 +40,12 @@ def arms_of(horizon: int) -> dict[str, dict[str, Any]]:
     infonce = {**plan, "jepa_loss": "infonce", "infonce_temperature": 0.1, "predictor_head": "mlp"}
     return {
         "plain": {"objective": "regular"},
-        "multi_token": {"objective": "multi_token", "lbd": 1.0},
+        "multi_token": {
+            "objective": "multi_token",
+            "token_horizon": horizon,
+            "token_positions": "question",
+            "lbd": 1.0,
+        },
         "next_latent": {"objective": "next_latent", "latent_horizon": horizon - 1, "lbd": 1.0},
         "step_jepa plan": {**infonce, "predictors": 0},
         "step_jepa plan, K = 1": {**infonce, "predictors": 1},

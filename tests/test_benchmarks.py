@@ -71,13 +71,18 @@ def test_objectives(run, tmp_path):
 
 
 def test_planning(run, tmp_path):
-    file, arms = tmp_path / "result.json", ["plain", "step_jepa plan"]
+    file, arms = tmp_path / "result.json", ["plain", "multi_token", "next_latent", "step_jepa plan"]
     printed = run(
         "planning.py", "--batch_size", 2, "--rounds", 1, "--steps", 1, "--arms", *arms, "--profile", 3, "--json", file
     )
     results = json.loads(file.read_text())
     assert list(results) == arms and all(result["seconds"] > 0 for result in results.values())
-    assert [results[arm]["positions"] for arm in arms] == [2 * 35, 2 * (35 + 4)]  # four nodes, each alone
+    assert [results[arm]["positions"] for arm in arms] == [
+        2 * 35,
+        2 * 35,
+        2 * 35,
+        2 * (35 + 4),
+    ]  # four nodes, each alone
     assert "step_jepa plan: 2 steps" in printed
 
 

@@ -60,15 +60,17 @@ _PLAIN, _STEP = _options(objective=Regular.name), _options(objective=StepJEPA.na
 _HEADS = _options(step_pairs="plan", horizon=3, predictors=0, predictor_head="mlp", lbd=1.0)
 _PLAN = {**_STEP, **_HEADS, **_options(jepa_loss="infonce", infonce_temperature=0.1)}
 SETTINGS = {
-    "arithmetic": Setting(16_000, 8, 2e-3, {Regular.name: _PLAIN, StepJEPA.name: _STEP}),
+    "arithmetic": Setting(
+        16_000, 8, 2e-3, {Regular.name: _PLAIN, StepJEPA.name: _STEP}, base=_options(lr_scheduler_type="cosine")
+    ),
     "path_star": Setting(
-        96_000,
+        108_800,
         64,
         2e-3,
         {Regular.name: _PLAIN, StepJEPA.name: _PLAN, "shuffled": {**_PLAN, **_options(control="shuffled")}},
         model="micro",
         task=_options(path_length=4, nodes=9),
-        base=_options(weight_decay=0.1),
+        base=_options(weight_decay=0.1, lr_scheduler_type="constant_with_warmup"),
         max_new_tokens=8,
     ),
 }
@@ -263,7 +265,6 @@ def run_arm(arm: str, options: DemoOptions) -> None:
         num_train_epochs=1,
         learning_rate=setting.learning_rate,
         adam_beta2=0.95,
-        lr_scheduler_type="cosine",
         warmup_steps=max(1, steps // 20),
         logging_steps=max(1, steps // 50),
         save_strategy="no",
