@@ -92,11 +92,14 @@ def train(**options: Any) -> TrainResult:
     from stepjepa.utils.failures import explaining
     from stepjepa.utils.terminal import is_main_process, say
 
+    name = Names(JEPAConfig, RunOptions)
+    if options.get(name.ray_workers) is not None:
+        return _train_in_ray(options, name)
     run, config = build((RunOptions, JEPAConfig), options, published(RunOptions, JEPAConfig))
     if is_main_process():
         for line in run_notes(run, config, options):
             say(f"note   {line}")
-    name, command = Names(JEPAConfig), command_line("train", options, run, config)
+    command = command_line("train", options, run, config)
     if run.debug_level >= 5 and name.logging_steps not in options:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
@@ -107,6 +110,27 @@ def train(**options: Any) -> TrainResult:
     if result.trainer is None:
         return result
     return dataclasses.replace(result, text=f"{result.text}\n{_next_commands(run, result.output_dir)}")
+
+
+def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
+    from stepjepa.config.option import options_of
+    from stepjepa.errors import ConfigError
+    from stepjepa.training.options import RunOptions
+    from stepjepa.utils.cluster import in_workers
+
+    options_of(RunOptions)[name.ray_workers].check(workers := options.pop(name.ray_workers))
+    if options.get(name.engine) == "ray":
+        raise ConfigError(f"--{name.engine} ray needs cores besides those of --{name.ray_workers}; leave it out")
+
+    def work() -> TrainResult:
+        from stepjepa.training.run import leave_process_group
+
+        result = dataclasses.replace(train(**options), trainer=None)
+        leave_process_group()
+        return result
+
+    resumes = str(options.get(name.resume_from_checkpoint)).lower() == "true"
+    return in_workers(work, workers, name.ray_workers, resumes)
 
 
 def _show_first_row(run: RunOptions, config: JEPAConfig) -> None:

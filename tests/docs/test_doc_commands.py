@@ -43,6 +43,7 @@ PARSED_ONLY = {
     "--from_states": "needs another command's files: tests/cli/test_analyze.py",
     "--runs": "needs trained runs: tests/cli/test_analyze.py",
     "--engine": "needs Ray: tests/utils/test_ray.py",
+    "--ray_workers": "needs Ray: tests/utils/test_ray.py",
     "--ray_replicas": "needs Ray: tests/utils/test_ray.py",
     "--harness": "needs lm-eval: tests/cli/test_harness.py",
     "--fsdp": "needs several accelerators: tests/training/test_fsdp.py",

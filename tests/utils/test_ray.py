@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -154,16 +156,17 @@ ray: {cpus: 1, retries: 1}
 
 
 def once(there, act):
-    """Do something once the file `there` exists; the thread that waits for it."""
+    """Do something once the file `there` exists, and set what is returned."""
 
     def wait():
         while not there.exists():
             time.sleep(0.05)
         act()
+        acted.set()
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
+    acted = threading.Event()
+    threading.Thread(target=wait, daemon=True).start()
+    return acted
 
 
 KILL_TASK = partial(kill, "ray::carry_out_task")
@@ -175,7 +178,7 @@ def test_a_run_of_a_study_is_begun_again_where_its_process_is_lost(tmp_path):
     assert main([*words, str(tmp_path / "a")]) == 0
     killer = once(tmp_path / "b" / run / "model" / "checkpoint-5" / "manifest.json", KILL_TASK)
     assert main([*words, str(tmp_path / "b"), "--executor", "ray"]) == 0
-    killer.join()
+    assert killer.is_set()
     first, second = (lines(tmp_path / name / "results.jsonl")[0] for name in "ab")
     assert first["metrics"] == second["metrics"]
     assert json.loads((tmp_path / "b" / run / "trained.json").read_text())["resumed_at_step"] >= 5
@@ -200,9 +203,38 @@ def test_processes_end_with_a_task_that_is_lost_or_cancelled(act, status, words,
     flags = ["--output_dir", str(tmp_path / "out"), "--executor", "ray", "--set", "ray.retries=0"]
     acting = once(tmp_path / "out" / "runs" / "regular" / "seed-1" / "train.log", act)
     assert main(["study", str(tmp_path / "study.yaml"), *flags]) == status
-    acting.join()
+    assert acting.is_set()
     assert words in "".join(capsys.readouterr())
     end = time.monotonic() + 20
     while any(str(tmp_path) in " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])):
         assert time.monotonic() < end, "a process of the run is left"
         time.sleep(0.1)
+
+
+def test_training_resumes_where_a_process_is_lost_and_ends_as_with_torchrun(tmp_path, capfd):
+    data = write(tmp_path / "chats.jsonl", [{"messages": chat} for chat in CHATS])
+    words = f"train --train_file {data} --model_name tiny --step_jepa --max_steps 8 --save_steps 2 --disable_tqdm true"
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "stepjepa"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*start, *words.split(), "--output_dir", str(tmp_path / "a")], env=environment, check=True)
+    on_ray = [*words.split(), "--output_dir", str(tmp_path / "b"), "--ray_workers"]
+    killer = once(tmp_path / "b" / "checkpoint-2" / "manifest.json", partial(kill, "ray::RayTrainWorker"))
+    capfd.readouterr()
+    assert main([*on_ray, "2", "--resume_from_checkpoint", "true"]) == 0
+    assert killer.is_set()
+    assert f"load   AutoModelForCausalLM.from_pretrained('{tmp_path / 'b'}')" in capfd.readouterr().out
+    assert weights_digest(tmp_path / "a") == weights_digest(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--ray_workers 3", "--ray_workers 3: the Ray cluster has 2 CPUs"),
+        ("--ray_workers 1 --engine ray", "--engine ray needs cores besides those of --ray_workers; leave it out"),
+        ("--ray_workers 1", "no such file"),
+    ],
+)
+def test_mistakes_are_told_as_without_ray(flags, words, tmp_path, capsys):
+    train = f"train --train_file {tmp_path}/none.jsonl --model_name tiny --output_dir {tmp_path}/out {flags}"
+    assert main(train.split()) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]

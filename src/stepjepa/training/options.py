@@ -297,6 +297,10 @@ class SourceOptions(CodeOptions):
     stop_at: float | None = option(
         None, "End training once an evaluation's --metric_for_best_model has reached this value.", RUN, resume=True
     )
+    ray_workers: int | None = option(
+        None, "Train in so many processes of a Ray cluster; with resume_from_checkpoint true it survives the loss of one.",
+        RUN, at_least=1, resume=True, identity=False, dumped=False,
+    )  # fmt: skip
     debug_level: int = option(
         0,
         "Log level: from 5 the losses of every step, from 7 also the first row as stepjepa inspect shows it.",

@@ -5,16 +5,19 @@ starts here for the time of the command. Its machines have the library, and see 
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle
+from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from stepjepa.errors import ConfigError, RunError
+from stepjepa.errors import ConfigError, RunError, StepJepaError
 from stepjepa.utils.failures import library
 
+Result = TypeVar("Result")
 RETRIES = 3  # of a call whose process was lost
 
 
@@ -51,6 +54,49 @@ def enter(folder: str) -> None:
         os.chdir(folder)
 
 
+def room(count: int, option: str, gpus: bool = True) -> bool:
+    """Whether `count` processes have a GPU each, where `gpus` are wanted. Raises ConfigError: the cluster is too small."""
+    there = connect().cluster_resources()
+    kind = "GPU" if gpus and "GPU" in there else "CPU"
+    if there[kind] < count:
+        raise ConfigError(f"--{option} {count}: the Ray cluster has {there[kind]:g} {kind}s")
+    return kind == "GPU"
+
+
+def in_workers(work: Callable[[], Result], count: int, option: str, resumes: bool) -> Result:
+    """What `work` gives in the first of the processes of a TorchTrainer. If it `resumes`, all begin again where one fails.
+
+    Raises:
+        ConfigError: see `room`. What `work` raises is raised as it was.
+        KeyboardInterrupt: Ray was interrupted.
+        RunError: a process was lost too often.
+    """
+    use_gpu, train, folder = room(count, option), library("ray.train", "ray"), os.getcwd()
+
+    def loop() -> Result:
+        enter(folder)
+        return work()
+
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # which prints every line twice
+    scaling = train.ScalingConfig(num_workers=count, use_gpu=use_gpu)
+    interrupted = signal.getsignal(signal.SIGINT)  # Ray takes it over
+    with TemporaryDirectory() as records:
+        run = train.RunConfig(storage_path=records, failure_config=train.FailureConfig(max_failures=RETRIES * resumes))
+        try:
+            fitted = library("ray.train.torch", "ray").TorchTrainer(loop, scaling_config=scaling, run_config=run).fit()
+            return cast("Result", fitted.return_value)
+        except train.TrainingFailedError as error:
+            failures = getattr(error, "worker_failures", {}).values()
+            causes = (getattr(one, "_base_exc", one) for one in failures)  # Ray may put its traceback around them
+            own = (one for one in causes if isinstance(one, StepJepaError))
+            raise next(own, RunError(f"Ray: {' '.join(str(error).split())[:400]}")) from None
+        except SystemExit:  # of Ray, when it is interrupted
+            raise KeyboardInterrupt from None
+        finally:
+            if signal.getsignal(signal.SIGINT) is not interrupted:
+                signal.signal(signal.SIGINT, interrupted)
+
+
 class Copies:
     """Copies of a function, each in a process of its own with a CPU core and, with `gpus`, a GPU where the cluster has some.
 
@@ -62,11 +108,12 @@ class Copies:
 
     def __init__(self, function: Callable[..., Any], count: int, option: str, gpus: bool = False):
         self._ray = ray = connect()
-        there = ray.cluster_resources()
-        kind = "GPU" if gpus and "GPU" in there else "CPU"
-        if there[kind] < count:
-            raise ConfigError(f"--{option} {count}: the Ray cluster has {there[kind]:g} {kind}s")
-        each = {"num_cpus": 1, "num_gpus": int(kind == "GPU"), "max_restarts": -1, "max_task_retries": RETRIES}
+        each = {
+            "num_cpus": 1,
+            "num_gpus": int(room(count, option, gpus)),
+            "max_restarts": -1,
+            "max_task_retries": RETRIES,
+        }
         self._held = [ray.put(function)]  # sent once, and there for as long as a copy may have to be replaced
         self._copies = [ray.remote(_Copy).options(**each).remote(self._held, os.getcwd()) for _ in range(count)]
 
