@@ -9,6 +9,7 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
+from stepjepa.modeling import trial
 from stepjepa.training import doctor
 from stepjepa.training.doctor import Tried
 
@@ -47,6 +48,15 @@ def test_settings_are_tried_and_trained(only, capsys):
     model = 4 * 4 * (512 * 96 + 3 * (4 * 96**2 + 3 * 96 * 256)) / 2**20  # weights, gradients, two moments
     assert model < default["mebibytes"] < eager["mebibytes"] < 20 * model
     assert found["recommended"].startswith("stepjepa train --train_file FILE --model_name tiny")
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_no_mask_is_trained_in_two_passes(only, monkeypatch):
+    monkeypatch.setattr(trial, "masks_unsupported", lambda model: "it takes no mask")
+    only([""])
+    found = stepjepa.doctor()
+    assert (found.tried[0].attention, found.tried[0].fault) == ("two_pass", "") and found.tried[0].speed > 0
+    assert found.recommended == "stepjepa train --train_file FILE --model_name tiny"
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stepjepa.config.option import Names
-from stepjepa.config.parser import build, command_line
+from stepjepa.config.parser import build
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.load import first_line
 from stepjepa.modeling.masks import FLEX
-from stepjepa.modeling.trial import exactness
+from stepjepa.modeling.trial import Verdict, exactness
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
@@ -32,10 +32,7 @@ from stepjepa.utils.text import PAGE, wrapped
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS, _STEPS = 8, 4
-_FASTER, _NEAR = (
-    1.1,
-    0.01,
-)  # what is recommended has so many times the default's speed, and its loss but for such a share
+_FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the share by which its loss may differ
 
 
 @dataclass(frozen=True)
@@ -94,13 +91,9 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     with TemporaryDirectory() as folder, Bar() as bar:
         file = Path(folder, f"{Path(options.train_file or 'rows').stem}.jsonl")  # it is named in errors
         write_whole(file, (json_bytes(row) + b"\n" for row in rows))
-        common: dict[str, Any] = {
-            _NAME.train_file: [str(file)],
-            _NAME.model_name: options.model_name,
-            _NAME.output_dir: folder,
-        }
+        common: dict[str, Any] = {_NAME.train_file: [str(file)], _NAME.model_name: options.model_name}
         common |= {_NAME.max_steps: 2, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
-        common |= {_NAME.save_strategy: "no", "train_sampling_strategy": "sequential", "disable_tqdm": True}
+        common |= {_NAME.output_dir: folder, _NAME.save_strategy: "no", "train_sampling_strategy": "sequential"}
         settings = [{**one, **other} for one, other in product(kernels, dtypes)] + compiled
         bar.begin("settings", len(settings))
         for given in settings:
@@ -109,9 +102,8 @@ def doctor(options: DoctorOptions) -> Diagnosis:
             bar.step(1)
     # A few steps do not show that weights in bfloat16 lose small updates.
     trained = [one for one in tried if one.lm_loss > 0 and not one.fault]
-    near = [
-        one for one in trained if abs(one.lm_loss / trained[0].lm_loss - 1) < _NEAR and _NAME.dtype not in one.flags
-    ]
+    near = [one for one in trained if abs(1 - one.lm_loss / trained[0].lm_loss) < _NEAR]
+    near = [one for one in near if _NAME.dtype not in one.flags]
     recommended = "nothing, as no setting trains with exact numbers"
     if near:
         best = max(near, key=lambda one: one.speed)
@@ -133,24 +125,28 @@ def _about() -> dict[str, dict[str, Any]]:
 
 def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     """Try one setting; what the first finds wrong with the model or the data is an error of the command."""
-    run, config = build((RunOptions, JEPAConfig), {**common, **given})
-    flags, kind = command_line("train", given, run, config).removeprefix("stepjepa train").strip(), config.device.type
-    config._n_gpu = 1  # the first one
-    forward_only = run.attn_implementation == "flex_attention" and kind == "cpu"
-    if forward_only:
-        run.attn_implementation = None
+    flags = " ".join(f"--{name} {str(value).lower()}" for name, value in given.items())
     gc.collect()
-    if kind == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     try:
+        run, config = build((RunOptions, JEPAConfig), {**common, **given})
+        kind, config._n_gpu = config.device.type, 1
+        if kind == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        forward_only = run.attn_implementation == "flex_attention" and kind == "cpu"
+        if forward_only:
+            run.attn_implementation = None
         trainer = make_trainer(run, config)
         model: Any = trainer.model
         attention = FLEX if forward_only else model.config.get_text_config()._attn_implementation
-        with trainer.accelerator.autocast():
-            verdict = exactness(model, trainer.setup.vocabulary, attention, trainer.setup.predictor_ids)
+        served, verdict = attention, Verdict("")
+        if trainer.setup.forward == "packed":
+            with trainer.accelerator.autocast():
+                verdict = exactness(model, trainer.setup.vocabulary, attention, trainer.setup.predictor_ids)
+        else:  # which the start-up trial has found exact
+            served = trainer.setup.forward
         if forward_only:
-            return Tried(flags, attention, verdict.fault, verdict.off)
+            return Tried(flags, served, verdict.fault, verdict.off)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             trainer.train()
         profiled: Any = seen.profiler
@@ -162,8 +158,7 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
-        return Tried(flags, fault=first_line(error))
+        return Tried(flags, fault=first_line(error)[:200])
     log = trainer.state.log_history[:_STEPS]
     speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])
-    served = attention if trainer.setup.forward == "packed" else trainer.setup.forward
     return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[-1]["lm_loss"])
