@@ -20,6 +20,8 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
+from stepjepa.generation.local import generate_batch
+from stepjepa.modeling.load import load_tokenizer, lora_config
 from support.models import tiny_model
 from support.rows import step_rows
 from support.training import Options, logs_of, trainer_for
@@ -43,7 +45,7 @@ def shard_on_cpu() -> None:
     AcceleratorState.__init__ = init
 
 
-def launch(arguments: Sequence[object], module: str = __name__, timeout: int = 120) -> subprocess.CompletedProcess:
+def launch(arguments: Sequence[object], module: str = __name__, timeout: int = 240) -> subprocess.CompletedProcess:
     """Run this module, or another, in two processes."""
     run = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", module]
     folder = str(Path(__file__).parents[1])
@@ -68,13 +70,32 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (full.full_tensor() if hasattr(full, "full_tensor") else full).clone().cpu()
 
 
+def score(model: Any, tokenizer: Any, process: int, processes: int) -> dict[str, tuple[float, int]]:
+    """As many answers as the process has a number, from 1, so that no two processes generate as often."""
+    prompts = [[5, 6, 7 + number] for number in range(process + 1)]
+    answers = generate_batch(model, tokenizer, prompts, 2, eos_token_ids=[], batch_size=1)
+    return {"answers": (float(sum(len(answer.token_ids) for answer in answers)), len(answers))}
+
+
 def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> dict[str, Any]:
     """Train; what every step has logged, its gradients before clipping, the weights at the end, how many are sharded, the
-    dtypes of the parts of the loss."""
-    fsdp = {"fsdp": True} if processes > 1 else {}
-    options = {"optim": "sgd", "max_steps": STEPS, "train_sampling_strategy": "sequential", **options, **fsdp}
-    model = tiny_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=options.pop("tied", False))
-    trainer = trainer_for(folder, tokenizer, rows(), BATCH // processes, model=model, **options)
+    dtypes of the parts of the loss. The final model is in ``final``, and with `resume` that of a run that was resumed after
+    step 3 in ``resumed``."""
+    options = {"optim": "sgd", "max_steps": STEPS, "train_sampling_strategy": "sequential", **options}
+    tied, lora, scored, resume = (options.pop(name, False) for name in ("tied", "lora", "scored", "resume"))
+    options |= {"fsdp": True} if processes > 1 else {}
+    options |= {"save_strategy": "steps", "save_steps": 3} if resume else {}
+
+    def make() -> Any:
+        AcceleratorState._reset_state()  # the process group stays
+        model = tiny_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=tied)
+        evaluation = {"eval_rows": step_rows(5, seed=4), "eval_strategy": "steps", "eval_steps": 2} if scored else {}
+        peft = lora_config(4, dropout=0.0) if lora else None
+        made = trainer_for(folder, tokenizer, rows(), BATCH // processes, peft, model=model, **evaluation, **options)
+        made.score_answers = score if scored else None
+        return made
+
+    trainer = make()
     gradients, dtypes, clip, forward = [], set(), trainer._clip_grad_norm, trainer.forward
 
     def keep_gradients(model: Any) -> Any:
@@ -90,7 +111,13 @@ def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> d
     trainer.train()
     sharded = sum(hasattr(p, "full_tensor") for p in trainer.model.parameters())
     weights = {name: whole(p) for name, p in trainer.model.named_parameters()}
+    trainer.save_model(str(folder / "final"))
+    if resume:
+        resumed = make()
+        resumed.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-3"))
+        resumed.save_model(str(folder / "resumed"))
     return {
+        "evaluations": [entry for entry in trainer.state.log_history if "eval_loss" in entry],
         "logs": logs_of(trainer),
         "gradients": gradients,
         "weights": weights,
@@ -101,12 +128,9 @@ def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> d
 
 def run_cases(folder: Path) -> None:
     """Run the cases of ``cases.json`` in this folder, options by name; process 0 writes what each came to."""
-    from stepjepa.modeling.load import load_tokenizer
-
     cases: Mapping[str, Options] = json.loads((folder / "cases.json").read_text())
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
     for name, options in cases.items():
-        AcceleratorState._reset_state()  # the process group stays
         found = results(folder / name, tokenizer, options, processes=2)
         if torch.distributed.get_rank() == 0:
             torch.save(found, folder / f"{name}.pt")

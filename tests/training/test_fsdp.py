@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from support.sharding import STEPS, launch, results, rows
 
 pytestmark = pytest.mark.slow
 
 JEPA = {"objective": "step_jepa", "step_pairs": "all", "predictors": 2}
+EMA = {"target_encoder": "ema", "ema_momentum": 0.5, "predictor_head": "linear"}
+SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
 CASES = {
     "step": JEPA,
     "step-two_pass": {**JEPA, "forward": "two_pass", "tied": True},
@@ -27,23 +31,44 @@ CASES = {
     "head": {**JEPA, "predictor_head": "mlp", "jepa_loss": "infonce", "regularizer": "vicreg"},
     "regular": {"objective": "regular", "tied": True},
     "bf16": {**JEPA, "bf16": True},
+    "ema": {**JEPA, **EMA, "resume": True, "scored": True, "optim": "adamw_torch", "learning_rate": 1e-4},
+    "ema-lora-two_pass": {**JEPA, **EMA, "lora": True, "forward": "two_pass", "tied": True, "merge_lora": True},
+    "ema-lora-sharded": {**JEPA, **EMA, "lora": True, "resume": True, "optim": "adamw_torch", "fsdp_config": SHARDED},
 }
+LONG = {"step-two_pass-stop", "standalone-two_pass", "inline", "split-two_pass", "tube-two_pass", "regular"}
+EQUAL = [name for name in CASES if name != "bf16"]
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory, tokenizer):
-    """What each case came to on two processes that share the weights."""
-    folder = tmp_path_factory.mktemp("sharded")
-    (folder / "cases.json").write_text(json.dumps(CASES))
-    tokenizer.save_pretrained(folder / "tokenizer")
-    done = launch([folder])
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {name: torch.load(folder / f"{name}.pt") for name in CASES}
+    """What a case came to on two processes that share the weights; a pair of processes for all short ones, and for all long
+    ones."""
+
+    @cache
+    def run(long: bool) -> dict[str, dict]:
+        cases = {name: options for name, options in CASES.items() if (name in LONG) == long}
+        folder = tmp_path_factory.mktemp("sharded")
+        (folder / "cases.json").write_text(json.dumps(cases))
+        tokenizer.save_pretrained(folder / "tokenizer")
+        done = launch([folder])
+        assert done.returncode == 0, done.stderr[-3000:]
+        return {name: {"folder": folder / name, **torch.load(folder / f"{name}.pt")} for name in cases}
+
+    return lambda name: run(name in LONG)[name]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "bf16"])
+def saved(folder) -> dict[str, torch.Tensor]:
+    """The tensors of a final model's files."""
+    return {
+        f"{path.name} {name}": one for path in folder.glob("*.safetensors") for name, one in load_file(path).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in EQUAL]
+)
 def test_two_processes_equal_one(tmp_path, tokenizer, sharded, name):
-    found, expected = sharded[name], results(tmp_path, tokenizer, CASES[name], processes=1)
+    found, expected = sharded(name), results(tmp_path, tokenizer, CASES[name], processes=1)
     assert found["sharded"] == len(found["weights"]) and not expected["sharded"]
     assert len(found["logs"]) == len(expected["logs"]) == STEPS
     for got, want in zip(found["logs"], expected["logs"], strict=True):
@@ -55,10 +80,24 @@ def test_two_processes_equal_one(tmp_path, tokenizer, sharded, name):
             torch.testing.assert_close(got[one], gradient, atol=1e-5, rtol=0)
     for one, weight in expected["weights"].items():
         torch.testing.assert_close(found["weights"][one], weight, atol=1e-6, rtol=0)
+    final, alone = saved(found["folder"] / "final"), saved(tmp_path / "final")
+    assert final.keys() == alone.keys() and len(final) > 5
+    for one, weight in alone.items():
+        torch.testing.assert_close(final[one], weight, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].get("resume")])
+def test_a_run_is_resumed(sharded, name):
+    final, resumed = (saved(sharded(name)["folder"] / folder) for folder in ("final", "resumed"))
+    assert final.keys() == resumed.keys() and all(torch.equal(final[one], resumed[one]) for one in final)
+
+
+def test_answers_are_scored_by_processes_that_generate_differently_often(sharded):
+    assert [one["eval_answers"] for one in sharded("ema")["evaluations"]] == [2.0] * 3
 
 
 def test_the_parts_of_the_loss_stay_in_float32(sharded):
-    rounded, exact = sharded["bf16"], sharded["step"]
+    rounded, exact = sharded("bf16"), sharded("step")
     assert rounded["dtypes"] == exact["dtypes"] == {"torch.float32"}
     for got, want in zip(rounded["logs"], exact["logs"], strict=True):
         assert got["loss"] == pytest.approx(want["loss"], rel=1e-2) and got["loss"] != want["loss"]

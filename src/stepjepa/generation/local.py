@@ -137,7 +137,10 @@ def generate_batch(
                 ids_BT[row, width - len(prompts[index]) :] = torch.as_tensor(prompts[index], dtype=torch.long)
                 mask_BT[row, width - len(prompts[index]) :] = 1
             output_BT = inner.generate(
-                input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), generation_config=config
+                input_ids=ids_BT.to(device),
+                attention_mask=mask_BT.to(device),
+                generation_config=config,
+                synced_gpus=False,  # each process has questions of its own
             )
             for index, new_ids in zip(chosen, output_BT[:, width:].tolist(), strict=True):
                 end = next((position for position, token in enumerate(new_ids) if token in stop_ids), None)

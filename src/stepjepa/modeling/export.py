@@ -66,7 +66,6 @@ def export_model(
     *,
     merge_lora: bool,
     keep_predictors: bool = False,
-    state_dict: dict[str, torch.Tensor] | None = None,
     records: Records = _UNKNOWN,
 ) -> list[str]:
     """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it.
@@ -77,7 +76,6 @@ def export_model(
         merge_lora: add the adapter to the weights; otherwise an adapter folder is written.
         keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer knows get
             their trained rows in any case, but in an adapter.
-        state_dict: full weights, by name and of any shape, where the model in memory is sharded (FSDP).
         records: of its training, for the model card. A README.md of the user's own stays as it is.
 
     Returns:
@@ -92,7 +90,7 @@ def export_model(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        tokenizer = _write(model, tokenizer, folder, merge_lora, keep_predictors, state_dict)
+        tokenizer = _write(model, tokenizer, folder, merge_lora, keep_predictors)
         if is_card(target) or not (target / CARD).exists():
             kept = list(kept_predictors(tokenizer))
             try:
@@ -131,7 +129,6 @@ def _write(
     folder: Path,
     merge_lora: bool,
     keep_predictors: bool,
-    state_dict: dict[str, torch.Tensor] | None,
 ) -> PreTrainedTokenizerBase:
     """Write model, predictors and tokenizer; the tokenizer as it was written."""
     inner = causal_lm(model)
@@ -142,11 +139,11 @@ def _write(
             )
         _save_adapter(model, folder)
     else:
-        weights, rows = _plain_weights(model, state_dict), predictor_rows(inner)
+        weights, rows = _plain_weights(model), predictor_rows(inner)
         if rows is not None:
             tokenizer, kept, new = _kept_predictors(tokenizer, inner, keep_predictors)
             if kept:
-                _write_rows(inner, weights, kept, extras_weights(inner, state_dict)[ROWS], new)
+                _write_rows(inner, weights, kept, extras_weights(inner)[ROWS], new)
         bare = _bare(inner, weights)
         bare.tie_weights()
         missing = [name for name, value in bare.named_parameters() if value.is_meta]
@@ -154,7 +151,7 @@ def _write(
             raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
         bare.generation_config = copy.deepcopy(inner.generation_config)
         bare.save_pretrained(folder)
-    save_predictors(inner, folder, state_dict)
+    save_predictors(inner, folder)
     _index_weights(folder)
     tokenizer.save_pretrained(folder)
     return tokenizer
@@ -230,13 +227,10 @@ def _write_rows(
         weights[head] = weights[embedding]
 
 
-def _plain_weights(
-    model: nn.Module, state_dict: dict[str, torch.Tensor] | None = None, merge_lora: bool = True
-) -> dict[str, torch.Tensor]:
+def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch.Tensor]:
     """The causal LM's own weights (any shape) under the names of the bare model, with or without what LoRA adds to them."""
     inner = causal_lm(model)
-    found = inner.state_dict() if state_dict is None or inner is not model else state_dict
-    weights = {name: value for name, value in found.items() if not is_extra(name)}
+    weights = {name: value for name, value in inner.state_dict().items() if not is_extra(name)}
     if inner is model:
         return weights
     from peft.tuners.lora import LoraLayer

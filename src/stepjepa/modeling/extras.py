@@ -31,7 +31,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import check_finite
-from stepjepa.modeling.parts import embedding_rows, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, embedding_rows, vocabulary_size
+from stepjepa.modeling.sharding import free_gathered, is_sharded, like, local, whole, whole_weights
 from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
@@ -306,44 +307,67 @@ class TargetEncoder:
     """Shadows of a model's trained weights, which encode the targets. Frozen weights serve both encoders.
 
     Args:
-        inner: the causal LM; its predictor head and its objective's modules, which targets do not pass, have no shadow.
+        model: a causal LM, or a PEFT model of one; its predictor head and its objective's modules, which targets do not
+            pass, have no shadow.
     """
 
-    def __init__(self, inner: PreTrainedModel):
-        self._weights = {
+    def __init__(self, model: nn.Module):
+        self._model, self._weights = model, dict[str, nn.Parameter]()
+        self.shadow: dict[str, torch.Tensor] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start from the weights, where they are others than before: sharding replaces them."""
+        free_gathered(self._model)
+        weights = {
             name: parameter
-            for name, parameter in inner.named_parameters()
+            for name, parameter in causal_lm(self._model).named_parameters()
             if parameter.requires_grad and not is_extra(name, HEAD) and not is_extra(name, OBJECTIVE)
         }
-        # In float32: a step of 1 - m is lost in a shorter dtype.
-        self.shadow = {name: parameter.detach().float().clone() for name, parameter in self._weights.items()}
+        if any(weight is not self._weights.get(name) for name, weight in weights.items()):
+            # In float32: a step of 1 - m is lost in a shorter dtype.
+            self.shadow = {name: parameter.detach().float().clone() for name, parameter in weights.items()}
+        self._weights = weights
 
     @torch.no_grad()
     def update(self, momentum: float) -> None:
         """Move the shadows towards the weights."""
         for name, weight in self._weights.items():
-            self.shadow[name].lerp_(weight.detach().to(self.shadow[name]), 1 - momentum)
+            shadow = local(self.shadow[name])
+            shadow.lerp_(local(weight.detach()).to(shadow), 1 - momentum)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within this context the model computes with the shadows. Only for passes without a graph, and before those with
         one: what a graph has saved must not change under it."""
-        own = {name: weight.data for name, weight in self._weights.items()}
+        own = {
+            name: local(weight.detach()).clone() if is_sharded(weight) else weight.data
+            for name, weight in self._weights.items()
+        }
         try:
-            for name, weight in self._weights.items():
-                weight.data = self.shadow[name].to(weight.dtype)
-            torch.clear_autocast_cache()  # autocast keeps its copies by tensor object, whatever data that holds
+            self._put(self.shadow)
             yield
         finally:
-            for name, weight in self._weights.items():
-                weight.data = own[name]
-            torch.clear_autocast_cache()
+            self._put(own)
+
+    def _put(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Let the model compute with these values; of sharded weights this process's parts."""
+        for name, weight in self._weights.items():
+            if not is_sharded(weight):
+                weight.data = values[name].to(weight.dtype)
+                continue
+            local(weight.detach()).copy_(local(values[name]))
+            now = causal_lm(self._model).get_parameter(name)
+            if now is not weight:  # it has been gathered already
+                now.data.copy_(whole(weight.detach()))
+        torch.clear_autocast_cache()  # autocast keeps its copies by tensor object, whatever data that holds
 
 
-def add_target_encoder(inner: PreTrainedModel) -> TargetEncoder:
-    """Give a causal LM an EMA target encoder; call it when it is known which weights are trained and where they lie."""
-    encoder = TargetEncoder(inner)
-    object.__setattr__(inner, _ENCODER, encoder)
+def add_target_encoder(model: nn.Module) -> TargetEncoder:
+    """Give a causal LM, or that of a PEFT model, an EMA target encoder; call it when it is known which weights are trained
+    and where they lie."""
+    encoder = TargetEncoder(model)
+    object.__setattr__(causal_lm(model), _ENCODER, encoder)
     return encoder
 
 
@@ -355,21 +379,28 @@ def target_encoder(inner: PreTrainedModel) -> TargetEncoder | None:
 # Files
 
 
-def save_extras(inner: PreTrainedModel, folder: str | os.PathLike[str], state_dict: Weights | None = None) -> None:
-    """Write what training adds to a causal LM, atomically; nothing of what it has not.
+def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = True) -> None:
+    """Write what training adds to a causal LM, or that of a PEFT model, atomically; nothing of what it has not. Every
+    process must call it.
 
     Args:
-        state_dict: full weights, where those in memory are sharded.
+        here: whether this process writes.
     """
-    save_predictors(inner, folder, state_dict)
-    encoder = target_encoder(inner)
-    if encoder is not None:
-        _save(encoder.shadow, Path(folder) / EMA_FILE)
+    inner = causal_lm(model)
+    encoder, extras = target_encoder(inner), trained_extras(inner)
+    shadow = {} if encoder is None else {name: whole(value).cpu() for name, value in encoder.shadow.items()}
+    free_gathered(model)
+    if extras is not None:
+        with whole_weights(extras, here):
+            if here:
+                save_predictors(inner, folder)
+    if here and shadow:
+        _save(shadow, Path(folder) / EMA_FILE)
 
 
-def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str], state_dict: Weights | None = None) -> None:
-    """As `save_extras`, without the target encoder."""
-    extras, weights = trained_extras(inner), extras_weights(inner, state_dict)
+def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """As `save_extras`, without the target encoder, of weights that are whole."""
+    extras, weights = trained_extras(inner), extras_weights(inner)
     if extras is not None and weights:
         _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, extras.groups))})
 
@@ -381,28 +412,29 @@ def _save(weights: Weights, path: Path, more: Mapping[str, str] | None = None) -
         save_file(on_cpu, temporary, metadata=dict(more or {"format": "pt"}))
 
 
-def extras_weights(inner: PreTrainedModel, state_dict: Weights | None = None) -> dict[str, torch.Tensor]:
-    """The weights of rows, head and objective, of any shape, by their names in `PREDICTORS_FILE`; from `state_dict` if it is
-    given."""
+def extras_weights(inner: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights of rows, head and objective, of any shape, by their names in `PREDICTORS_FILE`."""
     extras = trained_extras(inner)
-    own = {} if extras is None else dict(extras.named_parameters())
-    found = {name: own[name] if state_dict is None else state_dict[f"{_EXTRAS}.{name}"] for name in own}
-    return {name: weight.detach() for name, weight in found.items()}
+    return {} if extras is None else {name: weight.detach() for name, weight in extras.named_parameters()}
 
 
-def load_extras(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Read what `save_extras` wrote. Raises ConfigError: it is of other predictors than the model's."""
+    inner = causal_lm(model)
+    free_gathered(model)
     extras, encoder, path = trained_extras(inner), target_encoder(inner), Path(folder) / PREDICTORS_FILE
-    if extras is not None and not extras.in_state_dict:
+    if extras is not None:
+        own = dict(extras.named_parameters())
         try:
-            extras.load_state_dict(load_file(path))
+            extras.load_state_dict({name: like(value, own.get(name, value)) for name, value in load_file(path).items()})
         except RuntimeError:
             raise ConfigError(
                 f"{path}: holds other predictors than this run's (up to version 0.2 all horizons shared theirs); start over"
             ) from None
     if encoder is not None:
+        encoder.begin()
         for name, value in load_file(Path(folder) / EMA_FILE).items():
-            encoder.shadow[name].copy_(value)
+            encoder.shadow[name].copy_(like(value, encoder.shadow[name]))
 
 
 def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_head: bool = True) -> str | None:

@@ -22,6 +22,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
+from stepjepa.modeling.sharding import called_as, is_sharded
 
 _WINDOW = "sliding_window"
 _HEEDS, _HEAD = "_stepjepa_heeds_window", "_stepjepa_output_head"  # what was tried once, on the model
@@ -259,11 +260,14 @@ class OutputHead:
         """
         rows = chunk_rows(self.vocabulary) if rows is None else rows
         if self.plain and not self.own:
-            module = _output_module(model)
-            weight, bias = module.weight[: self.vocabulary], getattr(module, "bias", None)
-            bias = None if bias is None else bias[: self.vocabulary]
-            limit = 4 * self.vocabulary * rows
-            return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
+            module, limit = _output_module(model), 4 * self.vocabulary * rows
+
+            def loss(states_ND: torch.Tensor) -> torch.Tensor:
+                weight, bias = module.weight[: self.vocabulary], getattr(module, "bias", None)
+                bias = None if bias is None else bias[: self.vocabulary]
+                return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
+
+            return called_as(module, loss, states_ND) if is_sharded(module.weight) else loss(states_ND)
         return chunked_cross_entropy_sum(lambda states_CD: self.logits(model, states_CD), states_ND, labels_N, rows)
 
     def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
 from transformers import Trainer, TrainerCallback
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
 
@@ -29,6 +30,7 @@ from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import is_extra, load_extras, save_extras
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset
+from stepjepa.modeling.sharding import whole_weights
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import StreamedExamples
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
@@ -317,12 +319,12 @@ class CheckpointedTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        load_extras(self._inner, resume_from_checkpoint)
+        load_extras(self.accelerator.unwrap_model(self.model), resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
         if self.state.best_model_checkpoint:
-            load_extras(self._inner, self.state.best_model_checkpoint)
+            load_extras(self.accelerator.unwrap_model(self.model), self.state.best_model_checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """As the Trainer's, but tied weights, which are saved once under one of their names, are not missing."""
@@ -365,10 +367,6 @@ class CheckpointedTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
         super()._save(output_dir, plain)
-        if self.args.should_save:
-            folder = Path(output_dir or self.args.output_dir or "")
-            save_extras(self._inner, folder, state_dict)
-            share(folder)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the final model: the vocabulary and tokenizer as they came, the predictors in a file next to them.
@@ -377,24 +375,33 @@ class CheckpointedTrainer(Trainer):
         """
         if _internal_call:  # a checkpoint's
             super().save_model(output_dir, _internal_call=True)
+            folder, main = Path(output_dir or self.args.output_dir or ""), self.args.should_save
+            folder.mkdir(parents=True, exist_ok=True)
+            save_extras(self.accelerator.unwrap_model(self.model), folder, main)
+            if main and not (folder / TOKENIZER_CONFIG_FILE).exists():  # the Trainer leaves it out of a sharded one
+                cast(Any, self.processing_class).save_pretrained(folder)
+            if main:
+                share(folder)
             return
-        folder = str(output_dir or self.args.output_dir)
-        state_dict = self.accelerator.get_state_dict(self.model_wrapped) if self.is_fsdp_enabled else None
-        if self.args.should_save:
-            best = self.state.best_global_step if self.args.load_best_model_at_end else None
-            data = {split: one.to_dict() for split, one in self.data_reports.items()}
-            name, step = str(self.hub_model_id or "").rpartition("/")[2], best or self.state.global_step
-            with writing(folder, _RESUME):
-                export_model(
-                    self.accelerator.unwrap_model(self.model),
-                    cast(Any, self.processing_class),
-                    folder,
-                    merge_lora=bool(self.args.merge_lora),
-                    keep_predictors=self.args.keep_predictors,
-                    state_dict=state_dict,
-                    records=Records(self.run_record, data, self.state.log_history, step, name),
-                )
+        with whole_weights(self.accelerator.unwrap_model(self.model), self.args.should_save):
+            if self.args.should_save:
+                self._export(str(output_dir or self.args.output_dir))
         self.accelerator.wait_for_everyone()
+
+    def _export(self, folder: str) -> None:
+        """Write the final model, whose weights are whole, in one process."""
+        best = self.state.best_global_step if self.args.load_best_model_at_end else None
+        data = {split: one.to_dict() for split, one in self.data_reports.items()}
+        name, step = str(self.hub_model_id or "").rpartition("/")[2], best or self.state.global_step
+        with writing(folder, _RESUME):
+            export_model(
+                self.accelerator.unwrap_model(self.model),
+                cast(Any, self.processing_class),
+                folder,
+                merge_lora=bool(self.args.merge_lora),
+                keep_predictors=self.args.keep_predictors,
+                records=Records(self.run_record, data, self.state.log_history, step, name),
+            )
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
         """Nothing: `save_model` has written the card with the model."""

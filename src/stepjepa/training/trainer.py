@@ -35,6 +35,7 @@ from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
+from stepjepa.modeling.sharding import gathered
 from stepjepa.training.batches import EpochSampler, StreamedExamples
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
@@ -74,6 +75,10 @@ class TargetEncoderCallback(TrainerCallback):
 
     def __init__(self, encoder: TargetEncoder):
         self.encoder = encoder
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.encoder.begin()
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -199,12 +204,12 @@ class JEPATrainer(CheckpointedTrainer):
         launched = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
-            self._set_up_sharding(trained, peft_config)
+            self._set_up_sharding(trained)
         check_measurable(args, sharded)
         self._gradients: GradientCosine | None = None
         self._cosines: dict[str, float] = {}
         if self.setup.objective.makes_pairs and args.target_encoder == "ema":
-            self.add_callback(TargetEncoderCallback(add_target_encoder(causal_lm(trained))))
+            self.add_callback(TargetEncoderCallback(add_target_encoder(trained)))
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
@@ -212,7 +217,7 @@ class JEPATrainer(CheckpointedTrainer):
         self.add_callback(self._view)
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
 
-    def _set_up_sharding(self, model: Any, peft_config: Any) -> None:
+    def _set_up_sharding(self, model: Any) -> None:
         """Fit the run to weights that are sharded over the processes (FSDP2).
 
         Raises:
@@ -225,13 +230,6 @@ class JEPATrainer(CheckpointedTrainer):
             )
         if not self.accelerator.is_fsdp2:
             raise ConfigError(f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2")
-        args = self.args
-        if peft_config is not None:
-            raise ConfigError("FSDP with LoRA is not supported: its final model could not be written; use DDP")
-        if self.setup.objective.makes_pairs and args.target_encoder != "self":
-            raise ConfigError(f"target_encoder={args.target_encoder} keeps whole weights on every process; use DDP")
-        if self.score_answers is not None:
-            raise ConfigError("scoring answers generates with whole weights on every process; use DDP")
         plugin, extras = self.accelerator.state.fsdp_plugin, trained_extras(causal_lm(model))
         if plugin.mixed_precision_policy is not None:  # the parts of the loss stay in float32
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
@@ -513,7 +511,8 @@ class JEPATrainer(CheckpointedTrainer):
         if self.score_answers is None:
             return {}
         args, model = self.args, self.accelerator.unwrap_model(self.model)
-        with self.compute_loss_context_manager():
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        with self.compute_loss_context_manager(), gathered(model, bool(plugin and plugin.reshard_after_forward)):
             scores = self.score_answers(model, self.processing_class, args.process_index, args.world_size)
         sums = over_processes([value for pair in scores.values() for value in pair], self.accelerator)
         return {
