@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import yaml
 
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_study
-from stepjepa.study.records import write_builtin
+from stepjepa.study.records import StudyRunFolder, write_builtin, write_plan
 from stepjepa.study.spec import all_runs
 from stepjepa.study.tree import parse_tree, set_value
 
@@ -47,6 +48,25 @@ def refused(read):
         return str(caught.value)
 
     return refused
+
+
+def test_runs_evaluate_on_the_validation_split(read, refused, tmp_path):
+    asked = "base.eval_strategy=steps", "base.eval_metrics=[gsm8k]", f"output_dir={tmp_path / 'out'}"
+
+    def planned(*overrides):
+        study = read(STUDY, *asked, *overrides)
+        run = next(iter(all_runs(study)))
+        folder = StudyRunFolder(tmp_path / "run")
+        write_plan(folder, run, study)
+        return yaml.safe_load(folder.train_config.read_text()), run.block.data.paths(study.output_dir)
+
+    options, paths = planned()
+    assert options["eval_file"] == paths["select"][0] != paths["test"][0]
+    options, _ = planned("base.eval_file=other.jsonl")
+    assert options["eval_file"] == "other.jsonl"
+    files = "data={train_file: a.jsonl, test_file: b.jsonl}"
+    assert "eval_strategy has no data to evaluate on; give select_file" in refused(STUDY, *asked, files)
+    assert planned("data={train_file: a.jsonl, test_file: b.jsonl, select_file: c.jsonl}")[0]["eval_file"] == "c.jsonl"
 
 
 def test_a_small_study(read):

@@ -35,6 +35,7 @@ from stepjepa.study.spec import (
     ProblemRows,
     Study,
     StudyOptions,
+    evaluates_on_the_way,
     file_word,
     varied,
 )
@@ -183,6 +184,10 @@ def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
             f"{part('data').where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
             "is no result"
         )
+    settings = ({**base, **arm.settings} for arm in arms.values())
+    if "select" not in data.files and data.builtin is None and any(map(evaluates_on_the_way, settings)):
+        remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
+        raise ConfigError(f"{part('data').where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
     metrics = _metrics(part("metrics"), data)
     evaluation = Evaluation(**field_values(Evaluation, part("evaluate").mapping("evaluate"), "evaluate"))
     select = _select(part("select"), metrics)
@@ -430,7 +435,8 @@ def config_of(values: Mapping[str, Any]) -> JEPAConfig:
         ConfigError: they cannot be used.
     """
     # The check needs no accelerator, and the machine that it runs on may have none.
-    given = {"output_dir": "unused", **values, "use_cpu": True, "fp16": False, "tf32": None}
+    data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
+    given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}
     try:
         given = carried(options_of(JEPAOptions), given)
         RunOptions(**{k: v for k, v in given.items() if k in options_of(RunOptions)})

@@ -27,7 +27,7 @@ from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.sources import RowSource, file_rows
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
 from stepjepa.errors import ConfigError, DataError, RowError
-from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, all_runs
+from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, all_runs, evaluates_on_the_way
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, checksum, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
@@ -144,6 +144,9 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
     if "train" in block.data.splits:
         values["dataset_split"] = block.data.splits["train"]
+    if evaluates_on_the_way(settings):
+        values["eval_file"] = files["select"][0]
+        values["eval_split"] = block.data.splits.get("select", "test")
     write_yaml({**_file_settings(settings), **values}, folder.train_config, header=f"One run of a study: {run.name}")
     plan = {
         "run": run.name,

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import option
+from stepjepa.config.option import Names, option
 from stepjepa.data.tasks import TASKS
+from stepjepa.training.options import RunOptions, TrainerOptions
 
 Values = Mapping[str, Any]
 Executor = Literal["processes", "slurm", "local", "ray"]
 CONTROLS = ("shuffled", "random")
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
+_TRAIN = Names(RunOptions, TrainerOptions)
 _WHERE = {"processes": "processes of this machine", "slurm": "SLURM jobs", "local": "jobs on this machine"}
 _WHERE["ray"] = "tasks of a Ray cluster"
 
@@ -116,6 +118,11 @@ class Data:
         options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
         own = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
         return {split: (str(own / f"{split}.jsonl"),) for split in SPLITS}
+
+
+def evaluates_on_the_way(settings: Values) -> bool:
+    """Whether a run with these options of training evaluates while it trains, on the study's validation split."""
+    return str(settings.get(_TRAIN.eval_strategy, "no")) != "no" and not settings.get(_TRAIN.eval_file)
 
 
 @dataclass(frozen=True)
