@@ -119,3 +119,13 @@ def test_no_bar_is_escaped_in_the_code_of_a_table():
         if line.startswith("|") and re.search(r"`[^`]*\\\|[^`]*`", line)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_tests_that_a_page_names_exist():
+    named = {
+        (page.name, path)
+        for page in DOCS.rglob("*.md")
+        for path in re.findall(r"\btests/[\w/]+\.py\b", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 15
+    assert not [one for one in named if not (ROOT / one[1]).is_file()]
