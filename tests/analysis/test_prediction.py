@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stepjepa.analysis.prediction import prediction_errors, read_walks, walks_of
+from stepjepa.analysis.prediction import prediction_errors, read_walks
 from stepjepa.analysis.states import States, Walks, every_step, load_states, read_states, save_states
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import TwoPassCollator
@@ -71,7 +71,7 @@ def test_walks_are_the_trunks_own_states(tokenizer, objective, tmp_path):
     settings = settings_for(rows, method)
     examples, places = read_walks(rows, tokenizer, make_renderer(tokenizer, method), settings)
     model = tiny_model("llama", vocab_size=len(tokenizer))
-    walks = walks_of(read_states(model, "m", TwoPassCollator((), 0), examples), places)
+    walks = Walks(read_states(model, "m", TwoPassCollator((), 0), examples).source[0], places)
     expected, numbers = [], []
     for number, row in enumerate(step_rows(6)):
         text = tokenizer.apply_chat_template(row["messages"], tokenize=False)

@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
-from stepjepa.analysis.prediction import read_walks, walks_of
+from stepjepa.analysis.prediction import read_walks
 from stepjepa.analysis.states import (
     FINAL,
     Pairs,
@@ -435,21 +435,18 @@ def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: 
     renderer = make_renderer(model.tokenizer, method)
     examples, places = read_walks(rows, model.tokenizer, renderer, settings, options.max_examples)
     if not examples:
-        raise DataError(
-            f"{rows.name}: --{_NAME.prediction_horizon} needs answers of two steps or more, and there are none"
-        )
+        raise DataError(f"{rows.name}: --{_NAME.prediction_horizon} needs answers of two steps or more; there are none")
     bar.start(f"{model.place.name}, steps", len(examples), 0)
-    collator = TwoPassCollator((), model.tokenizer.pad_token_id or 0)
     read = read_states(
         model.model,
         model.place.name,
-        collator,
+        TwoPassCollator((), model.tokenizer.pad_token_id or 0),
         examples,
         batch_size=options.batch_size,
         advance=bar.step,
         head_layer=-2,
     )
-    return walks_of(read, places)
+    return Walks(read.source[0], places)
 
 
 def _data_lines(pairs: Pairs) -> list[str]:

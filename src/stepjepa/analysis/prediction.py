@@ -15,7 +15,6 @@ Shapes: M states of all walks, N pairs (t, t + h), D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -25,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
-from stepjepa.analysis.states import Readings, Walks
+from stepjepa.analysis.states import Walks
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
 from stepjepa.data.sources import RowSource
@@ -59,8 +58,8 @@ def read_walks(
     options: EncodeOptions,
     max_rows: int | None = None,
 ) -> tuple[list[Example], np.ndarray]:
-    """The states behind the steps of every answer, as examples without labels whose pairs are two states that follow each
-    other; and of each pair the row and the number of its answer there, (P, 2) int64.
+    """The states behind the steps of every answer, as examples of which each pair is one state twice, and their
+    `Walks.places`.
 
     Args:
         options: with the objective of `every_step`.
@@ -68,41 +67,27 @@ def read_walks(
     Raises:
         DataError, ConfigError: see `read_pairs`.
     """
-    encode, examples, places, first = (
-        make_encoder(rows, tokenizer, renderer, options),
-        list[Example](),
-        list[tuple[int, int]](),
-        0,
-    )
+    encode, examples, places, first = make_encoder(rows, tokenizer, renderer, options), list[Example](), [], 0
     numbered = islice(rows, max_rows)
     while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
         encoded = encode(chunk)
         row_of = np.repeat(np.arange(first, first + len(chunk)), encoded.counts).tolist()
         for row, example in zip(row_of, encoded.store, strict=True):
-            ends = [
-                (example.sees(pair.source), view.stop - 1)
-                for pair in example.pairs
-                if (view := example.view_on_trunk(pair.target)) is not None
-            ]
+            ends, walk = list[int](), -1
+            for pair in example.pairs:
+                start, view = example.sees(pair.source), example.view_on_trunk(pair.target)
+                if ends[-1:] != [start]:  # of another answer
+                    walk += 1
+                    ends.append(start)
+                    places.append((row, walk))
+                if view is not None:
+                    ends.append(view.stop - 1)
+                    places.append((row, walk))
             if ends:
-                pairs = tuple(Pair(Read.one(TRUNK, start), Read.one(TRUNK, stop)) for start, stop in ends)
-                examples.append(Example(example.trunk, (), pairs=pairs))
-                breaks = [start != before for (start, _), (_, before) in zip(ends[1:], ends, strict=False)]
-                places += [(row, number) for number in np.cumsum([False, *breaks]).tolist()]
+                reads = [Read.one(TRUNK, end) for end in ends]
+                examples.append(Example(example.trunk, (), pairs=tuple(Pair(read, read) for read in reads)))
         first += len(chunk)
     return examples, np.array(places, np.int64).reshape(-1, 2)
-
-
-def walks_of(read: Readings, places: np.ndarray) -> Walks:
-    """The states of all walks, from the `Readings` of `read_walks`' examples after the final norm and places (P, 2)."""
-    last = np.append((places[1:] != places[:-1]).any(axis=1), True)  # pairs that end their walk
-    count = np.cumsum(1 + last) - 1  # where the next pair's source is
-    at = np.concatenate([[0], count[:-1] + 1])
-    states = np.empty((len(places) + int(last.sum()), read.source.shape[2]), np.float32)
-    numbers = np.empty((len(states), 2), np.int64)
-    states[at], numbers[at] = read.source[0], places
-    states[at[last] + 1], numbers[at[last] + 1] = read.target[0][last], places[last]
-    return Walks(states, numbers)
 
 
 def prediction_errors(walks: Walks, most: int, seed: int = 0) -> dict[int, PredictionErrors]:
@@ -111,11 +96,7 @@ def prediction_errors(walks: Walks, most: int, seed: int = 0) -> dict[int, Predi
     Args:
         seed: of the split of the rows, which depends on it and on them alone, and of the MLP.
     """
-    return dict(_errors(walks, most, seed))
-
-
-def _errors(walks: Walks, most: int, seed: int) -> Iterator[tuple[int, PredictionErrors]]:
-    rows = np.unique(walks.places[:, 0])
+    rows, errors = np.unique(walks.places[:, 0]), {}
     shuffled, held = np.random.default_rng(seed).permutation(rows), round(len(rows) * TEST_SHARE)
     test_rows, validation_rows = shuffled[:held], shuffled[held : held + -(-held // 2)]  # 2 and 1 of 10
     for horizon in range(1, most + 1):
@@ -125,13 +106,13 @@ def _errors(walks: Walks, most: int, seed: int) -> Iterator[tuple[int, Predictio
         if min(test.sum(), validation.sum(), train.sum()) < MIN_ROWS:
             continue
         mean, centre = later[train].mean(axis=0), now[train].mean(axis=0)
-        base = np.square(later[test] - mean).mean()
         fitted, chosen, measured = ((now[part] - centre, later[part] - mean) for part in (train, validation, test))
-        line = now[test] + horizon * (now[test] - before[test]) - mean
-        found = line, _ridge(fitted, chosen, measured), _mlp(fitted, chosen, measured, seed)
-        errors = [np.square(predicted - measured[1]).mean() for predicted in found]
-        scaled = (float(error / base) if base > 0 else 0.0 for error in errors)
-        yield horizon, PredictionErrors(int((~test).sum()), int(test.sum()), *scaled)
+        line, expected = now[test] + horizon * (now[test] - before[test]) - mean, measured[1]
+        predicted = line, _ridge(fitted, chosen, measured), _mlp(fitted, chosen, measured, seed)
+        found = [np.square(one - expected).mean() for one in predicted]
+        scale = np.square(expected).mean() or np.inf
+        errors[horizon] = PredictionErrors(int((~test).sum()), int(test.sum()), *(float(one / scale) for one in found))
+    return errors
 
 
 Both = tuple[np.ndarray, np.ndarray]  # states and what they must predict, (N, D) each, centred by the fitted rows

@@ -218,19 +218,16 @@ class Comparison:
         known = {label: one.prediction for label, one in self.models.items() if one.prediction is not None}
         horizons = sorted({horizon for errors in known.values() for horizon in errors})
         if known and not horizons:
-            yield from (
-                "",
-                f"no later state is predicted: fewer than {MIN_ROWS} pairs to fit or to measure on; read more rows",
-            )
+            what = f"no later state is predicted: fewer than {MIN_ROWS} pairs to fit or to measure on; read more rows"
+            yield from ("", what)
         rows = []
         for name, (attribute, _) in _PREDICTION.items() if horizons else ():
             for label, errors in known.items():
-                base = {} if label == self.base else known.get(str(self.base), {})
-                cells = []
+                base, cells = known.get(str(self.base), {}) if label != self.base else {}, [f"{name}, {label}"]
                 for horizon in horizons:
                     own, other = (getattr(one.get(horizon), attribute, None) for one in (errors, base))
                     cells.append(written(own, ".3g") + (f" ({other / own:.3g}x)" if own and other is not None else ""))
-                rows.append([f"{name}, {label}", *cells])
+                rows.append(cells)
         if rows:
             words = {name: said for name, (_, said) in _PREDICTION.items()}
             words |= {} if self.base is None else {"(2x)": "half the base model's error"}
