@@ -113,13 +113,11 @@ def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 
     """Rows ``start .. start + n - 1`` of a seed, as `Task.chat` describes them. Row i is the same whatever n and start are.
 
     Args:
-        n: Number of rows.
-        seed: Names an endless sequence of rows; any integer.
-        task: Arithmetic with its defaults when None.
-        start: Index of the first row.
+        seed: names an endless sequence of rows; any integer.
+        task: arithmetic with its defaults when None.
 
     Raises:
-        ConfigError: The options of the task admit no instance.
+        ConfigError: the options of the task admit no instance.
     """
     task, rows = task or make_task("arithmetic"), list[Row]()
     for index in range(start, start + n):
@@ -142,15 +140,13 @@ def generate_split(
     """Train rows and exactly `n_test` test rows, no instance of the test among those of training or twice.
 
     Args:
-        n_train: Number of train rows; they are ``generate_rows(n_train, seed, task)``.
-        n_test: Number of test rows.
-        seed: Seed of the train rows.
-        task: Arithmetic with its defaults when None.
-        test_seed: Seed of the test rows; ``seed + HELD_OUT`` when None.
-        test_task: Of the test rows, as for words longer than those of training; `task` when None.
+        seed: of the train rows, which are ``generate_rows(n_train, seed, task)``.
+        task: arithmetic with its defaults when None.
+        test_seed: ``seed + HELD_OUT`` when None.
+        test_task: of the test rows, as for words longer than those of training; `task` when None.
 
     Raises:
-        ConfigError: The two seeds are equal, or the task has too few instances.
+        ConfigError: the two seeds are equal, or the task has too few instances.
     """
     test_seed = seed + HELD_OUT if test_seed is None else test_seed
     if test_seed == seed:
@@ -164,7 +160,7 @@ def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[
     """The first `n` rows of a seed whose instances are not in `seen`, which takes them up.
 
     Raises:
-        ConfigError: The task has too few instances.
+        ConfigError: the task has too few instances.
     """
     rows = list[Row]()
     for drawn in range(21 * n + len(seen) + TRIES):

@@ -39,8 +39,7 @@ class Countdown(Task):
         left = start = tuple(sorted(given))
         while len(left) > 1:
             left = rng.choice(list(_moves(left)))[1]
-        steps = _solution(start, left[0])
-        if steps is None or left[0] > self.max_target:
+        if left[0] > self.max_target or not (steps := _solution(start, left[0])):
             return None
         return self.chat(f"{' '.join(map(str, given))} : {left[0]}", steps, str(left[0]))
 
@@ -93,7 +92,7 @@ def _after(row: Mapping[str, Any], words: list[str]) -> Numbers | None:
     """The numbers that are left after steps, None where a step is wrong. `3 + 5` and `5 + 3` are one step."""
     left: Numbers | None = _parsed(row)[0]
     for begin in range(0, len(words), 5):
-        step = words[begin : begin + 5]
+        step, moves = words[begin : begin + 5], dict(_moves(left or ()))
         turned = [*step[2::-1], *step[3:]] if step[1:2] in (["+"], ["*"]) else step
-        left = dict(_moves(left or ())).get(" ".join(step)) or dict(_moves(left or ())).get(" ".join(turned))
+        left = moves.get(" ".join(step)) or moves.get(" ".join(turned))
     return left

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from itertools import combinations, count
+from itertools import combinations
 from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, option
@@ -79,31 +79,21 @@ class ShortestPath(_Paths):
         pairs = rng.sample(list(combinations(_names(self.nodes), 2)), self.edges)
         edges = [rng.choice([pair, pair[::-1]]) for pair in pairs]
         goal = rng.choice(edges)[0]
-        away = _distances(edges, goal)
-        starts = sorted(node for node, steps in away.items() if steps == self.path_length - 1)
-        if not starts:
+        paths = [path[::-1] for path in _shortest(edges, goal, self.path_length - 1)]
+        if not paths:
             return None
-        path = [rng.choice(starts)]
-        while path[-1] != goal:
-            path.append(min(_nearer(edges, away, path[-1])))
-        return self._ask(rng, edges, path)
+        start = rng.choice(sorted({path[0] for path in paths}))
+        return self._ask(rng, edges, min(path for path in paths if path[0] == start))
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
         """Whether it is a shortest path, any one."""
-        edges, node, goal = _parsed(row)
-        away = _distances(edges, goal)
-        for word in answer.split():
-            if word not in _nearer(edges, away, node):
-                return False
-            node = word
-        return node == goal
+        return answer.split() in _answers(row)
 
     @classmethod
     def begins(cls, row: Mapping[str, Any], answer: str) -> bool:
         """Whether the first node is on a shortest path."""
-        edges, start, goal = _parsed(row)
-        return answer.split()[:1] != [] and answer.split()[0] in _nearer(edges, _distances(edges, goal), start)
+        return answer.split()[:1] in [path[:1] for path in _answers(row)]
 
 
 _STAR, _GRAPH = Names(PathStar), Names(ShortestPath)
@@ -121,18 +111,17 @@ def _parsed(row: Mapping[str, Any]) -> tuple[list[Edge], str, str]:
     return [(one, other) for one, other in (pair.split() for pair in listed.split(" | "))], start, goal
 
 
-def _nearer(edges: list[Edge], away: Mapping[str, int], node: str) -> set[str]:
-    """Neighbours of a node that are nearer to the goal; `away` has the distances from there."""
-    ends = {other for edge in edges for one, other in (edge, edge[::-1]) if one == node}
-    return {end for end in ends & away.keys() if away[end] < away[node]}
+def _answers(row: Mapping[str, Any]) -> list[list[str]]:
+    """The shortest paths, without the start."""
+    edges, start, goal = _parsed(row)
+    length = len(row["messages"][-1]["content"].split())
+    return [path[1:] for path in _shortest(edges, start, length) if path[-1] == goal]
 
 
-def _distances(edges: list[Edge], goal: str) -> dict[str, int]:
-    """Steps from every node that reaches the goal."""
-    away, both = {goal: 0}, [*edges, *(edge[::-1] for edge in edges)]
-    for steps in count(1):
-        ring = {one for one, other in both if away.get(other) == steps - 1} - away.keys()
-        if not ring:
-            break
-        away |= dict.fromkeys(ring, steps)
-    return away
+def _shortest(edges: list[Edge], start: str, length: int) -> list[list[str]]:
+    """All shortest paths from a node to those that are `length` edges away."""
+    paths, both, seen = [[start]], [*edges, *(edge[::-1] for edge in edges)], {start}
+    for _ in range(length):
+        paths = [[*path, other] for path in paths for one, other in both if one == path[-1] and other not in seen]
+        seen |= {path[-1] for path in paths}
+    return paths

@@ -13,6 +13,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, option
@@ -27,16 +28,13 @@ class _Words(Task):
     length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
     min_length: int | None = option(None, "Fewest symbols; lengths are uniform. Default: all have length.", GROUP)
     symbols: int = option(4, "Different symbols; the first two generate the group.", GROUP, at_least=2)
-    every: int = option(1, "The answer has every so many-th order, and the last.", GROUP, at_least=1)
 
     generators: ClassVar[tuple[str, str]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_length is not None and not 1 <= self.min_length <= self.length:
-            raise ConfigError(
-                f"{_NAME.min_length} is {self.min_length}; it must be 1 to {_NAME.length} ({self.length})"
-            )
+            raise ConfigError(f"{_NAME.min_length} is {self.min_length}; it must be 1 to {_NAME.length}, {self.length}")
         if self.symbols > (most := len(group_of(self.generators))):
             raise ConfigError(f"{_NAME.symbols} is {self.symbols}; {self.name} has {most} elements")
 
@@ -44,12 +42,8 @@ class _Words(Task):
         """A word with the orders that it goes through."""
         length = rng.randint(self.min_length or self.length, self.length)
         word = rng.choices(group_of(self.generators)[: self.symbols], k=length)
-        order, steps = _LETTERS, list[str]()
-        for number, symbol in enumerate(word, start=1):
-            order = _then(order, symbol)
-            if number % self.every == 0 or number == length:
-                steps.append(order)
-        return self.chat(" ".join(word), steps, order)
+        _, *steps = accumulate(word, _then, initial=_LETTERS)
+        return self.chat(" ".join(word), steps, steps[-1])
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
