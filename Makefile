@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser demo test test_all families mutants kill fuzz lint house bench docs clean
+.PHONY: help setup setup_browser demo test test_all families mutants kill fuzz lint house bench scale docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -83,6 +83,9 @@ house: setup ## all figures of tools/house.json; ARGS='--update' records better 
 bench: setup ## measure the cost of a training step against the alternatives
 	$(PIP) -e '.[bench]' -c constraints.txt
 	$(BIN)/python benchmarks/step_cost.py $(ARGS)
+
+scale: setup ## how a step grows with length, vocabulary, K, pairs and processes (ARGS='--quick', ARGS='--only length peak')
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/scale.py $(ARGS)
 
 docs: setup ## build the documentation into site/
 	$(PIP) -e '.[docs]' -c constraints.txt

@@ -86,6 +86,39 @@ def test_planning(run, tmp_path):
     assert "step_jepa plan: 2 steps" in printed
 
 
+def lines_of(printed, section):
+    """The first cell of each line of a section's table."""
+    table = printed.split(f"\n{section} ")[1].split("\n\n")[0].splitlines()[2:]
+    return [int(line.split()[0].replace(",", "")) for line in table]
+
+
+def test_scale(run, tmp_path):
+    file, sections = tmp_path / "result.json", ["length", "vocabulary", "predictors", "pairs"]
+    printed = run("scale.py", "--quick", "--model", "micro", "--only", *sections, "--json", file)
+    results = json.loads(file.read_text())
+    assert list(results) == sections
+    expected = {"length": [256, 1024], "vocabulary": [2048, 32768], "predictors": [0, 1], "pairs": [1, 2]}
+    assert {section: lines_of(printed, section) for section in sections} == expected
+    for section, lines in results.items():
+        assert list(map(int, lines)) == expected[section]
+        for figures in lines.values():
+            plain, jepa = figures["seconds"]
+            assert plain > 0 and figures["ratio"]["median"] == jepa / plain and len(figures["peak_mib"]) == 2
+    # Logits of 1,000 positions and 32,768 entries, and four copies of the embedding: far more than the noise.
+    small, large = results["vocabulary"].values()
+    assert all(above > 2 * below for above, below in zip(large["peak_mib"], small["peak_mib"], strict=True))
+
+
+@pytest.mark.long
+def test_scale_in_rows_and_processes(run, tmp_path):
+    file, sections = tmp_path / "result.json", ["rows", "processes", "peak"]
+    words = ["--model", "micro", "--gsm8k", "absent.jsonl", "--only", *sections, "--json", file]
+    printed = run("scale.py", "--quick", *words)
+    assert lines_of(printed, "rows") == [1000, 4000] and lines_of(printed, "processes") == [1, 2]
+    peak = json.loads(file.read_text())["peak"]
+    assert peak["share"]["median"] == peak["step_flops"] / peak["matrix_flops"] and "GFLOP/s: " in printed
+
+
 @pytest.mark.long
 def test_encoding_and_streaming(run):
     printed = run("encode_speed.py", "--gsm8k", "absent.jsonl", "--rounds", 1, "--rows", 40)
