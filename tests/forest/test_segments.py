@@ -11,6 +11,7 @@ from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.layout import attention_costs
 from stepjepa.forest.visibility import dense_mask
+from stepjepa.modeling import masks
 from stepjepa.modeling.masks import segment_plan, segmented_attention
 from support.models import Views, made_up_examples, paired
 
@@ -71,6 +72,19 @@ def test_a_long_forest_attends_segment_by_segment_and_a_short_one_as_one():
     whole, plan = plan_of(paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2))
     (only,) = plan.forests[0]
     assert (only.length, only.branch) == (8, False) and torch.equal(only.mask, dense_mask(whole)[0, 0])
+
+
+def test_of_a_long_forest_only_the_queries_of_a_branch_get_a_mask(monkeypatch):
+    shapes = []
+
+    def recorded(*arguments):
+        mask = dense_mask(*arguments)
+        shapes.append(tuple(mask.shape))
+        return mask
+
+    monkeypatch.setattr(masks, "dense_mask", recorded)
+    plan_of(paired(np.full(400, 5), [(10, 400)], [Views(9, 10, 40)], predictors=2))
+    assert shapes == [(1, 1, 2, 432)]
 
 
 def test_costs_by_hand():

@@ -224,15 +224,15 @@ def _segments(forest: Rows, window: int | None) -> tuple[Segment, ...]:
     uncut = window is None or max(lengths) <= window
     if uncut and not any(branches) and apart <= whole:
         return tuple(Segment(length, False, None) for length in lengths)
-    seen = dense_mask(forest, window)[0, 0]
     if whole < apart:
-        return (Segment(sum(lengths), False, seen),)
+        return (Segment(sum(lengths), False, dense_mask(forest, window)[0, 0]),)
     segments = []
     for start, length, branch in zip(starts, lengths, branches, strict=True):
-        own = seen[start : start + length, start : start + length]
-        if branch:
-            own = torch.cat([seen[start : start + length, : lengths[0]], own], dim=1)
-        segments.append(Segment(length, branch, own if branch or (window is not None and length > window) else None))
+        own, mask = slice(start, start + length), None
+        if branch or (window is not None and length > window):
+            mask = dense_mask(forest, window, own)[0, 0]
+            mask = torch.cat([mask[:, : lengths[0] if branch else 0], mask[:, own]], dim=1)
+        segments.append(Segment(length, branch, mask))
     return tuple(segments)
 
 
