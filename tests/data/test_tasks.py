@@ -169,6 +169,8 @@ def test_orders_are_products_in_the_group(name, order):
         group |= {product(one, symbol) for one in group for symbol in symbols}
     assert len(symbols) == 2 and len(group) == order == len(group_of(make_task(name).generators))
     assert {row["total_steps"] for row in rows} == set(range(3, 10))
+    (row,) = generate_rows(1, 2, make_task(name, length=7, every=3))
+    assert row["total_steps"] == 3 and row["steps"][-1] == row["ground_truth"]
     with make_metric("task") as metric:  # the last order decides
         assert metric.score(f"abcde {row['ground_truth']}", row).score == 1
 

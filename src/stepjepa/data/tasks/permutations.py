@@ -28,6 +28,7 @@ class _Words(Task):
     length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
     min_length: int | None = option(None, "Fewest symbols; lengths are uniform. Default: all have length.", GROUP)
     symbols: int = option(4, "Different symbols; the first two generate the group.", GROUP, at_least=2)
+    every: int = option(1, "The answer has every so many-th order, and the last.", GROUP, at_least=1)
 
     generators: ClassVar[tuple[str, str]]
 
@@ -42,8 +43,8 @@ class _Words(Task):
         """A word with the orders that it goes through."""
         length = rng.randint(self.min_length or self.length, self.length)
         word = rng.choices(group_of(self.generators)[: self.symbols], k=length)
-        _, *steps = accumulate(word, _then, initial=_LETTERS)
-        return self.chat(" ".join(word), steps, steps[-1])
+        *orders, last = accumulate(word, _then, initial=_LETTERS)
+        return self.chat(" ".join(word), [*orders[self.every :: self.every], last], last)
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
