@@ -11,7 +11,6 @@ chunked cross-entropy computes once only.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ class GradientCosine:
         layers = re.escape(name_of(inner, decoder_layers(backbone(inner))))
         trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         found = [re.search(rf"(?:^|\.){layers}\.(\d+)\.", name) for name, _ in trained]
-        self._layers = [None if one is None else int(one[1]) for one in found]
+        self._layers = [0 if one is None else 1 + int(one[1]) for one in found]  # 0 of what is in none
         self._weights = [weight for _, weight in trained]
         self._sums: list[torch.Tensor] = []
 
@@ -75,14 +74,12 @@ class GradientCosine:
         Args:
             lbd: lambda of the step, whose gradient the weights have, before it is clipped.
         """
-        products: dict[int | None, torch.Tensor] = defaultdict(lambda: torch.zeros(3, device=accelerator.device))
+        products_L3 = torch.zeros(1 + max(self._layers), 3, device=accelerator.device)
         for layer, weight, own in zip(self._layers, self._weights, self._sums, strict=True):
             jepa = accelerator.reduce(own, reduction="mean").float().flatten()
             language = -lbd * jepa if weight.grad is None else weight.grad.float().flatten() - lbd * jepa
-            products[layer] += torch.stack([jepa @ language, jepa @ jepa, language @ language])
-        named = {GRADIENT_COSINE: sum(products.values(), start=torch.zeros(3, device=accelerator.device))}
-        named |= {
-            f"{LAYER_COSINE}{layer}": products[layer] for layer in sorted(one for one in products if one is not None)
-        }
-        values = {name: found.tolist() for name, found in named.items()}
-        return {name: ab / (aa * bb) ** 0.5 for name, (ab, aa, bb) in values.items() if aa * bb > 0}
+            products_L3[layer] += torch.stack([jepa @ language, jepa @ jepa, language @ language])
+        products_L3[0] = products_L3.sum(dim=0)
+        names = GRADIENT_COSINE, *(f"{LAYER_COSINE}{layer}" for layer in range(len(products_L3) - 1))
+        found = zip(names, products_L3.tolist(), strict=True)
+        return {name: ab / (aa * bb) ** 0.5 for name, (ab, aa, bb) in found if aa * bb > 0}
