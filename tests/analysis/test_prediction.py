@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from stepjepa.analysis.prediction import prediction_errors, read_walks
-from stepjepa.analysis.states import States, Walks, every_step, load_states, read_states, save_states
+from stepjepa.analysis.prediction import prediction_errors, walks_of
+from stepjepa.analysis.states import States, Walks, every_step, load_states, read_pairs, read_states, save_states
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.modeling.load import load_tokenizer
@@ -69,7 +69,7 @@ def test_walks_are_the_trunks_own_states(tokenizer, objective, tmp_path):
         JEPAOptions(objective=objective, predictors=2, readout="mean", step_splitter="separator")
     ).options
     settings = settings_for(rows, method)
-    examples, places = read_walks(rows, tokenizer, make_renderer(tokenizer, method), settings)
+    examples, places = walks_of(read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings))
     model = tiny_model("llama", vocab_size=len(tokenizer))
     walks = Walks(read_states(model, "m", TwoPassCollator((), 0), examples).source[0], places)
     expected, numbers = [], []

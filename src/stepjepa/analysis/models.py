@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
-from stepjepa.analysis.prediction import read_walks
+from stepjepa.analysis.prediction import walks_of
 from stepjepa.analysis.states import (
     FINAL,
     Pairs,
@@ -433,9 +433,10 @@ def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: 
     method = every_step(model.method).options
     settings = settings_for(rows, method, max_positions(causal_lm(model.model)))
     renderer = make_renderer(model.tokenizer, method)
-    examples, places = read_walks(rows, model.tokenizer, renderer, settings, options.max_examples)
-    if not examples:
-        raise DataError(f"{rows.name}: --{_NAME.prediction_horizon} needs answers of two steps or more; there are none")
+    try:
+        examples, places = walks_of(read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples))
+    except DataError as error:
+        raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
     bar.start(f"{model.place.name}, steps", len(examples), 0)
     read = read_states(
         model.model,

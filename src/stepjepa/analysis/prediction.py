@@ -16,18 +16,15 @@ Shapes: M states of all walks, N pairs (t, t + h), D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
-from stepjepa.analysis.states import Walks
-from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
-from stepjepa.data.sources import RowSource
+from stepjepa.analysis.states import Pairs, Walks
 from stepjepa.data.types import TRUNK, Example, Pair, Read
 
 MOST_HORIZONS = 5  # of states that were saved, where no other number is given
@@ -51,43 +48,28 @@ class PredictionErrors:
     mlp: float
 
 
-def read_walks(
-    rows: RowSource,
-    tokenizer: PreTrainedTokenizerBase,
-    renderer: ChatRenderer | None,
-    options: EncodeOptions,
-    max_rows: int | None = None,
-) -> tuple[list[Example], np.ndarray]:
+def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
     """The states behind the steps of every answer, as examples of which each pair is one state twice, and their
     `Walks.places`.
 
     Args:
-        options: with the objective of `every_step`.
-
-    Raises:
-        DataError, ConfigError: see `read_pairs`.
+        pairs: of the objective `every_step`.
     """
-    encode, examples, places, first = make_encoder(rows, tokenizer, renderer, options), list[Example](), [], 0
-    numbered = islice(rows, max_rows)
-    while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
-        encoded = encode(chunk)
-        row_of = np.repeat(np.arange(first, first + len(chunk)), encoded.counts).tolist()
-        for row, example in zip(row_of, encoded.store, strict=True):
-            ends, walk = list[int](), -1
-            for pair in example.pairs:
-                start, view = example.sees(pair.source), example.view_on_trunk(pair.target)
-                if ends[-1:] != [start]:  # of another answer
-                    walk += 1
-                    ends.append(start)
-                    places.append((row, walk))
-                if view is not None:
-                    ends.append(view.stop - 1)
-                    places.append((row, walk))
-            if ends:
-                reads = [Read.one(TRUNK, end) for end in ends]
-                examples.append(Example(example.trunk, (), pairs=tuple(Pair(read, read) for read in reads)))
-        first += len(chunk)
-    return examples, np.array(places, np.int64).reshape(-1, 2)
+    examples, places = list[Example](), list[tuple[int, int]]()
+    for row, of_row in groupby(zip(pairs.rows.tolist(), pairs.examples, strict=True), key=itemgetter(0)):
+        ends, walk = list[int](), -1
+        for _, example in of_row:
+            (pair,) = example.pairs
+            start, view = example.sees(pair.source), example.view_on_trunk(pair.target)
+            assert view is not None, "a step stands on the trunk"
+            if ends[-1:] != [start]:  # of another answer
+                walk, ends = walk + 1, [*ends, start]
+                places.append((row, walk))
+            ends.append(view.stop - 1)
+            places.append((row, walk))
+        reads = [Read.one(TRUNK, end) for end in ends]
+        examples.append(Example(example.trunk, (), pairs=tuple(Pair(read, read) for read in reads)))
+    return examples, np.array(places, np.int64)
 
 
 def prediction_errors(walks: Walks, most: int, seed: int = 0) -> dict[int, PredictionErrors]:
