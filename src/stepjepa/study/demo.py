@@ -28,7 +28,7 @@ from stepjepa.utils.terminal import say
 from stepjepa.utils.text import PAGE, wrapped
 
 _RESULT = "demo_result.json"
-Values = Mapping[str, Any]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Setting:
     """What is shown of a task.
 
     Attributes:
-        task: its options.
+        difficulty: options of the task.
         arms: options of training that each has, by name: plain, with the objective, and perhaps a control of that.
         base: options that all share.
         max_new_tokens: enough for the longest solution.
@@ -47,30 +47,26 @@ class Setting:
     learning_rate: float
     arms: Mapping[str, Values]
     model: str = "tiny"
-    task: Values = field(default_factory=dict)
+    difficulty: Values = field(default_factory=dict)
     base: Values = field(default_factory=dict)
     max_new_tokens: int = 160
 
 
-def _options(**values: Any) -> Values:
-    return values
-
-
-_PLAIN, _STEP = _options(objective=Regular.name), _options(objective=StepJEPA.name, predictors=2, lbd=0.1)
-_HEADS = _options(step_pairs="plan", horizon=3, predictors=0, predictor_head="mlp", lbd=1.0)
-_PLAN = {**_STEP, **_HEADS, **_options(jepa_loss="infonce", infonce_temperature=0.1)}
+_PLAIN, _STEP = Values(objective=Regular.name), Values(objective=StepJEPA.name, predictors=2, lbd=0.1)
+_HEADS = Values(_STEP, step_pairs="plan", horizon=3, predictors=0, predictor_head="mlp", lbd=1.0)
+_PLAN = Values(_HEADS, jepa_loss="infonce", infonce_temperature=0.1)
 SETTINGS = {
     "arithmetic": Setting(
-        16_000, 8, 2e-3, {Regular.name: _PLAIN, StepJEPA.name: _STEP}, base=_options(lr_scheduler_type="cosine")
+        16_000, 8, 2e-3, {Regular.name: _PLAIN, StepJEPA.name: _STEP}, base=Values(lr_scheduler_type="cosine")
     ),
     "path_star": Setting(
         108_800,
         64,
         2e-3,
-        {Regular.name: _PLAIN, StepJEPA.name: _PLAN, "shuffled": {**_PLAN, **_options(control="shuffled")}},
+        {Regular.name: _PLAIN, StepJEPA.name: _PLAN, "shuffled": Values(_PLAN, control="shuffled")},
         model="micro",
-        task=_options(path_length=4, nodes=9),
-        base=_options(weight_decay=0.1, lr_scheduler_type="constant_with_warmup"),
+        difficulty=Values(path_length=4, nodes=9),
+        base=Values(weight_decay=0.1, lr_scheduler_type="constant_with_warmup"),
         max_new_tokens=8,
     ),
 }
@@ -98,19 +94,14 @@ class DemoOptions:
 
     @property
     def setting(self) -> Setting:
-        """The task's, with the values that are given."""
+        """The task's, with the values that are given; those of the method for every arm that has them."""
         own, given = SETTINGS[self.task], {key: value for key, value in vars(self).items() if value is not None}
-        size = {key: value for key, value in given.items() if key in _SIZE}
-        # Options of the method are those of every arm that has them.
-        arms = {
-            name: {**arm, **{key: given.get(key, arm[key]) for key in _METHOD & arm.keys()}}
-            for name, arm in own.arms.items()
-        }
+        size = {key: given[key] for key in given.keys() & vars(own)}
+        arms = {name: {**arm, **{key: given[key] for key in given.keys() & arm}} for name, arm in own.arms.items()}
         return replace(own, **size, arms=arms)
 
 
 _NAME = Names(DemoOptions)
-_SIZE, _METHOD = {_NAME.train_rows, _NAME.batch_size, _NAME.learning_rate}, {_NAME.predictors, _NAME.lbd}
 
 
 @dataclass
@@ -202,7 +193,7 @@ def demo(options: DemoOptions) -> DemoResult:
             f"--{_NAME.overwrite_output_dir} (make demo ARGS=--{_NAME.overwrite_output_dir})"
         )
     setting = options.setting
-    task = make_task(options.task, **setting.task)
+    task = make_task(options.task, **setting.difficulty)
     train, test = generate_split(setting.train_rows, options.test_rows, seed=options.seed, task=task)
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("test", test)):
@@ -311,7 +302,7 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]], method: 
     paired = JEPAConfig(
         output_dir=trainer.args.output_dir,
         report_to="none",
-        **{**method, **_options(predictors=predictors and method[_NAME.predictors])},
+        **{**method, _NAME.predictors: predictors and method[_NAME.predictors]},
     )
     store, _ = encode(test, tokenizer, paired)
     model = trainer.model.eval()
