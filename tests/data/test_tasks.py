@@ -186,6 +186,7 @@ def test_split_shares_no_instance(monkeypatch):
     for task in (
         make_task("arithmetic", max_steps=2, max_number=9, max_operand=5),
         make_task("path_star", path_length=3),  # 120 stars, each with 24 orders of its edges
+        make_task("shortest_path", nodes=4, edges=4, path_length=3),  # each edge written in two ways
         make_task("countdown", max_number=5),
     ):
         train, test = generate_split(40, 10, 1, task)
@@ -198,6 +199,8 @@ def test_split_shares_no_instance(monkeypatch):
         assert len(held_out) == 10 == len(test) and not held_out & asked
     row, again = {"question": "A B | B C : A C"}, {"question": "B C | A B : A C"}
     assert task_class("path_star").instance(row) == task_class("path_star").instance(again)
+    turned = {"question": "B A | B C : A C"}
+    assert task_class("shortest_path").instance(row) == task_class("shortest_path").instance(turned)
     with pytest.raises(ConfigError, match="found only .* of 100 held-out rows that are new"):
         generate_split(100, 100, task=make_task("path_star", path_length=3))
 
@@ -238,10 +241,10 @@ def test_what_else_is_refused():
     with pytest.raises(ConfigError, match="both 7"):
         generate_split(5, 5, seed=7, test_seed=7)
     with make_metric("task") as metric:
-        for row in (
-            {"answer": "3"},
-            {"answer": "3", "task": "a6"},
-            {"answer": "3", "task": "path_star", "question": "x"},
+        for row, message in (
+            ({"answer": "3"}, "the row has no 'task'"),
+            ({"answer": "3", "task": "a6"}, "did you mean 'a5'"),
+            ({"answer": "3", "task": "countdown", "question": "x"}, "as a built-in task writes it"),
         ):
-            with pytest.raises(DataError, match="no built-in task|as a built-in task writes it"):
+            with pytest.raises(DataError, match=message):
                 metric.score("3", row)

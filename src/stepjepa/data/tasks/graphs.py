@@ -31,9 +31,9 @@ class _Paths(Task):
 
     @classmethod
     def instance(cls, row: Mapping[str, Any]) -> Hashable:
-        """The edges, in any order, with start and goal."""
+        """The edges, in any order and written either way, with start and goal."""
         edges, start, goal = _parsed(row)
-        return frozenset(edges), start, goal
+        return frozenset(map(frozenset, edges)), start, goal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,8 +130,10 @@ class TaskAnswer(Metric):
         """1 where the answer is right. Raises DataError: the row is of no built-in task."""
         gold, answer = self.pair(generated, row)
         try:
-            right = getattr(task_class(str(row.get("task"))), self.rule)(row, answer)
-        except (ConfigError, KeyError, ValueError) as error:
+            right = getattr(task_class(row["task"]), self.rule)(row, answer)
+        except KeyError as error:
+            raise DataError(f"the row has no {error}, as rows of a built-in task have (stepjepa.data.tasks)") from None
+        except (ConfigError, TypeError, ValueError) as error:
             raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
         return Verdict(float(right), gold, answer, "" if right else "wrong")
 
