@@ -115,6 +115,7 @@ def test_one_clear_line(refused, text, flags, expected):
         ("--objective next_latent --latent_horizon 0", ["latent_horizon"]),
         ("--objective multi_token --jepa_loss mse", ["multi_token", "jepa_loss"]),
         ("--objective multi_token --regularizer vicreg", ["multi_token", "regularizer"]),
+        ("--objective multi_token --target_grad false", ["multi_token", "target_grad"]),
         ("--objective multi_token --token_horizon 1", ["token_horizon"]),
         ("--objective semantic_tube --tube_mode curvature --jepa_l2", ["curvature", "jepa_loss"]),
         ("--objective semantic_tube --predictors 2", ["semantic_tube", "predictors"]),

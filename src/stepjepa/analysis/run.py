@@ -233,6 +233,7 @@ class Comparison:
             words |= {} if self.base is None else {"(2x)": "half the base model's error"}
             head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
             yield from ("", *text_table(head, rows), *legend(words))
+            yield f"(horizons with fewer than {MIN_ROWS} pairs to fit or to measure on are left out)"
 
     def _collapse(self) -> Iterator[str]:
         own = self.models[self.base].collapse if self.base is not None else []

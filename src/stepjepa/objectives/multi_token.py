@@ -23,7 +23,7 @@ from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import JEPA, LookAhead, ModelView
-from stepjepa.objectives.options import AHEAD, LossOptions
+from stepjepa.objectives.options import AHEAD, LossOptions, PairOptions
 from stepjepa.objectives.pairs import VectorNames
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class MultiTokenOptions(Topic):
     )
 
 
-_NAME = Names(LossOptions)
+_NAME = Names(LossOptions, PairOptions)
 
 
 class MultiToken(LookAhead):
@@ -48,15 +48,17 @@ class MultiToken(LookAhead):
 
     name = "multi_token"
     Options = MultiTokenOptions
-    vector_names = VectorNames("tokens ahead", "state", "next token")
+    vector_names = VectorNames("tokens ahead", "state", "tokens after")
     distance_name = "cross-entropy"
 
     def check(self) -> None:
         """As `LookAhead.check`; raises ConfigError."""
         super().check()
-        if (self.options.jepa_loss, self.options.regularizer) != ("cosine", "none"):
+        options = self.options
+        if (options.jepa_loss, options.regularizer, options.target_grad) != ("cosine", "none", True):
             raise ConfigError(
-                f"{self.name} compares tokens, not states; leave {_NAME.jepa_loss} and {_NAME.regularizer} out"
+                f"{self.name} compares tokens, not states; leave {_NAME.jepa_loss}, {_NAME.regularizer} and "
+                f"{_NAME.target_grad} out"
             )
 
     @property
