@@ -10,6 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from stepjepa.data.types import Example
 from stepjepa.losses import lm
 from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
+from stepjepa.training.encoding import encode
+from stepjepa.training.options import JEPAOptions
 from support.objectives import SEED, Run, assert_same_direction_and_size, in_one_row, losses, name_of, prepare
 from support.rows import step_rows
 
@@ -42,6 +44,15 @@ def in_a_loop(run: Run, horizon: int, question: bool, shuffled: bool) -> tuple[t
                 state = out.weight @ F.gelu(into.weight @ states[first - 1] + into.bias) + out.bias
                 total = total - (output @ state).log_softmax(0)[token]
     return total, count
+
+
+@pytest.mark.parametrize("objective", ["multi_token", "next_latent"])
+def test_the_data_report_counts_the_states_that_are_read(tokenizer, objective):
+    for options in ({}, {"token_positions": "question"}) if objective == "multi_token" else ({},):
+        method = JEPAOptions(objective=objective, **options)
+        method.check()
+        _, report = encode(step_rows(3), tokenizer, method, None)
+        assert report.pairs == (3 if options else report.labelled_tokens) and report.labelled_tokens > 3
 
 
 @pytest.mark.parametrize(

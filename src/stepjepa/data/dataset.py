@@ -135,11 +135,6 @@ class ExampleStore(Sequence):
         ]
         return Example(own("ids"), labels, tuple(segments), tuple(found), views)
 
-    @property
-    def num_pairs(self) -> int:
-        """Pairs in all examples, those included that are drawn every epoch, as `Example.view_pairs` counts them."""
-        return len(self.arrays["pairs"]) + len(self.arrays["view_spans"])
-
 
 def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
     """What one example adds to each of the store's tables, in their order."""

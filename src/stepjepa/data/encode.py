@@ -104,6 +104,9 @@ class PairMaker(Protocol):
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
         """The pairs of a piece of plain text of (T,) tokens."""
 
+    def pairs_between(self, source: Span, target: Span) -> int:
+        """How many pairs are drawn from views on the trunk, in the data report."""
+
 
 @dataclass
 class EncodeOptions(DataOptions):
@@ -290,7 +293,7 @@ class RowEncoder:
                 yield from several
 
         store = ExampleStore(examples())
-        report.rows_read, report.examples, report.pairs = len(rows), len(store), store.num_pairs
+        report.rows_read, report.examples = len(rows), len(store)
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
         if texts and not self.streams and not report.end_of_turn:
             report.end_of_turn = "none: the template writes no special token after an answer, and there is no EOS"
@@ -383,6 +386,7 @@ class RowEncoder:
             if options.objective.one_pair and len(pairs) > 1:
                 report.pairs_dropped["second_pair"] += len(pairs) - 1
                 pairs = pairs[:1]
+            report.pairs += len(pairs) + sum(options.objective.pairs_between(*both) for both in views)
             if not pairs and not views:
                 report.examples_without_pairs[reason or "empty_view"] += 1
         report.labelled_tokens += sum(stop - start for start, stop in example.labels)

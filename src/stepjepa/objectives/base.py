@@ -193,7 +193,8 @@ class Objective:
     def about(self) -> tuple[str, ...]:
         """Its own options in a few words each."""
         own = {} if self.Options is None else options_of(self.Options)
-        return tuple(f"{name} {getattr(self.own, name)}" for name, one in own.items() if not one.secret)
+        values = {name: getattr(self.own, name) for name, one in own.items() if not one.secret}
+        return tuple(f"{name} {value}" for name, value in values.items() if value is not None)
 
     @property
     def distance_name(self) -> str:
@@ -257,6 +258,10 @@ class Objective:
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
         """The pairs of a piece of plain text of (T,) tokens; only with `takes_text`."""
         raise NotImplementedError
+
+    def pairs_between(self, source: Span, target: Span) -> int:
+        """How many pairs `draw` makes of two of an example's `view_spans`, for the data report."""
+        return 1
 
     @property
     def draws(self) -> bool:
@@ -416,6 +421,10 @@ class LookAhead(TrunkObjective):
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
         """All (T,) tokens, of which a text has two or more."""
         return PairsFound(view_spans=((Span(0, len(trunk) - 1), Span(1, len(trunk))),))
+
+    def pairs_between(self, source: Span, target: Span) -> int:
+        """See `Objective`."""
+        return len(range(*source)[: self.sources])
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
         """It with its pairs."""
