@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -131,10 +131,8 @@ class ModelCost:
                 train, whole = backbone(), label(4)
                 again = max(label(2) - whole, 0.0)  # a kernel that the counter does not see repeats nothing
                 source = 0.0 if predictor is None else count(lambda: predictor(given.detach().requires_grad_())) / 4
-        cost = cls(train, forward, whole, again, chunk_rows(vocabulary), source)
-        if objective is None:
-            return cost
-        return replace(cost, objective=partial(objective.flops, width=given.shape[1], vocabulary=head.vocabulary))
+        own = () if objective is None else (partial(objective.flops, width=given.shape[1], vocabulary=head.vocabulary),)
+        return cls(train, forward, whole, again, chunk_rows(vocabulary), source, *own)
 
     def tokens(self, count: float, read: float, keys: float, gradient: bool = True) -> float:
         """FLOPs of `count` tokens in the backbone.

@@ -45,10 +45,7 @@ class NextLatentOptions(Topic):
 
     latent_horizon: int = option(1, "Steps of a rollout, each from the state predicted last.", AHEAD, at_least=1)
     latent_kl: float = option(
-        1.0,
-        "Weight of the divergence of the predicted tokens relative to the distance of the states.",
-        AHEAD,
-        at_least=0,
+        1.0, "Weight of the divergence of the tokens, relative to the distance of the states.", AHEAD, at_least=0
     )
     latent_positions: Literal["labelled", "all"] = option(
         "labelled", "Whether rollouts begin before labelled tokens or before every token.", AHEAD

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
+from statistics import fmean
 from typing import Any
 
 from stepjepa.modeling.card import NO_RESULT, logged_collapse
@@ -250,10 +251,9 @@ def layer_charts(runs: Sequence[tuple[str, PointsOf]]) -> list[Chart]:
     """The mean over the run of the cosine of the gradients, by layer; none where it was not logged."""
     series = []
     for run, (name, points_of) in enumerate(runs):
-        values = takewhile(bool, ([value for _, value in points_of(f"{LAYER_COSINE}{layer}")] for layer in count()))
-        series.append(
-            (run, name, "training", [(float(layer), sum(one) / len(one)) for layer, one in enumerate(values)])
-        )
+        layers = takewhile(bool, (points_of(f"{LAYER_COSINE}{layer}") for layer in count()))
+        means = [(float(layer), fmean(value for _, value in points)) for layer, points in enumerate(layers)]
+        series.append((run, name, "training", means))
     drawn = any(points for *_, points in series)
     return [replace(make_chart(f"{LAYER_COSINE}mean", _BY_LAYER, series), axis="layer")] if drawn else []
 
