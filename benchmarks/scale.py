@@ -75,7 +75,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # one of several processes
     args = parser.parse_args()
-    args.rounds = args.rounds or (1 if args.quick else 3)
+    if args.rounds is None:
+        args.rounds = 1 if args.quick else 3
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}; it must be at least 1")
     return args
 
 
