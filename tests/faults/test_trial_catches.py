@@ -229,6 +229,18 @@ def test_all_processes_choose_the_same(tmp_path):
     assert "forward=packed cannot serve" in refusal
 
 
+def test_processes_that_wait_for_their_weights_have_no_say(monkeypatch):
+    def gather(choices, own):
+        assert own is None
+        choices[:] = [trial.Choice("packed", masks.SEGMENTS), None]
+
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_gather_object", gather)
+    model, forward = chosen(tiny_model("llama").to("meta"))
+    assert (forward, model.config._attn_implementation) == ("packed", masks.SEGMENTS)
+
+
 def test_the_states_that_training_reads_are_those_of_separate_passes():
     """A fallback is what it says: views in rows of their own."""
     states = []

@@ -21,7 +21,7 @@ from stepjepa.objectives.options import PredictorOptions, TargetOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.text import legend
+from stepjepa.utils.text import legend, text_table
 
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
@@ -50,14 +50,6 @@ class AnalysisResult:
 def slug(label: str) -> str:
     """A label as a part of a file's name."""
     return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "model"
-
-
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns two blanks apart, the first flush left, the others right; no blanks at the end of a line."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in (head, *rows)
-    ]
 
 
 def _as_trained(name: str, text: str = "") -> Any:

@@ -30,7 +30,7 @@ from stepjepa.analysis.geometry import (
     singular_values,
 )
 from stepjepa.analysis.models import ABOUT, collect_all, labels_of
-from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug, text_table
+from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug
 from stepjepa.analysis.plots import (
     LOSS_CURVES,
     METHOD_TITLES,
@@ -51,7 +51,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
 from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import PAGE, folded, legend, one_line, written
+from stepjepa.utils.text import PAGE, folded, legend, one_line, text_table, written
 
 NUMBERS, TABLE, CURVES = "numbers.json", "numbers.csv", "curves"
 # Names of the figures; those of one model each are METHOD-MODEL.

@@ -97,7 +97,7 @@ class Choice:
 
     @property
     def rank(self) -> int:
-        """How far it is from the best; of the choices of several processes the worst serves all of them."""
+        """How far it is from the best; of the choices of several processes the worst serves all."""
         return 3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
 
 
@@ -135,11 +135,14 @@ def choose_forward(
     name = type(inner).__name__
     if asked != "two_pass" and text_config(inner.config)._attn_implementation == "flex_attention" and device == "cpu":
         raise ConfigError(f"--{_NAME.attn_implementation} flex_attention has no backward on CPU; use sdpa")
-    choice = _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)
+    # FSDP may load the weights in the first process alone; the others have nothing to try until it shards them.
+    waits = embedding_rows(inner).is_meta
+    choices = [None if waits else _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        choices: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(choices, choice)
-        choice = max(choices, key=lambda one: one.rank)
+        choices *= torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(choices, choices[0])
+    made = (one for one in choices if one is not None)
+    choice = max(made, key=lambda one: one.rank, default=Choice("", reason="its weights are not loaded"))
     if not choice.forward:
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
@@ -197,14 +200,11 @@ def _choice(
     inner = causal_lm(model)
     reason = "" if asked == "two_pass" else masks_unsupported(inner) or ""
     best = "inline" if asked == "inline" else "packed"
-    place = embedding_rows(inner).device.type
-    if place == "meta":
-        return Choice("two_pass" if reason or asked == "two_pass" else best, reason=reason)
     own = text_config(inner.config)._attn_implementation
     wanted = [FLEX] if is_flex(own) else [""]  # the model's own
     if own == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
         faster = SEGMENTS if device == "cpu" and best == "packed" else ""
-        faster = FLEX if device == "cuda" and place not in _FORWARD_ONLY else faster
+        faster = FLEX if device == "cuda" and embedding_rows(inner).device.type not in _FORWARD_ONLY else faster
         wanted = [faster, ""] if faster else wanted
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
         trial = _Trial(model, vocabulary, predictor_ids)

@@ -28,7 +28,7 @@ from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, only_results
-from stepjepa.utils.text import PAGE, wrapped
+from stepjepa.utils.text import PAGE, text_table, wrapped, written
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS, _STEPS = 8, 4
@@ -60,14 +60,13 @@ class Diagnosis:
     recommended: str
 
     def __str__(self) -> str:
-        rows = [["setting", "attention", "exact", "off by", "tok/s", "MiB", "LM loss"]]
+        rows = []
         for one in self.tried:
             figures = ((one.off, ".0e"), (one.speed, ",.0f"), (one.mebibytes, ",.1f"), (one.lm_loss, ".4f"))
-            numbers = ["-" if isnan(value) else format(value, form) for value, form in figures]
+            numbers = [written(None if isnan(value) else value, form) for value, form in figures]
             name = one.attention.removeprefix("stepjepa_")
             rows.append([one.flags or "(default)", name, "no" if one.fault else "yes", *numbers])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        table = text_table(["setting", "attention", "exact", "off by", "tok/s", "MiB", "LM loss"], rows)
         notes = [f"{topic}: {', '.join(f'{k} {v}' for k, v in one.items())}" for topic, one in self.about.items()]
         notes += [f"{one.flags or '(default)'}: {one.fault}" for one in self.tried if one.fault]
         notes.append(f"recommended: {self.recommended}")

@@ -81,6 +81,14 @@ def written(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form).replace("%", " %")
 
 
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns two blanks apart, the first flush left, the others right; no blanks at the end of a line."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in (head, *rows)
+    ]
+
+
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """`text` in lines of at most `width` characters that begin with `first` and with `rest`; words stay whole."""
     return textwrap.wrap(
