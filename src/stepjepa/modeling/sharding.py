@@ -88,11 +88,8 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
 
 @contextmanager
 def gathered(model: nn.Module, reshard_after_forward: bool = True) -> Iterator[None]:
-    """Within this context every process has all weights and may call the model as often as it likes, without gradients.
-
-    Args:
-        reshard_after_forward: as it is to be afterwards.
-    """
+    """Within this context every process has all weights and may call the model as often as it likes, without gradients;
+    `reshard_after_forward` is for afterwards."""
     modules = _sharded(model)
     registered = vars(model).pop("generate", None)  # the Trainer's, which gathers and frees at every call
     for module in modules:

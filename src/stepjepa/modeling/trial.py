@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -102,12 +102,8 @@ class Choice:
 
 
 class Verdict(NamedTuple):
-    """What the trial finds of a form.
-
-    Attributes:
-        fault: what it gets wrong, empty for nothing.
-        off: largest relative distance of its logits, loss and states from the model's own; NaN where it does not run.
-    """
+    """What a form gets wrong (empty for nothing), and the largest relative distance of its logits, loss and states from the
+    model's own; NaN where it does not run."""
 
     fault: str
     off: float = math.nan

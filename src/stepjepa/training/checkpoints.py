@@ -383,25 +383,21 @@ class CheckpointedTrainer(Trainer):
             if main:
                 share(folder)
             return
-        with whole_weights(self.accelerator.unwrap_model(self.model), self.args.should_save):
-            if self.args.should_save:
-                self._export(str(output_dir or self.args.output_dir))
-        self.accelerator.wait_for_everyone()
-
-    def _export(self, folder: str) -> None:
-        """Write the final model, whose weights are whole, in one process."""
+        target, model = str(output_dir or self.args.output_dir), self.accelerator.unwrap_model(self.model)
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
         data = {split: one.to_dict() for split, one in self.data_reports.items()}
         name, step = str(self.hub_model_id or "").rpartition("/")[2], best or self.state.global_step
-        with writing(folder, _RESUME):
-            export_model(
-                self.accelerator.unwrap_model(self.model),
-                cast(Any, self.processing_class),
-                folder,
-                merge_lora=bool(self.args.merge_lora),
-                keep_predictors=self.args.keep_predictors,
-                records=Records(self.run_record, data, self.state.log_history, step, name),
-            )
+        with whole_weights(model, self.args.should_save), writing(target, _RESUME):
+            if self.args.should_save:
+                export_model(
+                    model,
+                    cast(Any, self.processing_class),
+                    target,
+                    merge_lora=bool(self.args.merge_lora),
+                    keep_predictors=self.args.keep_predictors,
+                    records=Records(self.run_record, data, self.state.log_history, step, name),
+                )
+        self.accelerator.wait_for_everyone()
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
         """Nothing: `save_model` has written the card with the model."""

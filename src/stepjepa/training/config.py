@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import transformers
+from accelerate.utils import parse_flag_from_env
 
 from stepjepa.config.option import Names, option, options_of, public_values
 from stepjepa.errors import ConfigError
@@ -118,7 +119,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 f"{_NAME.use_liger_kernel} replaces parts of the model after they were checked, its losses included; leave "
                 "it out"
             )
-        if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        if self.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
             raise ConfigError(f"{_NAME.deepspeed} is not supported; shard the weights with {_NAME.fsdp}")
         for name, is_set in ignored.items():
             if is_set:

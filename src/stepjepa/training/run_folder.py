@@ -52,13 +52,8 @@ T = TypeVar("T")
 
 
 class Cut(NamedTuple):
-    """How the examples of an optimizer step are shared out. Its text is ``8 x 2 accumulated x 2 processes``.
-
-    Attributes:
-        size: examples of a micro-batch of one process.
-        accumulation: micro-batches of a process.
-        processes: of the run.
-    """
+    """How the examples of an optimizer step are shared out: examples of a micro-batch, micro-batches of a process, and
+    processes. Its text is ``8 x 2 accumulated x 2 processes``."""
 
     size: int = 1
     accumulation: int = 1
@@ -182,10 +177,7 @@ class RunFolder:
         return read_object(self.path / name)
 
     def check_same(self, record: ResumeRecord) -> int:
-        """Refuse to take a run that ended here for the one of `record`, which is about to start.
-
-        Returns:
-            as `ResumeRecord.check_same`.
+        """`ResumeRecord.check_same` of a run that ended here and that of `record`, which is about to start.
 
         Raises:
             ConfigError: they differ in data, settings or batch.

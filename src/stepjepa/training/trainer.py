@@ -176,8 +176,8 @@ class JEPATrainer(CheckpointedTrainer):
         self.data_reports, self.score_answers = reader.reports, score_answers
         train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
         device = args.device.type
-        launched = any(parse_flag_from_env(f"ACCELERATE_USE_{engine}") for engine in ("FSDP", "DEEPSPEED"))
-        if device == "cuda" and not (launched or args.fsdp or args.deepspeed or hasattr(trained, "hf_device_map")):
+        launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
+        if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
             trained.to(args.device)  # as the Trainer will: the start-up trial is run where the model trains
         trained, self.setup = set_up_model(trained, args, args.seed, device, peft_config, processing_class)
         if args.keep_predictors:
@@ -201,7 +201,6 @@ class JEPATrainer(CheckpointedTrainer):
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
-        launched = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
             self._set_up_sharding(trained)

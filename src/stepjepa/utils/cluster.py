@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from stepjepa.errors import ConfigError, RunError, StepJepaError
 from stepjepa.utils.failures import library
+from stepjepa.utils.text import one_line
 
 Result = TypeVar("Result")
 RETRIES = 3  # of a call whose process was lost
@@ -23,16 +24,15 @@ RETRIES = 3  # of a call whose process was lost
 
 def connect() -> ModuleType:
     """The module `ray`, connected. Raises ConfigError: it is not installed, or the cluster cannot be reached."""
-    os.environ.setdefault(
-        "RAY_NUM_REDIS_GETRETRIES", "2"
-    )  # by default it takes a quarter of an hour to find no cluster
+    # By default it takes a quarter of an hour to find no cluster.
+    os.environ.setdefault("RAY_NUM_REDIS_GETRETRIES", "2")
     ray = library("ray", "ray")
     if not ray.is_initialized():
         try:
             ray.init(logging_level="warning")
         except (OSError, RuntimeError, ValueError) as error:
             where = os.environ.get("RAY_ADDRESS", "on this machine")
-            raise ConfigError(f"the Ray cluster {where}: {' '.join(str(error).split())[:300]}") from None
+            raise ConfigError(f"the Ray cluster {where}: {one_line(str(error), 300)}") from None
     return ray
 
 
@@ -45,7 +45,7 @@ def plain_errors() -> Iterator[None]:
     except errors.RayTaskError as error:
         raise error.cause from None
     except errors.RayError as error:
-        raise RunError(f"Ray: {' '.join(str(error).split())[:400]}") from None
+        raise RunError(f"Ray: {one_line(str(error), 400)}") from None
 
 
 def enter(folder: str) -> None:
@@ -89,7 +89,7 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
             failures = getattr(error, "worker_failures", {}).values()
             causes = (getattr(one, "_base_exc", one) for one in failures)  # Ray may put its traceback around them
             own = (one for one in causes if isinstance(one, StepJepaError))
-            raise next(own, RunError(f"Ray: {' '.join(str(error).split())[:400]}")) from None
+            raise next(own, RunError(f"Ray: {one_line(str(error), 400)}")) from None
         except SystemExit:  # of Ray, when it is interrupted
             raise KeyboardInterrupt from None
         finally:
@@ -108,14 +108,10 @@ class Copies:
 
     def __init__(self, function: Callable[..., Any], count: int, option: str, gpus: bool = False):
         self._ray = ray = connect()
-        each = {
-            "num_cpus": 1,
-            "num_gpus": int(room(count, option, gpus)),
-            "max_restarts": -1,
-            "max_task_retries": RETRIES,
-        }
+        each = {"num_cpus": 1, "num_gpus": int(room(count, option, gpus))}
+        copy = ray.remote(_Copy).options(**each, max_restarts=-1, max_task_retries=RETRIES)
         self._held = [ray.put(function)]  # sent once, and there for as long as a copy may have to be replaced
-        self._copies = [ray.remote(_Copy).options(**each).remote(self._held, os.getcwd()) for _ in range(count)]
+        self._copies = [copy.remote(self._held, os.getcwd()) for _ in range(count)]
 
     def __call__(self, *arguments: Any) -> Any:
         """What the first one makes of the arguments. Raises RunError: its process was lost too often."""
