@@ -380,12 +380,8 @@ def target_encoder(inner: PreTrainedModel) -> TargetEncoder | None:
 
 
 def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = True) -> None:
-    """Write what training adds to a causal LM, or that of a PEFT model, atomically; nothing of what it has not. Every
-    process must call it.
-
-    Args:
-        here: whether this process writes.
-    """
+    """Write what training adds to a causal LM, or that of a PEFT model, atomically and where `here` is set; nothing of what
+    it has not. Every process must call it."""
     inner = causal_lm(model)
     encoder, extras = target_encoder(inner), trained_extras(inner)
     shadow = {} if encoder is None else {name: whole(value).cpu() for name, value in encoder.shadow.items()}

@@ -31,6 +31,7 @@ from transformers import TrainerCallback
 from stepjepa.data.types import LM, Batch, ForestOutput, LossParts
 from stepjepa.modeling.flops import KINDS
 from stepjepa.modeling.load import broken_weights
+from stepjepa.modeling.sharding import local, whole
 from stepjepa.training.options import GRADIENT_COSINE, JEPAOptions
 from stepjepa.utils.terminal import is_quiet, say
 
@@ -224,7 +225,7 @@ class FiniteWatch:
     def end_step(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> None:
         """Take in the gradient norm of step `step` (1 is the first), and the sum of the losses since the last log, ()."""
         norm: Any = 0.0 if grad_norm is None else grad_norm
-        norm = torch.as_tensor(norm.full_tensor() if hasattr(norm, "full_tensor") else norm, device=self._first.device)
+        norm = torch.as_tensor(whole(norm), device=self._first.device)
         broken = ~torch.stack([loss.detach().float(), norm.detach().float().reshape(())]).isfinite()
         self._first = torch.where(broken & (self._first == 0), torch.full_like(self._first, step), self._first)
 
@@ -257,9 +258,8 @@ class FiniteWatch:
 
 def weights_are_finite(model: torch.nn.Module, accelerator: Accelerator) -> bool:
     """Whether all weights that are trained are finite, on all processes. Every process must call it."""
-    trained = {name: own.detach() for name, own in model.named_parameters() if own.requires_grad}
     # Of what is sharded, this process's part.
-    own = {name: part.to_local() if hasattr(part, "to_local") else part for name, part in trained.items()}
+    own = {name: local(weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad}
     return over_processes([float(bool(broken_weights(own)))], accelerator) == [0.0]
 
 
