@@ -50,7 +50,7 @@ class PredictionErrors:
 
 def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
     """The states behind the steps of every answer, as examples of which each pair is one state twice, and their
-    `Walks.places`.
+    `Walks.places`, (M, 2).
 
     Args:
         pairs: of the objective `every_step`.
