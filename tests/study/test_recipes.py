@@ -13,10 +13,7 @@ from stepjepa.study.spec import all_runs, describe
 from stepjepa.study.tree import open_study, parse_tree, recipe_files, recipe_lines
 
 PAPER_SEEDS = (82, 23, 37, 84, 4)
-OWN = (
-    "builtin", "evidence_nl_rx", "evidence_nl_rx_labels", "evidence_step_builtin", "evidence_step_gsm8k", "planning_grid",
-)  # fmt: skip
-SMALL = ("tiny", "micro")
+OWN = "builtin", "planning_grid", *(f"evidence_{n}" for n in ("nl_rx", "nl_rx_labels", "step_builtin", "step_gsm8k"))
 TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")
 
 
@@ -36,7 +33,7 @@ def test_each_is_read_and_listed(name, mini, tmp_path):
     for block in study.blocks:
         assert len(block.seeds) >= (1 if mini else 3)
         if mini:
-            assert block.base["model_name"] in SMALL and block.data.builtin is not None
+            assert block.base["model_name"] in ("tiny", "micro") and block.data.builtin is not None
             assert all(arm.settings.get("model_name", "tiny") == "tiny" for arm in block.arms)
             assert block.base["max_steps"] <= 40
         elif name not in OWN:
