@@ -14,6 +14,7 @@ from support.sharding import STEPS, launch, results, rows
 pytestmark = pytest.mark.slow
 
 JEPA = {"objective": "step_jepa", "step_pairs": "all", "predictors": 2}
+PLAN = {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictors": 1}
 EMA = {"target_encoder": "ema", "ema_momentum": 0.5, "predictor_head": "linear"}
 SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
 CASES = {
@@ -28,6 +29,12 @@ CASES = {
     "split-two_pass": {"objective": "split", "forward": "two_pass"},
     "tube": {"objective": "semantic_tube"},
     "tube-two_pass": {"objective": "semantic_tube", "forward": "two_pass"},
+    "next_latent": {"objective": "next_latent", "tied": True},
+    "next_latent-two_pass": {"objective": "next_latent", "forward": "two_pass"},
+    "multi_token": {"objective": "multi_token", "token_horizon": 3},
+    "multi_token-two_pass": {"objective": "multi_token", "token_horizon": 3, "forward": "two_pass"},
+    "plan": {**PLAN, "predictor_head": "mlp"},
+    "plan-two_pass": {**PLAN, "forward": "two_pass"},
     "head": {**JEPA, "predictor_head": "mlp", "jepa_loss": "infonce", "regularizer": "vicreg"},
     "regular": {"objective": "regular", "tied": True},
     "bf16": {**JEPA, "bf16": True},
@@ -35,7 +42,8 @@ CASES = {
     "ema-lora-two_pass": {**JEPA, **EMA, "lora": True, "forward": "two_pass", "tied": True, "merge_lora": True},
     "ema-lora-sharded": {**JEPA, **EMA, "lora": True, "resume": True, "optim": "adamw_torch", "fsdp_config": SHARDED},
 }
-LONG = {"step-two_pass-stop", "standalone-two_pass", "inline", "split-two_pass", "tube-two_pass", "regular"}
+LONG = {"step-two_pass-stop", "inline", "regular", "multi_token"}
+LONG |= {name for name in CASES if name.endswith("-two_pass")} - {"step-two_pass", "ema-lora-two_pass"}
 EQUAL = [name for name in CASES if name != "bf16"]
 
 
