@@ -344,10 +344,7 @@ class ChatRenderer:
         except Exception as error:  # jinja2 raises its own and the template's errors
             why = str(error) or type(error).__name__
             raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
-        roles = tuple(message["role"] for message in chat)
-        spans = self._match(text, chat, roles)
-        if spans is None:
-            spans = self._locate_one_by_one(text, chat)
+        spans = self._match(text, chat) or self._locate_one_by_one(text, chat)
         return RenderedChat(text, tuple(spans), folded)
 
     def _folds(self, chat: list[Mapping[str, str]]) -> bool:
@@ -382,8 +379,8 @@ class ChatRenderer:
             self._skeletons[roles] = [*pieces, rest] if len(pieces) == len(roles) else None
         return self._skeletons[roles]
 
-    def _match(self, text: str, chat: list[Mapping[str, str]], roles: tuple[str, ...]) -> list[MessageSpan] | None:
-        pieces = self._skeleton(roles)
+    def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:
+        pieces = self._skeleton(tuple(message["role"] for message in chat))
         if pieces is None or not text.startswith(pieces[0]):
             return None
         spans, position = [], len(pieces[0])

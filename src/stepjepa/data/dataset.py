@@ -94,7 +94,8 @@ class ExampleStore(Sequence):
         parts = [store.arrays for store in stores]
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in cls.TABLES}
         for name in cls.TABLES:
-            arrays[f"{name}_edges"] = _edges(np.concatenate([np.diff(part[f"{name}_edges"]) for part in parts]))
+            counts = [np.diff(part[f"{name}_edges"]) for part in parts]
+            arrays[f"{name}_edges"] = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
         return cls.of_arrays(arrays)
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -158,10 +159,6 @@ def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
         [term.coefficient for term in terms],
         [number for views in view_spans for span in views for number in span],
     )
-
-
-def _edges(counts: Any) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 def cache_key(source: RowSource, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> str | None:

@@ -12,7 +12,6 @@ import contextlib
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -89,7 +88,11 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
     known = _SPELT.setdefault(tokenizer, {})
     unknown = set(ids).difference(known)
     if unknown:
-        added, letters = tokenizer.added_tokens_decoder, _byte_letters()
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        added = tokenizer.added_tokens_decoder
+        # GPT-2's letter for each byte.
+        letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
         for index in unknown:
             name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
             if index in added:
@@ -106,14 +109,6 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
         return last
     # Every byte of UTF-8 but a continuation begins a character.
     return (((np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80).cumsum() - 1)[last]
-
-
-@cache
-def _byte_letters() -> dict[str, int]:
-    """Byte-level BPE's letter for each byte (GPT-2): printable ones are themselves, the others from U+0100 on."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
 
 
 def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenisedText]:

@@ -89,8 +89,15 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
             there = listed_columns(objects[0])
             raise DataError(f"{name}: none of the first rows has the column {which} names, {column!r} (found: {there})")
     found = Counter(form for form in (_format_of(row, options) for row in rows) if form is not None)
+    if not found and not objects:
+        kind = "lines of text without '||'" if isinstance(rows[0], str) else f"JSON of type {type(rows[0]).__name__}"
+        expected = "JSON objects, or lines 'question||steps #### answer', are expected"
+        raise DataError(f"{name}: the rows are {kind}; {expected}")
     if not found:
-        raise DataError(f"{name}: {_nothing_found(rows, objects)}")
+        raise DataError(
+            f"{name}: format not recognised (columns found: {listed_columns(objects[0])}); name the columns with "
+            f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
+        )
     (form, count), *_ = found.most_common(1)
     if options.format != "auto":
         return form
@@ -130,16 +137,6 @@ def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
     response = response or (RESPONSE_COLUMN if name == "teacher" else answer)
     context = "" if options.question_column else usual.context
     return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth", context)
-
-
-def _nothing_found(rows: Sequence[Any], objects: Sequence[Mapping[str, Any]]) -> str:
-    if not objects:
-        kind = "lines of text without '||'" if isinstance(rows[0], str) else f"JSON of type {type(rows[0]).__name__}"
-        return f"the rows are {kind}; JSON objects, or lines 'question||steps #### answer', are expected"
-    return (
-        f"format not recognised (columns found: {listed_columns(objects[0])}); name the columns with "
-        f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
-    )
 
 
 def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawExample:

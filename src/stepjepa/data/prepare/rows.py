@@ -237,7 +237,8 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
         if lead:
             piece, lead = f"{lead}\n{piece}", ""
         heading = piece.startswith(("#", "---")) or piece.rstrip("*_ ").endswith(":") or piece[:2] == piece[-2:] == "**"
-        if _length(piece) >= least:
+        wide = 0 if piece.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in piece)
+        if len(piece) + 3 * wide >= least:
             fitting.append(piece)
         elif drop and "\\boxed" not in piece and "####" not in piece:
             continue
@@ -250,12 +251,6 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
     elif lead:
         fitting.append(lead)
     return fitting
-
-
-def _length(piece: str) -> int:
-    if piece.isascii():
-        return len(piece)
-    return sum(4 if unicodedata.east_asian_width(character) in "WF" else 1 for character in piece)
 
 
 def _cut(text: str, splitter: StepSplitter) -> list[str]:

@@ -337,7 +337,9 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
         return True
     found = _WORD_BEFORE.search(text, max(start - 24, 0), start)
     word = found[0] if found else ""
-    return not word or not (_short(word, text, start, following, first) or _is_item_sign(text, start))
+    before = text[max(start - 24, 0) : start].rpartition("\n")[2]
+    of_item = len(before) < 24 and _ITEM_SIGN.match(before)
+    return not word or not (_short(word, text, start, following, first) or of_item)
 
 
 def _short(word: str, text: str, start: int, following: int, first: str) -> bool:
@@ -352,8 +354,3 @@ def _short(word: str, text: str, start: int, following: int, first: str) -> bool
             word.isupper() and first.isupper() and _NAME_BEFORE.search(text, max(start - 24, 0), start - 1) is not None
         )
     return _INITIALS.fullmatch(word) is not None
-
-
-def _is_item_sign(text: str, start: int) -> bool:
-    before = text[max(start - 24, 0) : start].rpartition("\n")[2]
-    return len(before) < 24 and _ITEM_SIGN.match(before) is not None
