@@ -327,10 +327,13 @@ class Objective:
         return False
 
     def target_states(self, output: ForestOutput) -> torch.Tensor:
-        """The target states (P, D) that the loss compares with: without their graph, or one random vector for all."""
+        """The target states (P, D) that the loss compares with: without their graph, or one fixed random vector for all."""
+        import torch
+
         target = output.target_states
         if self.options.control == "random":
-            return random_target(target.shape[1], self.options.seed, target.device).expand_as(target)
+            generator = torch.Generator().manual_seed(self.options.seed)
+            return torch.randn(target.shape[1], generator=generator).to(target.device).expand_as(target)
         return target.detach() if self.detached else target
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
@@ -431,13 +434,6 @@ class LookAhead(TrunkObjective):
         places = (place for source, _ in example.view_spans for place in range(*source)[: self.sources])
         pairs = tuple(Pair(Read.one(TRUNK, place), Read.one(TRUNK, place + 1)) for place in places)
         return example._replace(pairs=pairs, view_spans=())
-
-
-def random_target(width: int, seed: int, device: torch.device) -> torch.Tensor:
-    """The fixed vector of ``control=random``, (D,) float32, standard normal."""
-    import torch
-
-    return torch.randn(width, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
 # Where objectives are found

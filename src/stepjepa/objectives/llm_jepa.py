@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -156,12 +156,11 @@ class LLMJEPA(Objective):
             except RowError as error:
                 reason = error.reason
                 continue
-            left_read, right_read = (builder.alone(view.segment, view.readout) for view in (source, target))
-            builder.pairs.append(Pair(left_read, right_read))
+            builder.pairs.append(Pair(builder.alone(*source), builder.alone(*target)))
         return builder.found(reason)
 
-    def _source(self, chat: TokenChat, message: Message) -> _View:
-        """The view that predicts.
+    def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, int]:
+        """The view that predicts, as a segment and its token that stands for the view.
 
         Raises:
             RowError: the template refuses the message alone, it is empty, or it is shorter than `last_token` asks.
@@ -181,10 +180,10 @@ class LLMJEPA(Objective):
         if front:
             shown = message["content"] if behind.startswith(message["content"]) else message["content"].strip()
             readout += token_span(last, 0, behind.find(shown) + len(shown)).stop
-        return _View(segment, self._readout(segment.length, readout))
+        return segment, self._readout(segment.length, readout)
 
-    def _target(self, chat: TokenChat, message: Message) -> _View:
-        """A view without predictors.
+    def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, int]:
+        """A view without predictors, as `_source`.
 
         Raises:
             RowError: as `_source`.
@@ -202,7 +201,7 @@ class LLMJEPA(Objective):
             first, stop = token_span(last, start, end)
         if first == stop:
             raise RowError("empty_view", "the message has no tokens")
-        return _View(Segment(ids, ISOLATED, 0), self._readout(len(ids), stop - 1))
+        return Segment(ids, ISOLATED, 0), self._readout(len(ids), stop - 1)
 
     def _readout(self, length: int, by_name: int) -> int:
         """The token of a view of `length` tokens that stands for it."""
@@ -212,13 +211,6 @@ class LLMJEPA(Objective):
         if length + last_token < 0:
             raise RowError("view_shorter_than_last_token", "the view is too short to be read at this offset")
         return length + last_token
-
-
-class _View(NamedTuple):
-    """A segment, and its token that stands for the view."""
-
-    segment: Segment
-    readout: int
 
 
 def _alone(chat: TokenChat, message: Message) -> str:
