@@ -152,18 +152,14 @@ def _write(
         bare.generation_config = copy.deepcopy(inner.generation_config)
         bare.save_pretrained(folder)
     save_predictors(inner, folder)
-    _index_weights(folder)
+    file = folder / SAFE_WEIGHTS_NAME
+    if file.is_file() and (folder / PREDICTORS_FILE).is_file():
+        # Without an index vLLM and SGLang load every .safetensors, the predictors as well.
+        with safe_open(file, "pt") as opened:
+            names = dict.fromkeys(opened.keys(), file.name)
+        write_json(folder / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {}, "weight_map": names})
     tokenizer.save_pretrained(folder)
     return tokenizer
-
-
-def _index_weights(folder: Path) -> None:
-    """Name the model's file in an index: without one vLLM and SGLang load every .safetensors, the predictors as well."""
-    weights = folder / SAFE_WEIGHTS_NAME
-    if weights.is_file() and (folder / PREDICTORS_FILE).is_file():
-        with safe_open(weights, "pt") as file:
-            names = dict.fromkeys(file.keys(), weights.name)
-        write_json(folder / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {}, "weight_map": names})
 
 
 def _kept_predictors(tokenizer: Any, inner: PreTrainedModel, keep: bool) -> tuple[Any, list[int], bool]:

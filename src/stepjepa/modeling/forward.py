@@ -32,6 +32,7 @@ from stepjepa.modeling.parts import (
     causal_lm,
     compute_dtype,
     decoder_layers,
+    forward_as,
     heeds_window,
     output_head,
     own_forward,
@@ -291,7 +292,7 @@ def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
     if mlp is None:
         yield
         return
-    own, patched_before = mlp.forward, "forward" in vars(mlp)
+    own = mlp.forward
 
     def forward(hidden_RTD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         flat = hidden_RTD.flatten(0, 1)
@@ -301,10 +302,5 @@ def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
         zeros = rows.new_zeros(flat.shape[0], rows.shape[-1])
         return zeros.index_copy(0, read_N, rows[0]).unflatten(0, hidden_RTD.shape[:2])
 
-    mlp.forward = forward
-    try:
+    with forward_as(mlp, forward):
         yield
-    finally:
-        del mlp.forward
-        if patched_before:
-            mlp.forward = own

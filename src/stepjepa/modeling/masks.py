@@ -75,7 +75,9 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
 
     def build(length: int | None) -> torch.Tensor | BlockMask:
         if rows.forests is not None:
-            return plan_mask(segment_plan(rows, length))
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool).as_subclass(PlanMask)
+            mask.plan = segment_plan(rows, length)
+            return mask
         if is_flex(implementation):
             return block_mask(rows, length)
         return additive_mask(rows, dtype, length)
@@ -99,16 +101,9 @@ def row_multiple(implementation: str, device: str) -> int:
 
 
 class PlanMask(torch.Tensor):
-    """A (1, 1, 1, 1) tensor that carries a `SegmentPlan` to the attention layers."""
+    """The placeholder to pass as `attention_mask`, (1, 1, 1, 1), that carries a `SegmentPlan` to the attention layers."""
 
     plan: SegmentPlan
-
-
-def plan_mask(plan: SegmentPlan) -> torch.Tensor:
-    """The placeholder to pass as `attention_mask`: (1, 1, 1, 1), with the plan on it."""
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool).as_subclass(PlanMask)
-    mask.plan = plan
-    return mask
 
 
 def attention_forward(

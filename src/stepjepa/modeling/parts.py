@@ -22,7 +22,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
-from stepjepa.modeling.sharding import called_as, is_sharded
+from stepjepa.modeling.sharding import is_sharded
 
 _WINDOW = "sliding_window"
 _HEEDS, _HEAD = "_stepjepa_heeds_window", "_stepjepa_output_head"  # what was tried once, on the model
@@ -56,6 +56,19 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 def name_of(model: nn.Module, part: nn.Module | None) -> str:
     """The dotted name of a module inside a model, empty where it is not there."""
     return next((name for name, module in model.named_modules() if module is part), "")
+
+
+@contextmanager
+def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within this context a module has another forward."""
+    own = vars(module).get("forward")  # what has replaced that of its class
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 def own_forward(model: PreTrainedModel) -> Callable[..., Any]:
@@ -267,7 +280,10 @@ class OutputHead:
                 bias = None if bias is None else bias[: self.vocabulary]
                 return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
 
-            return called_as(module, loss, states_ND) if is_sharded(module.weight) else loss(states_ND)
+            if not is_sharded(module.weight):
+                return loss(states_ND)
+            with forward_as(module, loss):  # which finds the module's weights whole
+                return module(states_ND)  # type: ignore[no-any-return]
         return chunked_cross_entropy_sum(lambda states_CD: self.logits(model, states_CD), states_ND, labels_N, rows)
 
     def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
@@ -302,20 +318,14 @@ def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> to
     """
     given = states_ND if len(states_ND) else states_ND.new_zeros(1, states_ND.shape[1])
     ids = torch.zeros(1, len(given), dtype=torch.long, device=given.device)
-    module, asked = model.get_submodule(part), list[bool]()
-    own, patched_before = module.forward, "forward" in vars(module)
+    asked = list[bool]()
 
     def answer(*args: Any, **kwargs: Any) -> Any:
         asked.append(True)
         return _Given(last_hidden_state=given[None])
 
-    module.forward = answer
-    try:
+    with forward_as(model.get_submodule(part), answer):
         logits = own_forward(model)(input_ids=ids, use_cache=False).logits[0]
-    finally:
-        del module.forward
-        if patched_before:
-            module.forward = own
     if not asked:
         raise ValueError(f"the model's forward does not call its {part}")
     return logits if len(states_ND) else logits[:0] + states_ND.sum()

@@ -6,7 +6,7 @@ model that is not sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,15 +50,6 @@ def free_gathered(model: nn.Module) -> None:
 
 def _sharded(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "reshard")]  # torch may come without its class
-
-
-def called_as(module: nn.Module, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
-    """What a function of these tensors (any shapes) gives as the module's forward: it finds the module's weights whole."""
-    module.forward = function
-    try:
-        return module(*args)  # type: ignore[no-any-return]
-    finally:
-        del module.forward
 
 
 @contextmanager
