@@ -75,16 +75,16 @@ def option(
     metadata = {
         "help": help,
         "group": group,
-        "aliases": (aliases,) if isinstance(aliases, str) else tuple(aliases),
+        "aliases": aliases,
         "choices": choices,
         "own": own,
         "brings": brings,
-        "needs": dict(needs or {}),
+        "needs": needs or {},
         "resume": resume,
         "identity": identity,
+        "secret": secret,
         "dumped": dumped,
         "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
-        **({} if secret is None else {"secret": secret}),
     }
     made: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return dataclasses.field(metadata=metadata, **made)  # type: ignore[no-any-return]
@@ -108,43 +108,37 @@ class Option:
     default: Any
     bare: Any
     choices: tuple[str, ...]
-    own: bool
-    brings: Brings | None
     help: str
-    group: str | None
     aliases: tuple[str, ...]
-    needs: Needs
-    resume: bool
-    identity: bool
     secret: bool
-    dumped: bool
-    bounds: Mapping[str, float]
+    own: bool = False
+    brings: Brings | None = None
+    group: str | None = None
+    needs: Needs = dataclasses.field(default_factory=dict)
+    resume: bool = False
+    identity: bool = True
+    dumped: bool = True
+    bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, field: dataclasses.Field[Any], hint: type) -> Option:
         """The option for a field, whose type is `hint`."""
         meta = field.metadata
-        aliases = meta.get("aliases", ())
+        aliases, secret = meta.get("aliases", ()), meta.get("secret")
         if isinstance(meta.get("const"), bool):  # --flag alone means True, so the word true must mean it too
             hint = hint | bool  # type: ignore[assignment]
         bare = True if bool in union_members(hint) else MISSING
+        plain = ("own", "brings", "group", "needs", "resume", "identity", "dumped", "bounds")
         return cls(
             name=field.name,
             hint=hint,
             default=field.default if field.default_factory is MISSING else field.default_factory(),
             bare=meta.get("const", bare) if meta.get("nargs") == "?" else bare,
             choices=tuple(map(str, meta.get("choices") or ())),
-            own=meta.get("own", False),
-            brings=meta.get("brings"),
             help=str(meta.get("help") or "").replace("%%", "%").strip(),
-            group=meta.get("group"),
             aliases=(aliases,) if isinstance(aliases, str) else tuple(aliases),
-            needs=meta.get("needs", {}),
-            resume=meta.get("resume", False),
-            identity=meta.get("identity", True),
-            secret=bool(meta.get("secret", field.name.endswith("_token"))),
-            dumped=meta.get("dumped", True),
-            bounds=meta.get("bounds", {}),
+            secret=field.name.endswith("_token") if secret is None else secret,
+            **{name: meta[name] for name in plain if name in meta},
         )
 
     @property

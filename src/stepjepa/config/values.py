@@ -90,14 +90,17 @@ def convert(hint: object, given: object, keep: str | None = None) -> object:
     members = union = [member for member in every if member is not type(None)]
     if any(is_class(member, Enum) for member in members):
         members = [member for member in members if member is not str]
-    if type(None) in every and (given is None or (_means_none(given, keep) and not _is_choice(members, given))):
+    words = [str(choice) for member in members for choice in choices_of(member) or ()]
+    if type(None) in every and (given is None or (_means_none(given, keep) and str(given) not in words)):
         return None
     for member in sorted(members, key=_precision):
         try:
             return _convert_member(member, given, union)
         except _Mismatch:
             continue
-    raise BadValue(f"expected {describe(hint)}, got {show(given)}{_suggestion(members, given)}")
+    close = nearest(given, words, 0.6) if isinstance(given, str) else None
+    near = f"; did you mean {close!r}?" if close else ""
+    raise BadValue(f"expected {describe(hint)}, got {show(given)}{near}")
 
 
 def _check_text(given: object) -> None:
@@ -145,10 +148,6 @@ def _means_none(given: object, keep: str | None) -> bool:
     )
 
 
-def _is_choice(members: list[Any], text: object) -> bool:
-    return any(str(text) in map(str, choices_of(member) or ()) for member in members)
-
-
 def _precision(member: Any) -> int:
     """Order of trial: what accepts few texts before what accepts many."""
     if choices_of(member) is not None:
@@ -185,18 +184,13 @@ def _convert_member(hint: Any, given: Any, union: list[Any]) -> Any:
     if not plain:
         raise _Mismatch
     if hint is bool:
-        alone = len(union) == 1  # beside other types, "1" and "no" are theirs
-        return _convert_bool(given, _TRUE if alone else {"true"}, _FALSE if alone else {"false"})
+        word, alone = given.lower(), len(union) == 1  # beside other types, "1" and "no" are theirs
+        if word == "true" or (alone and word in _TRUE):
+            return True
+        if word == "false" or (alone and word in _FALSE):
+            return False
     if hint in (int, float):
         return _convert_number(hint, given)
-    raise _Mismatch
-
-
-def _convert_bool(given: str, true: set[str], false: set[str]) -> bool:
-    if given.lower() in true:
-        return True
-    if given.lower() in false:
-        return False
     raise _Mismatch
 
 
@@ -244,9 +238,3 @@ def _describe_member(hint: Any) -> str:
         return "a path"
     known = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return known.get(hint) or f"{getattr(hint, '__name__', hint)} (an object that only Python code can give)"
-
-
-def _suggestion(members: list[Any], given: Any) -> str:
-    words = [str(choice) for member in members for choice in choices_of(member) or ()]
-    close = nearest(given, words, 0.6) if isinstance(given, str) else None
-    return f"; did you mean {close!r}?" if close else ""

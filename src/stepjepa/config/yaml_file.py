@@ -94,7 +94,11 @@ def read_yaml(path: str | os.PathLike[str]) -> list[Entry]:
                 f"{path}:{_line(root)}: expected a mapping of option names to values, such as "
                 f"'name: value', got {_kind(root)}"
             )
-        return list(_entries(loader, root, path))
+        entries = []
+        for key, value in _pairs(root, path):
+            loader.construct_object(value, deep=True)  # refuses unknown tags and lists that contain themselves
+            entries.append(Entry(key.value, _given(loader, value, path), _line(key)))
+        return entries
     except yaml.YAMLError as error:
         raise ConfigError(_syntax_message(path, error)) from None
 
@@ -142,12 +146,6 @@ def representable(value: object) -> object:
     if hasattr(value, "to_dict"):
         return representable(value.to_dict())
     raise TypeError(f"{type(value).__name__} has no form in YAML")
-
-
-def _entries(loader: Loader, root: yaml.MappingNode, path: str | os.PathLike[str]) -> Iterator[Entry]:
-    for key, value in _pairs(root, path):
-        loader.construct_object(value, deep=True)  # refuses unknown tags and lists that contain themselves
-        yield Entry(key.value, _given(loader, value, path), _line(key))
 
 
 def _pairs(node: yaml.MappingNode, path: str | os.PathLike[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
