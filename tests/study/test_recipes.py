@@ -66,12 +66,13 @@ def test_published_settings(name, block, arm, settings):
     (found,) = [one for one in recipe(name).blocks if one.name == block]
     (run, *_) = [r for r in all_runs(recipe(name)) if (r.block.name, r.row) == (block, arm)]
     assert {key: run.settings[key] for key in settings} == settings
-    assert found.arm("regular").settings["objective"] == "regular" and found.baseline == "regular"
+    assert {arm.name: arm.settings["objective"] for arm in found.arms}["regular"] == found.baseline == "regular"
 
 
 def test_the_sweep_chooses_on_the_validation_split():
     (block,) = recipe("step_jepa_sweep").blocks
-    assert len(block.arm("regular").cells) == 2 and len(block.arm("step_jepa").cells) == 18
+    cells = {arm.name: len(arm.cells) for arm in block.arms}
+    assert cells["regular"] == 2 and cells["step_jepa"] == 18
     assert block.data.files["select"] == ("valid.jsonl",) and block.select == ("answer_nll", False)
 
 

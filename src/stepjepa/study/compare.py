@@ -27,7 +27,6 @@ EQUAL_COMPUTE = 1.02  # times the baseline's FLOPs: an arm of at most that much 
 _DIGITS = 12
 Kind = Literal["examples", "compute", "control", "random"]
 Role = Literal["baseline", "arm", "control", "at equal compute"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ def compare_arms(
             k: by_name[one].less(by_name[other], metric) for k, (one, other) in pairs.items() if one and other
         }
     claims = [name for name in made if name not in roles]
-    for kind in KINDS:
+    for kind in get_args(Kind):
         tested = [name for name in claims if kind in made[name]]
         for name, p in zip(tested, holm([made[name][kind].result.t_p for name in tested]), strict=True):
             made[name][kind] = replace(made[name][kind], holm_p=p)

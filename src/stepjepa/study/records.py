@@ -46,7 +46,8 @@ _MOST_BYTES = 500_000_000  # larger files are not searched for questions of othe
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record with the time, and the folder that it belongs to."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"at": _now(), **record}, indent=1)
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    write_json(path, {"at": now, **record}, indent=1)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -61,10 +62,6 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}); delete it, and its stage is done again") from None
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 class StudyRunFolder:

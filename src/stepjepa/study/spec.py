@@ -18,7 +18,6 @@ from stepjepa.training.options import RunOptions, TrainerOptions
 
 Values = Mapping[str, Any]
 Executor = Literal["processes", "slurm", "local", "ray"]
-CONTROLS = ("shuffled", "random")
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
 _TRAIN = Names(RunOptions, TrainerOptions)
@@ -165,10 +164,6 @@ class Block:
     select: tuple[str, bool]
     evaluation: Evaluation
 
-    def arm(self, name: str) -> Arm:
-        """The arm of that name; there must be one."""
-        return next(arm for arm in self.arms if arm.name == name)
-
 
 @dataclass(frozen=True)
 class Study:
@@ -224,7 +219,7 @@ class Run:
     @property
     def control(self) -> str:
         """Its option `control`: ``none``, ``shuffled`` or ``random``."""
-        return self.variant if self.variant in CONTROLS else "none"
+        return varied(self.variant).get("control", "none")
 
     @property
     def compute(self) -> str:
