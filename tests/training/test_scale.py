@@ -18,7 +18,7 @@ from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, 
 from stepjepa.modeling.flops import KINDS
 from stepjepa.training.meter import lbd_at
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import equal_compute
+from stepjepa.training.setup import EqualCompute
 from support.rows import step_rows
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 
@@ -242,8 +242,8 @@ def test_sigreg_samples_its_directions_at_every_step(tmp_path, tokenizer):
 
 def test_equal_compute_costs_what_a_regular_run_costs(tmp_path, tokenizer):
     """Full epochs of both: the sampled ratio covers all of the data set, so the totals agree to a step."""
-    assert equal_compute(1, 3.0).steps == 1, "at least one step"
-    assert equal_compute(100, 1.25) == (100, 80, 1.25)
+    assert EqualCompute(1, 3.0).steps == 1, "at least one step"
+    assert EqualCompute(100, 1.25).steps == 80
     options = {**STEPS, "predictors": 2, "max_steps": -1, "num_train_epochs": 2, "track_flop": True}
     regular, plain, same = (
         trainer_for(tmp_path, tokenizer, **{**options, **more})

@@ -91,7 +91,9 @@ def convert(hint: object, given: object, keep: str | None = None) -> object:
     if any(is_class(member, Enum) for member in members):
         members = [member for member in members if member is not str]
     words = [str(choice) for member in members for choice in choices_of(member) or ()]
-    if type(None) in every and (given is None or (_means_none(given, keep) and str(given) not in words)):
+    plain = isinstance(given, str) and not isinstance(given, Quoted)
+    empty = plain and str(given).lower() in _NONE - {(keep or "").lower()} and given not in words
+    if type(None) in every and (given is None or empty):
         return None
     for member in sorted(members, key=_precision):
         try:
@@ -137,15 +139,6 @@ def show(given: object) -> str:
     if isinstance(given, dict):
         return "a mapping"
     return repr(str(given))
-
-
-def _means_none(given: object, keep: str | None) -> bool:
-    return (
-        isinstance(given, str)
-        and not isinstance(given, Quoted)
-        and given.lower() in _NONE
-        and given.lower() != (keep or "").lower()
-    )
 
 
 def _precision(member: Any) -> int:

@@ -77,15 +77,15 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
     def __post_init__(self) -> None:
         self.check()
-        self.check_inherited()
-        self.check_sizes()
+        self._check_inherited()
+        self._check_sizes()
         if not torch.accelerator.is_available() and (self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1):
             self.use_cpu = True  # without an accelerator, several processes (gloo) and bf16 need to be told so
         try:
             super().__post_init__()
         except (ValueError, ImportError) as error:
             raise ConfigError(" ".join(str(error).split())) from None
-        self.check_batch()
+        self._check_batch()
         # Rows are chats or packed forests; there are no model inputs to select among their columns.
         self.remove_unused_columns = False
         if self.device.type == "cpu":
@@ -95,12 +95,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         """The learning rate of a run, by whether its model starts from random weights."""
         return self.learning_rate if self.learning_rate is not None else 1e-3 if from_scratch else 2e-5
 
-    def check_inherited(self) -> None:
-        """Refuse options of `TrainingArguments` that would be ignored.
-
-        Raises:
-            ConfigError: such an option is set.
-        """
+    def _check_inherited(self) -> None:
+        """Refuse options of `TrainingArguments` that would be ignored."""
         samplings = ("random", "sequential", "group_by_length")
         ignored = {
             _NAME.label_smoothing_factor: self.label_smoothing_factor != 0,
@@ -125,13 +121,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             if is_set:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")
 
-    def check_batch(self) -> None:
-        """Refuse pairs that cannot be told from each other.
-
-        Raises:
-            ConfigError: InfoNCE without a negative, shuffled targets without another example, or one state for several
-                horizons.
-        """
+    def _check_batch(self) -> None:
+        """Refuse pairs that cannot be told from each other: InfoNCE without a negative, shuffled targets without another
+        example, or one state for several horizons."""
         sizes = {
             _NAME.per_device_train_batch_size: self.per_device_train_batch_size,
             _NAME.per_device_eval_batch_size: self.per_device_eval_batch_size,
@@ -160,12 +152,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 f"regularizer={self.regularizer} compares pairs, and a micro-batch has one: raise {single[0]}"
             )
 
-    def check_sizes(self) -> None:
-        """Refuse numbers that the Trainer would fail on later.
-
-        Raises:
-            ConfigError: a number out of its range.
-        """
+    def _check_sizes(self) -> None:
+        """Refuse numbers out of their range, which the Trainer would fail on later."""
         for name in options_of(transformers.TrainingArguments):
             one, value = options_of(JEPAConfig)[name], getattr(self, name)
             if one.group is not None:

@@ -175,18 +175,16 @@ class EqualCompute(NamedTuple):
 
     Attributes:
         regular_steps: optimizer steps of the regular run.
-        steps: those of this run.
         ratio: FLOPs of a step of this run over one of the regular run.
     """
 
     regular_steps: int
-    steps: int
     ratio: float
 
-
-def equal_compute(regular_steps: int, ratio: float) -> EqualCompute:
-    """As many steps as cost what `regular_steps` steps of a regular run cost, at least one."""
-    return EqualCompute(regular_steps, max(1, round(regular_steps / ratio)), ratio)
+    @property
+    def steps(self) -> int:
+        """As many as cost what those of the regular run cost, at least one."""
+        return max(1, round(self.regular_steps / self.ratio))
 
 
 def cost_over_regular(

@@ -100,10 +100,9 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
         parts.append((name, [line.removeprefix("  ") for line in lines]))
     parts += [("mix", mixing_lines(trainer)), ("model", [model_line(trainer, run)]), ("loss", [method_line(trainer)])]
     if trainer.at_equal_compute:
-        regular, steps, ratio = trainer.equal_compute
-        parts.append(
-            ("flop", [f"a step costs {ratio:.2f} times a regular one: {steps} steps for {regular} regular ones"])
-        )
+        regular, ratio = trainer.equal_compute
+        steps = f"{trainer.equal_compute.steps} steps for {regular} regular ones"
+        parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {steps}"]))
     parts += [("steps", [steps_line(trainer)]), ("tokens", [tokens_line(trainer, first_batches(trainer))])]
     parts.append(("output", output_lines(trainer, checkpoint)))
     said = labelled(parts, width)
@@ -135,7 +134,10 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
     files = "metrics.json, run.json, data_report.json, resolved.yaml"
     parts.append(("output", [f"{output}: model and records ({files})"]))
     lines = ["", *labelled(parts)]
-    broken = first_broken_step(trainer.state.log_history)
+    names = ("lm_loss", "jepa_loss")
+    losses = [(entry["step"], entry[name]) for entry in trainer.state.log_history for name in names if name in entry]
+    # A checkpoint keeps a loss that is not finite as None.
+    broken = next((step for step, loss in losses if loss is None or not math.isfinite(loss)), None)
     if broken is not None:
         lines.append(
             f"warning: the loss is not a finite number from step {broken} on (of those in the log), so the model is of no "
@@ -155,15 +157,6 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
                 text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
             texts.append(text)
     return texts
-
-
-def first_broken_step(log_history: Sequence[dict[str, Any]]) -> int | None:
-    """The step of the first log entry with a loss that is NaN or infinite."""
-    for entry in log_history:
-        losses = [entry[name] for name in ("lm_loss", "jepa_loss") if name in entry]
-        if any(loss is None or not math.isfinite(loss) for loss in losses):  # None where a checkpoint has kept it
-            return entry["step"]
-    return None
 
 
 def model_line(trainer: JEPATrainer, run: RunOptions) -> str:

@@ -55,7 +55,6 @@ from stepjepa.training.meter import (
 from stepjepa.training.setup import (
     EqualCompute,
     cost_over_regular,
-    equal_compute,
     make_collator,
     planned_steps,
     set_up_model,
@@ -395,7 +394,7 @@ class JEPATrainer(CheckpointedTrainer):
         collator: Any = self.data_collator
         args, order = self.args, self._order(dataset)
         ratio = cost_over_regular(dataset, collator, self._cost, args.train_batch_size, order)
-        return equal_compute(planned_steps(args, len(dataset), self.accelerator.num_processes), ratio)
+        return EqualCompute(planned_steps(args, len(dataset), self.accelerator.num_processes), ratio)
 
     @property
     def requested_steps(self) -> int:
