@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,9 +32,7 @@ from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import last_states
 from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
-
-if TYPE_CHECKING:
-    from stepjepa.objectives.base import Objective
+from stepjepa.objectives.base import Objective
 
 # "head" is the LM head at labelled positions, the predictor head, if there is one, at the sources, and what the objective
 # computes with modules of its own.

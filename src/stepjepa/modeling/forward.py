@@ -13,7 +13,7 @@ import inspect
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.losses.gather import gather_rows
 from stepjepa.modeling.extras import predictor_head, target_encoder, trained_extras, with_predictors
-from stepjepa.modeling.masks import attention_masks
+from stepjepa.modeling.masks import AttentionMask, attention_masks
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
@@ -38,10 +38,7 @@ from stepjepa.modeling.parts import (
     own_forward,
     text_config,
 )
-
-if TYPE_CHECKING:
-    from stepjepa.modeling.masks import AttentionMask
-    from stepjepa.objectives.base import Objective
+from stepjepa.objectives.base import Objective
 
 # FSDP and DDP look for the tensors in what a forward returns.
 register_dataclass(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +33,7 @@ from stepjepa.forest.visibility import BLOCK_SIZE, additive_mask, block_mask, de
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import text_config
 
-if TYPE_CHECKING:
-    AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
-
+AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from stepjepa.errors import ConfigError
 from stepjepa.utils.failures import library
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:

@@ -9,7 +9,7 @@ import copy
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 import transformers
@@ -19,9 +19,6 @@ from stepjepa.config.option import Names, option, options_of, public_values
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _MOST = 2**32 - 1  # of any number: the largest seed that all generators take
 _TRAINER = "options of transformers.TrainingArguments"
@@ -228,7 +225,7 @@ def check_arguments(given: dict[str, Any]) -> None:
             raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
 
 
-def check_optimizer(args: JEPAConfig, model: PreTrainedModel) -> None:
+def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> None:
     """Refuse an optimizer or a schedule that cannot be made.
 
     Raises:
