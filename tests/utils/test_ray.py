@@ -19,9 +19,8 @@ from stepjepa.cli.main import main
 from stepjepa.data.prepare import _RawRows
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.generation.store import Replies
-from stepjepa.utils.cluster import Copies
 from stepjepa.utils.files import weights_digest
-from stepjepa.utils.parallel import mapped
+from stepjepa.utils.parallel import Copies, mapped
 from support.answers import lines, write
 
 pytestmark = pytest.mark.long

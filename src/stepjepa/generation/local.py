@@ -36,9 +36,9 @@ from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import check_local, is_preset, load_adapter, load_model, load_tokenizer, max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.modeling.quantized import quantization
-from stepjepa.utils.cluster import Copies
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
+from stepjepa.utils.parallel import Copies
 
 _NAME = Names(GeneratorOptions)
 MODEL = f"--{_NAME.model_name}"

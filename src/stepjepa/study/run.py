@@ -36,9 +36,9 @@ from stepjepa.study.spec import (
 from stepjepa.study.tree import recipe_lines
 from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
-from stepjepa.utils.cluster import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
+from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
 
 _NAME = Names(StudyOptions, TrainerOptions)
 # Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
