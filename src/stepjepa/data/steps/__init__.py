@@ -43,6 +43,7 @@ _CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _NEXT_LINE = re.compile(r"\n[ \t]*(?=[^\W\d_])")
 _LONG = 40  # characters of a line that may have been wrapped
+_MARKED = {"numbered": numbered, "connectives": connected, "headings": headed}  # in the order in which they are tried
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class StepSplitter:
                 return matched(source, self.separator)
             case "auto":
                 return style_and_spans(source, self.separator)[1]
-        return {"numbered": numbered, "connectives": connected, "headings": headed}[self.name](source).spans
+        return _MARKED[self.name](source).spans
 
 
 def make_splitter(name: str, separator: str = "\n\n") -> StepSplitter:
@@ -229,17 +230,11 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
     text, paragraphs = source.text, separated(source, separator)
     if separator.strip() and len(paragraphs) > 1:
         return "separator", paragraphs
-    found = numbered(source)
-    if len(found.spans) > 1 and found.clear:
-        return "numbered", found.spans
-    if len(paragraphs) > 1:
-        found = connected(source)
-        if len(found.spans) > 1 and found.clear:
-            return "connectives", found.spans
-    if f"\n{text}".count("\n#") > 1 or text.count("**") > 3 or text.count("__") > 3:
-        found = headed(source)
-        if len(found.spans) > 1 and found.clear:
-            return "headings", found.spans
+    titled = f"\n{text}".count("\n#") > 1 or text.count("**") > 3 or text.count("__") > 3
+    likely = {"numbered": True, "connectives": len(paragraphs) > 1, "headings": titled}
+    for style, find in _MARKED.items():
+        if likely[style] and len((found := find(source)).spans) > 1 and found.clear:
+            return style, found.spans
     body = _body(text, paragraphs)
     # No blank line before the hashes: the data set writes steps on lines.
     if len(body) < 2 or _hashes(text) > body[-1][0]:
