@@ -23,22 +23,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import Any, NamedTuple
 
-from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
-    LAST,
-    WORD,
-    Boundary,
-    Chars,
-    Complement,
-    Either,
-    Intersection,
-    Joined,
-    Part,
-    Pattern,
-    Ranges,
-    merged,
-)
+from stepjepa.evaluation.metrics.regex_equivalence.syntax import LAST, WORD, Part, Pattern, Ranges, Turns, merged
 
 PRINTABLE = (32, 126)
 BEGIN, IN_WORD, OTHER = 0, 1, 2  # kinds of the character before a position; the first where there is none
@@ -46,7 +35,6 @@ _MOST_WORK = 300_000  # characters times sets of an alphabet
 _PAIR, _DERIVATIVE = 8, 6  # steps; one takes about a microsecond
 _ALWAYS = 0b111_111_111
 Parts = tuple["Expression", ...]
-Turns = tuple[int, "int | None"]  # of a part that is repeated, at least and at most
 _BOUNDARY_NULLS = {
     "word": 0b010_101_010,
     "no word": 0b101_010_101,
@@ -209,19 +197,20 @@ class Expressions:
 
     def of(self, part: Part) -> Expression:
         """The expression of a parsed pattern."""
-        if isinstance(part, Chars):
-            return self._set(self.alphabet.mask(part.ranges))
-        if isinstance(part, Boundary):
-            return self._make("place", _BOUNDARY_NULLS[part.kind], True)
-        if isinstance(part, Joined):
-            return self._join([self.of(one) for one in part.parts])
-        if isinstance(part, Either):
-            return self._any([self.of(one) for one in part.parts])
-        if isinstance(part, Intersection):
-            return self._not(self._any([self._not(self.of(one)) for one in part.parts]))
-        if isinstance(part, Complement):
-            return self._not(self.of(part.part))
-        return self._repeat(self.of(part.part), part.low, part.high)
+        if part.kind == "every":
+            return self._not(self._any(list(map(self._not, map(self.of, part.parts)))))
+        parts = list(map(self.of, part.parts))
+        if part.kind == "set":
+            return self._make("set", 0, mask=self.alphabet.mask(part.ranges))
+        if part.kind == "join":
+            return self._join(parts)
+        if part.kind == "any":
+            return self._any(parts)
+        if part.kind == "not":
+            return self._not(parts[0])
+        if part.kind == "repeat":
+            return self._repeat(parts[0], *part.turns)
+        return self._make("place", _BOUNDARY_NULLS[part.kind])
 
     def derivative(self, one: Expression, previous: int, letter: int) -> Expression:
         """What must follow a letter so that all of it matches, after a character of the kind `previous`."""
@@ -265,17 +254,13 @@ class Expressions:
         if self._left < 0:
             raise TooMuchWork
 
-    def _make(
-        self, kind: str, nulls: int, looks_back: bool = False, parts: Parts = (), mask: int = 0, turns: Turns = (1, 1)
-    ) -> Expression:
+    def _make(self, kind: str, nulls: int, parts: Parts = (), mask: int = 0, turns: Turns = (1, 1)) -> Expression:
         key = kind, nulls, parts, mask, turns
         found = self._made.get(key)
         if found is None:
+            looks_back = kind == "place" or any(part.looks_back for part in parts)
             found = self._made[key] = Expression(len(self._made), kind, nulls, looks_back, parts, mask, turns)
         return found
-
-    def _set(self, mask: int) -> Expression:
-        return self._make("set", 0, mask=mask)
 
     def _join(self, parts: Iterable[Expression]) -> Expression:
         flat: list[Expression] = []
@@ -289,10 +274,7 @@ class Expressions:
         if len(flat) == 1:
             return flat[0]
         self.spend(2 + len(flat) // 4)
-        nulls, looks_back = _ALWAYS, False
-        for one in flat:
-            nulls, looks_back = nulls & one.nulls, looks_back or one.looks_back
-        return self._make("join", nulls, looks_back, tuple(flat))
+        return self._make("join", reduce(and_, (one.nulls for one in flat), _ALWAYS), tuple(flat))
 
     def _any(self, parts: Iterable[Expression]) -> Expression:
         mask, found = 0, {}
@@ -305,7 +287,7 @@ class Expressions:
                 else:
                     found[one.number] = one
         if mask:
-            letters = self._set(mask)
+            letters = self._make("set", 0, mask=mask)
             found[letters.number] = letters
         self.spend(2 + len(found))
         if len(found) > 1:
@@ -318,10 +300,7 @@ class Expressions:
         # `x|~x` is everything; `x&~x`, which is its complement, nothing.
         if any(one.kind == "not" and one.parts[0].number in found for one in flat):
             return self.all
-        nulls, looks_back = 0, False
-        for one in flat:
-            nulls, looks_back = nulls | one.nulls, looks_back or one.looks_back
-        return self._make("any", nulls, looks_back, flat)
+        return self._make("any", reduce(or_, (one.nulls for one in flat)), flat)
 
     def _absorb(self, found: dict[int, Expression]) -> None:
         """Leave out of a union what another of its parts matches anyway; without this, counted repeats of `.*` explode.
@@ -351,7 +330,7 @@ class Expressions:
             return self.all
         if part is self.all:
             return self.nothing
-        return self._make("not", _ALWAYS & ~part.nulls, part.looks_back, (part,))
+        return self._make("not", _ALWAYS & ~part.nulls, (part,))
 
     def _repeat(self, part: Expression, low: int, high: int | None) -> Expression:
         if part.nulls == _ALWAYS:
@@ -368,4 +347,4 @@ class Expressions:
             if part.turns == (0, None):
                 return part
         nulls = _ALWAYS if low == 0 else part.nulls
-        return self._make("repeat", nulls, part.looks_back, (part,), turns=(low, high))
+        return self._make("repeat", nulls, (part,), turns=(low, high))

@@ -6,7 +6,7 @@ bind `|`, `&`, joining, repetition, `~`: `~a*` is `(~a)*`, `\bA&B\b` is `(\bA)&(
 (`a{2,}*`). `python` is the syntax of `re` without what no automaton can do: there `&` and `~` are plain characters, and
 `*?` is lazy. In both `.` is any character at all, `^` and `$` are the ends of the text.
 
-    Either("|") of Intersection("&") of Joined of Repeat of Complement("~") of Chars, Boundary or a group
+    any ("|") of every ("&") of join of repeat of not ("~") of a set of characters, a place or a group
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 Ranges = tuple[tuple[int, int], ...]  # code points, both ends included, sorted, never touching
+Turns = tuple[int, "int | None"]  # of a part that is repeated, at least and at most
 
 LAST = 0x10FFFF
 EVERY: Ranges = ((0, LAST),)
@@ -24,57 +25,21 @@ WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 
 
 @dataclass(frozen=True)
-class Chars:
-    """One character out of a set; an empty set matches nothing."""
+class Part:
+    """A part of a pattern.
 
-    ranges: Ranges
+    Attributes:
+        kind: what it matches. ``set``: one character of `ranges`, nothing where they are empty. ``word``, ``no word``,
+            ``begin``, ``end``: a position between characters, at an edge of a word or at none, or at an end of the text.
+            ``join``: its parts, one after the other; none is the empty text. ``any``: one of its parts. ``every``: all of
+            them at once. ``not``: whatever its part does not match. ``repeat``: its part, again and again.
+        turns: of a repetition, at least and at most; None for no upper bound.
+    """
 
-
-@dataclass(frozen=True)
-class Boundary:
-    """A position between characters: of a word, inside or outside of one, at the begin or the end of the text."""
-
-    kind: Literal["word", "no word", "begin", "end"]
-
-
-@dataclass(frozen=True)
-class Joined:
-    """One part after the other; none is the empty text."""
-
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Either:
-    """Any of the parts."""
-
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Intersection:
-    """All parts at once."""
-
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Complement:
-    """Whatever the part does not match."""
-
-    part: Part
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """`low` to `high` times, without upper bound where `high` is None."""
-
-    part: Part
-    low: int
-    high: int | None
-
-
-Part = Union[Chars, Boundary, Joined, Either, Intersection, Complement, Repeat]  # noqa: UP007
+    kind: str
+    parts: tuple[Part, ...] = ()
+    ranges: Ranges = ()
+    turns: Turns = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +49,7 @@ class Pattern:
     Attributes:
         part: all of it.
         named: characters that are written out in it, alone or as a range.
-        sets: those of its `Chars`.
+        sets: those of its parts of the kind ``set``.
     """
 
     part: Part
@@ -174,28 +139,28 @@ class _Reader:
         self.position += 1
         return self.text[self.position - 1]
 
-    def chars(self, ranges: Ranges) -> Chars:
+    def chars(self, ranges: Ranges) -> Part:
         self.sets.append(ranges)
-        return Chars(ranges)
+        return Part("set", ranges=ranges)
 
     def union(self) -> Part:
-        return self.listed("|", self.intersection, Either)
+        return self.listed("|", self.intersection, "any")
 
     def intersection(self) -> Part:
-        return self.listed("&" if self.operators else "", self.joined, Intersection)
+        return self.listed("&" if self.operators else "", self.joined, "every")
 
-    def listed(self, sign: str, read: Callable[[], Part], kind: type[Either | Intersection]) -> Part:
+    def listed(self, sign: str, read: Callable[[], Part], kind: str) -> Part:
         parts = [read()]
         while self.next_is(sign):
             self.position += 1
             parts.append(read())
-        return parts[0] if len(parts) == 1 else kind(tuple(parts))
+        return parts[0] if len(parts) == 1 else Part(kind, tuple(parts))
 
     def joined(self) -> Part:
         parts: list[Part] = []
         while self.position < len(self.text) and not self.next_is("|)&" if self.operators else "|)"):
             parts.append(self.repeated())
-        return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+        return parts[0] if len(parts) == 1 else Part("join", tuple(parts))
 
     def repeated(self) -> Part:
         part = self.complement()
@@ -204,7 +169,7 @@ class _Reader:
             counts += 1
             if counts > 1 and not self.operators:
                 raise PatternError(f"multiple repeat at {self.position}")
-            part = Repeat(part, *bounds)
+            part = Part("repeat", (part,), turns=bounds)
             if not self.operators and self.next_is("?"):
                 self.position += 1  # lazy: the same texts
             elif not self.operators and self.next_is("+"):
@@ -213,7 +178,7 @@ class _Reader:
                 raise NotSupportedError("too many repeats of repeats")
         return part
 
-    def bounds(self) -> tuple[int, int | None] | None:
+    def bounds(self) -> Turns | None:
         """The repetition that follows, if one does."""
         if self.next_is("*+?"):
             return {"*": (0, None), "+": (1, None), "?": (0, 1)}[self.take()]
@@ -235,7 +200,7 @@ class _Reader:
             self.position += 1
             negations += 1
         part = self.atom()
-        return Complement(part) if negations % 2 else part
+        return Part("not", (part,)) if negations % 2 else part
 
     def atom(self) -> Part:
         if self.next_is("*+?") or (self.position == len(self.text) or self.next_is("|)&" if self.operators else "|)")):
@@ -250,7 +215,7 @@ class _Reader:
         if sign == ".":
             return self.chars(EVERY)
         if sign in "^$":
-            return Boundary("begin" if sign == "^" else "end")
+            return Part("begin" if sign == "^" else "end")
         return self.chars(self.name(ord(sign)))
 
     def group(self) -> Part:
@@ -282,7 +247,7 @@ class _Reader:
             return self.chars(self.name(ord("b")))
         if sign in _BOUNDARIES and sign:
             self.position += 1
-            return Boundary(_BOUNDARIES[sign])  # type: ignore[arg-type]
+            return Part(_BOUNDARIES[sign])
         return self.chars(self.escape())
 
     def escape(self) -> Ranges:
