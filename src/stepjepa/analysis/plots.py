@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,18 +47,10 @@ METHOD_TITLES = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 Estimate = tuple[float, "float | None", "float | None"]
 
 
-class Look(NamedTuple):
-    """What tells one series from the others."""
-
-    color: str
-    linestyle: Any
-    marker: str
-
-
-def look(index: int) -> Look:
-    """The look of series number `index`: 49 of them differ, the first 7 in all three."""
+def look(index: int) -> dict[str, Any]:
+    """What tells series number `index` from the others: 49 of them differ, the first 7 in all three."""
     shifted = (index + index // len(COLOURS)) % len(COLOURS)
-    return Look(COLOURS[index % len(COLOURS)], DASHES[shifted], MARKERS[shifted])
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[shifted], "marker": MARKERS[shifted]}
 
 
 def new_figure(
@@ -120,7 +112,7 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
         every = max(1, len(values) // 8)
         axis.plot(
             np.arange(1, len(values) + 1), np.where(values > 0, values, np.nan), label=name, linewidth=1.8, markersize=5,
-            markevery=(i * every // len(spectra), every), **look(i)._asdict(),
+            markevery=(i * every // len(spectra), every), **look(i),
         )  # fmt: skip
     top = max(float(values.max()) for values in spectra.values())
     if top > 0:
@@ -144,11 +136,11 @@ def cosine_figure(
     for axis, (name, both) in zip(axes, cosines.items(), strict=True):
         means = []
         for i, (values, label) in enumerate(zip(both, ("matched", "shuffled"), strict=True)):
-            style, shares, mean = look(i), np.full(len(values), 100 / len(values)), float(np.mean(values))
-            fill = {"facecolor": style.color, "edgecolor": style.color, "hatch": "////" if i else "", "linewidth": 0}
+            shares, mean, color = np.full(len(values), 100 / len(values)), float(np.mean(values)), COLOURS[i]
+            fill = {"facecolor": color, "edgecolor": color, "hatch": "////" if i else "", "linewidth": 0}
             axis.hist(values, bins, weights=shares, histtype="stepfilled", alpha=0.35, label=f"{label} pairs", **fill)
-            axis.hist(values, bins, weights=shares, histtype="step", color=style.color, linewidth=1.4)
-            axis.axvline(mean, color=style.color, linestyle=style.linestyle, linewidth=1.4, label=f"mean, {label}")
+            axis.hist(values, bins, weights=shares, histtype="step", color=color, linewidth=1.4)
+            axis.axvline(mean, color=color, linestyle=DASHES[i], linewidth=1.4, label=f"mean, {label}")
             means.append(f"{mean:.4f} {label}")
         axis.set_title(f"{name}: mean {' and '.join(means)}", fontsize=10, loc="left")
         axis.set_ylabel("pairs (%)")
@@ -173,7 +165,7 @@ def layer_figure(
     figure, (axis,) = new_figure(height=4.5, title=title)
     for i, (name, line) in enumerate(values.items()):
         points = sorted((layers.index(layer), number) for layer, number in line.items())
-        axis.plot(*zip(*points, strict=True), label=name, linewidth=1.8, markersize=6, **look(i)._asdict())
+        axis.plot(*zip(*points, strict=True), label=name, linewidth=1.8, markersize=6, **look(i))
     if chance is not None:
         axis.axhline(chance, **_CHANCE)
     step, last = -(-len(layers) // 16), len(layers) - 1  # so that the numbers do not touch
@@ -203,7 +195,7 @@ def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance:
     """
     figure, axes = new_figure(1, 2, height=4.0, title="By target step")
     for i, (name, steps) in enumerate(values.items()):
-        style = {"label": name, "linewidth": 1.8, "markersize": 6, **look(i)._asdict()}
+        style = {"label": name, "linewidth": 1.8, "markersize": 6, **look(i)}
         axes[0].plot(list(steps), [gap for gap, _ in steps.values()], **style)
         axes[1].plot(list(steps), [100 * share for _, share in steps.values()], **style)
     axes[1].plot(list(chance), [100 * share for share in chance.values()], **_CHANCE)
@@ -299,11 +291,10 @@ def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -
         ends = np.stack([points.source[i], points.target[i]])
         axis.plot(ends[:, 0], ends[:, 1], color=GREY, linewidth=0.6, alpha=0.5, zorder=1)
     for i, (view, label) in enumerate(((points.source, "source"), (points.target, "target"))):
-        style = look(i)
         # The second view's marks are hollow, so that one does not hide the other.
         axis.scatter(
-            view[:, 0], view[:, 1], s=size, alpha=alpha, marker=style.marker, label=label, linewidths=0.9 if i else 0,
-            facecolors="none" if i else style.color, edgecolors=style.color, zorder=2 + i, rasterized=n > 2000,
+            view[:, 0], view[:, 1], s=size, alpha=alpha, marker=MARKERS[i], label=label, linewidths=0.9 if i else 0,
+            facecolors="none" if i else COLOURS[i], edgecolors=COLOURS[i], zorder=2 + i, rasterized=n > 2000,
         )  # fmt: skip
     name = {"pca": "principal component"}.get(points.method, f"{METHOD_TITLES[points.method]} axis")
     for number, set_label in enumerate((axis.set_xlabel, axis.set_ylabel)):
@@ -345,7 +336,7 @@ def curve_figure(
             every = max(1, len(line) // 6)
             axis.plot(
                 [step for step, _ in line], [value for _, value in line], label=name, linewidth=1.6, markersize=4,
-                markevery=(i % every, every), **look(i)._asdict(),
+                markevery=(i % every, every), **look(i),
             )  # fmt: skip
         axis.set_xlabel("optimizer step", fontsize=9)
         axis.set_title(label, fontsize=10)
@@ -384,7 +375,7 @@ def forest_figure(
     figure, (axis,) = new_figure(height=1.7 + 0.26 * lines + 0.2 * len(differences), title=title)
     for i, kind in enumerate(kinds):
         style = look(i)
-        axis.errorbar([], [], xerr=[], fmt=style.marker, color=style.color, capsize=4, linewidth=1.8, label=kind)
+        axis.errorbar([], [], xerr=[], fmt=style["marker"], color=style["color"], capsize=4, linewidth=1.8, label=kind)
     middles, y = [], 0.0
     for name, made in differences:
         middles.append((y + (len(made) - 1) / 2, name))
@@ -392,8 +383,8 @@ def forest_figure(
             style = look(kinds.index(kind))
             reach = [[0.0], [0.0]] if low is None or high is None else [[mean - low], [high - mean]]
             axis.errorbar(
-                [mean], [y], xerr=reach, fmt=style.marker, color=style.color, markersize=6, capsize=4, linewidth=1.8,
-                markerfacecolor="white" if low is None else style.color,
+                [mean], [y], xerr=reach, fmt=style["marker"], color=style["color"], markersize=6, capsize=4, linewidth=1.8,
+                markerfacecolor="white" if low is None else style["color"],
             )  # fmt: skip
             y += 1
         axis.axhline(y - 0.2, color=GREY, linewidth=0.5, alpha=0.5)
