@@ -72,14 +72,11 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
     return examples, np.array(places, np.int64)
 
 
-def prediction_errors(walks: Walks, most: int, seed: int = 0) -> dict[int, PredictionErrors]:
-    """The errors by horizon, 1 to `most`, but for those with fewer than `MIN_ROWS` pairs to measure or to fit.
-
-    Args:
-        seed: of the split of the rows, which depends on it and on them alone, and of the MLP.
-    """
+def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
+    """The errors by horizon, 1 to `most`, but for those with fewer than `MIN_ROWS` pairs to measure or to fit. The split of
+    the rows depends on them alone."""
     rows, errors = np.unique(walks.places[:, 0]), {}
-    shuffled, held = np.random.default_rng(seed).permutation(rows), round(len(rows) * TEST_SHARE)
+    shuffled, held = np.random.default_rng(0).permutation(rows), round(len(rows) * TEST_SHARE)
     test_rows, validation_rows = shuffled[:held], shuffled[held : held + -(-held // 2)]  # 2 and 1 of 10
     for horizon in range(1, most + 1):
         of_rows, before, now, later = walks.pairs(horizon)
@@ -90,7 +87,7 @@ def prediction_errors(walks: Walks, most: int, seed: int = 0) -> dict[int, Predi
         mean, centre = later[train].mean(axis=0), now[train].mean(axis=0)
         fitted, chosen, measured = ((now[part] - centre, later[part] - mean) for part in (train, validation, test))
         line, expected = now[test] + horizon * (now[test] - before[test]) - mean, measured[1]
-        predicted = line, _ridge(fitted, chosen, measured), _mlp(fitted, chosen, measured, seed)
+        predicted = line, _ridge(fitted, chosen, measured), _mlp(fitted, chosen, measured)
         found = [np.square(one - expected).mean() for one in predicted]
         scale = np.square(expected).mean() or np.inf
         errors[horizon] = PredictionErrors(int((~test).sum()), int(test.sum()), *(float(one / scale) for one in found))
@@ -109,7 +106,7 @@ def _ridge(train: Both, validation: Both, test: Both) -> np.ndarray:
     return test[0] @ min(maps, key=lambda map_DD: float(np.square(validation[0] @ map_DD - validation[1]).mean()))
 
 
-def _mlp(train: Both, validation: Both, test: Both, seed: int) -> np.ndarray:
+def _mlp(train: Both, validation: Both, test: Both) -> np.ndarray:
     """Predictions (N, D) of the test rows."""
     scales = [float(np.sqrt(np.square(side).mean())) or 1.0 for side in train]
     (x, y), (valid_x, valid_y), (test_x, _) = (
@@ -119,7 +116,7 @@ def _mlp(train: Both, validation: Both, test: Both, seed: int) -> np.ndarray:
     width, best, found = x.shape[1], float("inf"), torch.zeros_like(test_x)
     inside = max(width, _WIDTH)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         layers = [nn.Linear(width, inside), nn.GELU(), nn.Linear(inside, inside), nn.GELU(), nn.Linear(inside, width)]
         model = nn.Sequential(*layers)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
