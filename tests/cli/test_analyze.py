@@ -76,7 +76,7 @@ def quick(request, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"a figure")
 
-    monkeypatch.setattr("stepjepa.analysis.run.save_figure", write)
+    monkeypatch.setattr("stepjepa.analysis.plots.save_figure", write)
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind, monkeypatch):
     """Its states and energies are the checkpoint's, after the predictors and the head."""
-    monkeypatch.setattr("stepjepa.analysis.run.save_figure", lambda figure, path: None)
+    monkeypatch.setattr("stepjepa.analysis.plots.save_figure", lambda figure, path: None)
     data, models = str(runs / "data.jsonl"), [str(runs / kind), str(runs / kind / "checkpoint-3")]
     words = [
         "analyze",

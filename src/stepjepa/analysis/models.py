@@ -17,23 +17,10 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from stepjepa.analysis import states
 from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
 from stepjepa.analysis.prediction import walks_of
-from stepjepa.analysis.states import (
-    FINAL,
-    Pairs,
-    States,
-    Walks,
-    check_alike,
-    check_map_layers,
-    collect_states,
-    every_step,
-    layers_of,
-    load_states,
-    read_pairs,
-    read_states,
-    save_states,
-)
+from stepjepa.analysis.states import FINAL, Pairs, States, Walks
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import named_by_file
 from stepjepa.data.chat import ChatRenderer
@@ -95,7 +82,7 @@ class AnalyzedModel:
 
     @property
     def layer(self) -> int:
-        """The layer (see `states.States`) that its views are read from in training."""
+        """The layer (see `States`) that its views are read from in training."""
         layer = objective_of(self.method).layer
         return FINAL if layer is None else known_layers(causal_lm(self.model), layer)[1]
 
@@ -369,24 +356,25 @@ def collect_all(
     base = labels[0] if options.base_model is not None else None
     method = replace(method_of(options), same_predictor=bool(options.same_predictor))
     rows = RowSource(options.file, options.dataset_split)
+    asked = None if options.layers in (None, ["all"]) else [int(layer) for layer in options.layers or ()]
     if objective_of(method).sampled:
         bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
-    new, existed, inputs, states = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
+    new, existed, inputs, found = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         for label, place in zip(labels, places, strict=True):
             model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
-            layers = layers_of(model.model, options.layer_numbers)
-            check_map_layers(options.map_layers or (), layers, label)
+            layers = states.layers_of(model.model, asked)
+            states.check_map_layers(options.map_layers or (), layers, label)
             renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
             settings = settings_for(rows, model.method, positions)
-            pairs = read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
+            pairs = states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
             bar.say(f"{label}: {model.description}")
-            for line in [*view_notes(model, method, options.predictors), *(() if states else _data_lines(pairs))]:
+            for line in [*view_notes(model, method, options.predictors), *(() if found else _data_lines(pairs))]:
                 bar.say(f"  {line}")
             bar.start(label, len(pairs.examples), 0)
-            read = collect_states(
+            read = states.collect_states(
                 model.model,
                 place.name,
                 pairs,
@@ -399,9 +387,9 @@ def collect_all(
             )
             if options.prediction_horizon is not None:
                 read = replace(read, walks=_walks(model, rows, options, bar))
-            save_states(read, path)
-            states[label] = load_states(path)
-            check_alike(states, base)
+            states.save_states(read, path)
+            found[label] = states.load_states(path)
+            states.check_alike(found, base)
             count, head = model.method.predictors, model.head
             inputs.append({"label": label, "model": place.name, "states": path.name, "predictors": count, "head": head})
             del model, read  # before the next one is loaded
@@ -425,20 +413,20 @@ def collect_all(
         if not existed:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
-    return states, base, about
+    return found, base, about
 
 
 def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: Bar) -> Walks:
     """The states behind the steps of a data set's answers, as a model has them in its chats."""
-    method = every_step(model.method).options
+    method = states.every_step(model.method).options
     settings = settings_for(rows, method, max_positions(causal_lm(model.model)))
     renderer = make_renderer(model.tokenizer, method)
     try:
-        examples, places = walks_of(read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples))
+        examples, places = walks_of(states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples))
     except DataError as error:
         raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
     bar.start(f"{model.place.name}, steps", len(examples), 0)
-    read = read_states(
+    read = states.read_states(
         model.model,
         model.place.name,
         TwoPassCollator((), model.tokenizer.pad_token_id or 0),

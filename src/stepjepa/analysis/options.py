@@ -157,11 +157,6 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
     readout: Literal["last", "mean"] = option("last", "A view's last state, or the mean over its tokens.", _METHOD)
 
     @property
-    def layer_numbers(self) -> list[int] | None:
-        """The layers that are asked for; None for all."""
-        return None if self.layers in (None, ["all"]) else [int(word) for word in self.layers or ()]
-
-    @property
     def runs_alone(self) -> bool:
         """Whether nothing but loss curves is asked for."""
         return bool(self.runs) and not (self.file or self.models or self.base_model or self.from_states)

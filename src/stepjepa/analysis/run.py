@@ -16,34 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from stepjepa.analysis.geometry import (
-    ADVICE,
-    MIN_ROWS,
-    CollapseSign,
-    GeometryNumbers,
-    LinearMap,
-    aligned_cosines,
-    collapse_signs,
-    collapsed,
-    measure_states,
-    shuffled_cosines,
-    singular_values,
-)
+from stepjepa.analysis import geometry, plots
+from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers, LinearMap
 from stepjepa.analysis.models import ABOUT, collect_all, labels_of
 from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug
-from stepjepa.analysis.plots import (
-    LOSS_CURVES,
-    METHOD_TITLES,
-    coordinates,
-    cosine_figure,
-    curve_figure,
-    layer_figure,
-    retrieval_figure,
-    save_figure,
-    scatter_figure,
-    spectrum_figure,
-    step_figure,
-)
+from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
 from stepjepa.config.option import Names
@@ -239,7 +216,7 @@ class Comparison:
         own = self.models[self.base].collapse if self.base is not None else []
         known, advice = {(sign.name, sign.view) for sign in own}, False
         for label, one in self.models.items():
-            if collapsed(one.collapse):
+            if geometry.collapsed(one.collapse):
                 advice = advice or label != self.base
                 yield f"Warning: {label} shows collapse:"
             elif one.collapse:
@@ -286,17 +263,17 @@ def compare(
         for layer in one.layers:
             both, origin = one.layer(layer), None if base in (None, label) else states[str(base)].layer(layer)
             try:
-                layers[layer] = measure_states(*both, origin, layer in maps)
+                layers[layer] = geometry.measure_states(*both, origin, layer in maps)
             except DataError as error:
                 raise DataError(f"{label}, layer {layer}: {error}") from None
             if layer == shown and one.steps is not None:
                 for step, count in zip(*np.unique(one.steps, return_counts=True), strict=True):
                     there = one.steps == step
                     if count >= MIN_ROWS:
-                        steps[int(step)] = measure_states(both[0][there], both[1][there], maps=False)
+                        steps[int(step)] = geometry.measure_states(both[0][there], both[1][there], maps=False)
             advance(label)
         prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
-        models[label] = ModelNumbers(one.model, layers, steps, collapse_signs(layers[shown]), prediction)
+        models[label] = ModelNumbers(one.model, layers, steps, geometry.collapse_signs(layers[shown]), prediction)
     first = next(iter(states.values()))
     return Comparison(first.file, len(first.rows), shown, maps, base, models)
 
@@ -343,13 +320,13 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
             bar.start("figures", len(figures), 0)
             for name, draw in figures:
                 files.append(folder / f"{name}.{options.figure_format}")
-                save_figure(draw(), files[-1])
+                plots.save_figure(draw(), files[-1])
                 bar.advance(1)
             collected = "states-*.safetensors, " if any(folder.glob("states-*")) else ""
             lines = [str(comparison), "", f"written to {folder}: {collected}{NUMBERS}, {TABLE}"]
         if histories:
             files.append(folder / f"{CURVES}.{options.figure_format}")
-            save_figure(curve_figure(histories, title="Training losses"), files[-1])
+            plots.save_figure(plots.curve_figure(histories, title="Training losses"), files[-1])
     lines += folded([f"figures: {', '.join(path.name if found else str(path) for path in files)}"], PAGE)
     return AnalysisResult(record, tuple(files), tuple(lines))
 
@@ -367,37 +344,41 @@ def _figures(
 
     def scatter(label: str, method: str) -> Any:
         title = f"{METHOD_TITLES[method]}: {label} ({where})"
-        return scatter_figure(coordinates(*views[label], method, seed), title)
+        return plots.scatter_figure(plots.coordinates(*views[label], method, seed), title)
 
     yield (
         "spectrum",
-        lambda: spectrum_figure(
-            {label: singular_values(source - target) for label, (source, target) in views.items()},
+        lambda: plots.spectrum_figure(
+            {label: geometry.singular_values(source - target) for label, (source, target) in views.items()},
             f"Singular values of source - target ({where})",
         ),
     )
     yield (
         "cosine",
-        lambda: cosine_figure(
-            {label: (aligned_cosines(*both), shuffled_cosines(*both, seed)) for label, both in views.items()},
+        lambda: plots.cosine_figure(
+            {
+                label: (geometry.aligned_cosines(*both), geometry.shuffled_cosines(*both, seed))
+                for label, both in views.items()
+            },
             f"Cosine of source and target ({where})",
         ),
     )
     if any(len(one.layers) > 1 for one in models.values()):
         chance = next(iter(next(iter(models.values())).layers.values())).pairs.chance_at_1
-        yield "retrieval", lambda: retrieval_figure(by_layer(lambda numbers: numbers.pairs.retrieval_at_1), chance)
+        found = by_layer(lambda numbers: numbers.pairs.retrieval_at_1)
+        yield "retrieval", partial(plots.retrieval_figure, found, chance)
         label, title = "effective rank (of unit rows)", "Effective rank of the {} states"
         ranks = by_layer(lambda numbers: numbers.source.effective_rank)
-        yield "rank_source", partial(layer_figure, ranks, label, title=title.format("source"))
+        yield "rank_source", partial(plots.layer_figure, ranks, label, title=title.format("source"))
         ranks = by_layer(lambda numbers: numbers.target.effective_rank)
-        yield "rank_target", partial(layer_figure, ranks, label, title=title.format("target"))
+        yield "rank_target", partial(plots.layer_figure, ranks, label, title=title.format("target"))
     if any(len(one.steps) > 1 for one in models.values()):
         steps = {
             label: {n: one.steps[n].pairs for n in sorted(one.steps)} for label, one in models.items() if one.steps
         }
         numbers = {label: {n: (p.gap, p.retrieval_at_1) for n, p in line.items()} for label, line in steps.items()}
         chances = {n: p.chance_at_1 for line in steps.values() for n, p in line.items()}
-        yield "steps", lambda: step_figure(numbers, dict(sorted(chances.items())))
+        yield "steps", lambda: plots.step_figure(numbers, dict(sorted(chances.items())))
     for method in dict.fromkeys(methods):
         for label in states:
             yield f"{method}-{slug(label)}", partial(scatter, label, method)
