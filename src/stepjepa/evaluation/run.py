@@ -103,22 +103,12 @@ class Task:
         asked = self.questions.questions
         return [(one.index * self.samples + sample, one) for one in asked for sample in range(self.samples)]
 
-    def with_model(
-        self,
-        model: nn.Module,
-        prompter: Prompter,
-        names: Sequence[str],
-        max_new_tokens: int,
-        top_p: float,
-        max_length: int | None,
-    ) -> Task:
+    def of_model(self, generator: local.LocalGenerator, names: Sequence[str], max_length: int | None) -> Task:
         """The task for a model in memory, by the metrics of these names."""
-        task = replace(self, model=model)
-        if task.metrics:
-            task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, self.batch_size)
+        task = replace(self, model=generator.model, generator=generator if self.metrics else None)
         if NLL in names:
-            positions = max_positions(causal_lm(model))
-            task.likelihood = nll.AnswerLikelihood.of(self.questions, prompter, max_length, positions)
+            positions = max_positions(causal_lm(generator.model))
+            task.likelihood = nll.AnswerLikelihood.of(self.questions, generator.prompter, max_length, positions)
         return task
 
 
@@ -179,8 +169,8 @@ def evaluate_model(
         _drop_useless(asked, chosen, prompter)
         task = Task(asked, chosen, batch_size=batch_size, vocabulary=vocabulary, temperature=temperature, seed=seed)
         task = replace(task, samples=samples_per_question)
-        task = task.with_model(model, prompter, metrics, max_new_tokens, top_p, max_length)
-        answers = Answers()
+        generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
+        task, answers = task.of_model(generator, metrics, max_length), Answers()
         answer(task, answers)
         return score(task, answers)
 
@@ -363,19 +353,14 @@ def open_output(model: Opened, data: str, fingerprint: str) -> Output:
 def _load(opened: Opened, task: Task) -> tuple[Task, str]:
     """The task with what answers it, and a phrase that describes that."""
     options, place, record, _, prompter = opened
-    size, tokenizer = options.batch_size or local.BATCH_SIZE, prompter.tokenizer
+    size = options.batch_size or local.BATCH_SIZE
     task = replace(task, batch_size=size, temperature=options.temperature, seed=options.seed)
     task = replace(task, samples=options.samples_per_question)
-    if options.backend == "vllm":
-        engine = vllm.VllmGenerator(place, prompter, options, options.no_lora)
-        return replace(task, generator=engine), engine.description
-    if options.ray_replicas:
-        replicas = local.ReplicatedGenerator(place, prompter, options, options.no_lora)
-        return replace(task, generator=replicas), replicas.description
-    model, description = local.load_place(place, tokenizer, options, options.no_lora)
-    task = replace(task, vocabulary=models.softmax_size(model, tokenizer, place, record))
-    limits = options.max_new_tokens, options.top_p, options.max_length
-    return task.with_model(model, prompter, options.metric or (), *limits), f"{description}, batches of {size}"
+    generator, description = local.load_generator(place, prompter, options, options.no_lora)
+    if not isinstance(generator, local.LocalGenerator):
+        return replace(task, generator=generator), description
+    task.vocabulary = models.softmax_size(generator.model, prompter.tokenizer, place, record)
+    return task.of_model(generator, options.metric or (), options.max_length), description
 
 
 def sample_solutions(task: Task, output: Output, samples: int) -> Path:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from transformers.utils.logging import disable_progress_bar
 from stepjepa.config.option import Names, options_of
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
-from stepjepa.generation import Reply, Request, mended, seed_of, with_room
+from stepjepa.generation import Generator, Reply, Request, mended, seed_of, with_room
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
+from stepjepa.generation.vllm import VllmGenerator
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import check_local, is_preset, load_adapter, load_model, load_tokenizer, max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
@@ -194,7 +195,7 @@ class LocalGenerator:
         top_p: float = 1.0,
         batch_size: int = BATCH_SIZE,
     ):
-        self._model, self._prompter = model, prompter
+        self.model, self.prompter = model, prompter
         self._max_new_tokens, self._top_p, self._batch_size = max_new_tokens, top_p, batch_size
         config = getattr(model, "generation_config", None)
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
@@ -211,7 +212,7 @@ class LocalGenerator:
 
     def batches(self, requests: Sequence[Request], done: Collection[int]) -> tuple[list[Reply], list[Batch]]:
         """Refusals, and what else is not done in batches."""
-        prompts, refused = with_room(self._prompter, requests, self._longest_prompt, done)
+        prompts, refused = with_room(self.prompter, requests, self._longest_prompt, done)
         batches = list[Batch]()
         order = sorted((one for one in requests if one.row in prompts), key=lambda one: -len(prompts[one.row]))
         for begin in range(0, len(order), self._batch_size):
@@ -229,8 +230,8 @@ class LocalGenerator:
         )
         with saying_out_of_memory(message):
             generations = generate_batch(
-                self._model,
-                self._prompter.tokenizer,
+                self.model,
+                self.prompter.tokenizer,
                 prompts,
                 self._max_new_tokens,
                 self._stop_ids,
@@ -255,7 +256,8 @@ class ReplicatedGenerator:
 
     def __init__(self, place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False):
         count, size = options.ray_replicas or 1, options.batch_size or BATCH_SIZE
-        self._copies = Copies(_Replica(place, prompter, options, no_lora), count, _NAME.ray_replicas, gpus=True)
+        replica = _Replica(place, prompter, replace(options, ray_replicas=None), no_lora)
+        self._copies = Copies(replica, count, _NAME.ray_replicas, gpus=True)
         self.description = f"{count} in a Ray cluster, batches of {size}"
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
@@ -271,14 +273,26 @@ class _Replica:
         self._given = given
 
     @cached_property
-    def _generator(self) -> LocalGenerator:
-        place, prompter, options, no_lora = self._given
+    def _generator(self) -> Any:
         disable_progress_bar()
-        model, size = load_place(place, prompter.tokenizer, options, no_lora)[0], options.batch_size or BATCH_SIZE
-        return LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
+        return load_generator(*self._given)[0]
 
     def __call__(self, asked: Any, done: Collection[int] | None = None) -> Any:
         return self._generator.generate(asked) if done is None else self._generator.batches(asked, done)
+
+
+def load_generator(
+    place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False
+) -> tuple[Generator, str]:
+    """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
+    if options.backend == "vllm" or options.ray_replicas:
+        kind = VllmGenerator if options.backend == "vllm" else ReplicatedGenerator
+        generator = kind(place, prompter, options, no_lora)
+        return generator, generator.description
+    model, description = load_place(place, prompter.tokenizer, options, no_lora)
+    size = options.batch_size or BATCH_SIZE
+    local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
+    return local, f"{description}, batches of {size}"
 
 
 @dataclass(frozen=True)

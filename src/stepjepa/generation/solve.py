@@ -243,21 +243,12 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
         endpoint = EndpointGenerator(options, say)
         return endpoint, f"{endpoint.url}, {options.concurrency} requests at a time"
     from stepjepa.data.tokens import Prompter
-    from stepjepa.generation import local, vllm
+    from stepjepa.generation import local
 
     place = local.find_model(str(options.model_name))
     tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
-    if options.backend == "vllm":
-        engine = vllm.VllmGenerator(place, prompter, options)
-        return engine, engine.description
-    if options.ray_replicas:
-        replicas = local.ReplicatedGenerator(place, prompter, options)
-        return replicas, replicas.description
-    model, description = local.load_place(place, tokenizer, options)
-    size = options.batch_size or local.BATCH_SIZE
-    generator = local.LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
-    return generator, f"{description}, batches of {size}"
+    return local.load_generator(place, prompter, options)
 
 
 @dataclass
