@@ -42,14 +42,6 @@ class TrainingRecord:
     settings: dict[str, Any] = field(default_factory=dict)
     splitter: str | None = None
 
-    @property
-    def added_predictors(self) -> int:
-        """Predictor tokens at the end of the vocabulary of the run's checkpoints, if version 0.1 has written them."""
-        settings = self.settings
-        if not trained_pairs(settings) or not settings.get("predictors"):
-            return 0
-        return 1 if settings.get("same_predictor") else _count(settings["predictors"])
-
 
 def read_record(place: Place) -> TrainingRecord:
     """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
@@ -74,8 +66,10 @@ def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Pl
     """Entries of the LM softmax: the model's vocabulary without predictor tokens at its end."""
     rows = vocabulary_size(causal_lm(model))
     if place.folder is not None and (place.folder / "trainer_state.json").is_file():
-        plain = (place.folder / PREDICTORS_FILE).is_file()  # else a checkpoint of version 0.1
-        return rows if plain else rows - record.added_predictors
+        if (place.folder / PREDICTORS_FILE).is_file() or not trained_pairs(record.settings):
+            return rows
+        count = _count(record.settings.get("predictors"))  # a checkpoint of version 0.1 has them in its vocabulary
+        return rows - (min(count, 1) if record.settings.get("same_predictor") else count)
     kept = list(kept_predictors(tokenizer).values())
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
