@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from stepjepa.config.option import Names
 from stepjepa.data.encode import EncodeOptions, make_encoder
@@ -113,21 +114,17 @@ def answer_losses(
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
     head = output_head(inner, vocabulary or vocabulary_size(inner))
-    width = max(len(example.trunk) for example in examples)
-    ids_BT = torch.zeros((len(examples), width), dtype=torch.long)
-    mask_BT = torch.zeros_like(ids_BT)
-    for row, example in enumerate(examples):
-        ids_BT[row, : len(example.trunk)] = torch.from_numpy(example.trunk.astype(np.int64))
-        mask_BT[row, : len(example.trunk)] = 1
-    ids_BT, mask_BT = ids_BT.to(device), mask_BT.to(device)
-    positions_BT = torch.arange(width, device=device).expand(len(examples), width)
+    trunks = [torch.from_numpy(example.trunk.astype(np.int64)) for example in examples]
+    ids_BT = pad_sequence(trunks, batch_first=True).to(device)
+    mask_BT = pad_sequence([torch.ones_like(trunk) for trunk in trunks], batch_first=True).to(device)
+    positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
     losses = []
     with torch.inference_mode(), eval_mode(model):
         states = last_states(inner, ids_BT, mask_BT, positions_BT)  # (B * T, D)
         for row, example in enumerate(examples):
             labelled = np.concatenate([np.arange(start, stop) for start, stop in example.labels])
             labelled_N = torch.from_numpy(labelled).to(device)
-            loss = head.loss_sum(inner, states[row * width + labelled_N - 1], ids_BT[row, labelled_N])
+            loss = head.loss_sum(inner, states[row * ids_BT.shape[1] + labelled_N - 1], ids_BT[row, labelled_N])
             losses.append((float(loss), len(labelled)))
     return losses
 

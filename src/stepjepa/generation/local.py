@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -131,19 +132,16 @@ def generate_batch(
             torch.manual_seed(seed)
         for begin in range(0, len(order), batch_size):
             chosen = order[begin : begin + batch_size]
-            width = len(prompts[chosen[0]])
-            ids_BT = torch.full((len(chosen), width), pad_id, dtype=torch.long)
-            mask_BT = torch.zeros_like(ids_BT)
-            for row, index in enumerate(chosen):
-                ids_BT[row, width - len(prompts[index]) :] = torch.as_tensor(prompts[index], dtype=torch.long)
-                mask_BT[row, width - len(prompts[index]) :] = 1
+            rows = [torch.as_tensor(prompts[index], dtype=torch.long) for index in chosen]
+            ids_BT = pad_sequence(rows, True, pad_id, "left")
+            mask_BT = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
             output_BT = inner.generate(
                 input_ids=ids_BT.to(device),
                 attention_mask=mask_BT.to(device),
                 generation_config=config,
                 synced_gpus=False,  # each process has questions of its own
             )
-            for index, new_ids in zip(chosen, output_BT[:, width:].tolist(), strict=True):
+            for index, new_ids in zip(chosen, output_BT[:, ids_BT.shape[1] :].tolist(), strict=True):
                 end = next((position for position, token in enumerate(new_ids) if token in stop_ids), None)
                 kept = new_ids[:end]
                 text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
