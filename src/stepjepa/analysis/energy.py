@@ -21,14 +21,8 @@ import numpy as np
 import torch
 import transformers
 
-from stepjepa.analysis.models import (
-    AnalyzedModel,
-    EncodedSolution,
-    collator_of,
-    encode_all,
-    energy_notes,
-    load_scorer,
-)
+from stepjepa.analysis import models
+from stepjepa.analysis.models import AnalyzedModel, EncodedSolution
 from stepjepa.analysis.options import READING, RULES, AnalysisResult, EnergyOptions, energy_lines, slug
 from stepjepa.analysis.states import read_states
 from stepjepa.config.option import Names
@@ -36,20 +30,12 @@ from stepjepa.data.answers import answers_match
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation import questions
 from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics
 from stepjepa.evaluation.models import digests
-from stepjepa.evaluation.predictions import drop_unscorable
-from stepjepa.evaluation.questions import (
-    SolutionSet,
-    SystemPrompt,
-    choose_system_prompt,
-    drop_unaskable,
-    read_questions,
-    read_solutions,
-    right_answers,
-)
-from stepjepa.evaluation.run import Task, sample_solutions
+from stepjepa.evaluation.questions import SolutionSet, SystemPrompt
+from stepjepa.evaluation.run import Task, drop_useless, sample_solutions
 from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
@@ -105,17 +91,17 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
     with metric or nullcontext(), Bar() as bar, ending("analyze", lambda: kept):
         for line in given:
             bar.say(f"note     {line}")
-        model = load_scorer(options)
-        system = choose_system_prompt(options.system_prompt, False, model.record, model.place.name)
+        model = models.load_scorer(options)
+        system = questions.choose_system_prompt(options.system_prompt, False, model.record, model.place.name)
         bar.say(f"model    {model.place.name} ({model.description})")
         bar.say(f"system   {system.origin}")
-        for line in energy_notes(model.record.settings):
+        for line in models.energy_notes(model.record.settings):
             bar.say(f"note     {line}")
         source, limit = RowSource(options.file, options.dataset_split), options.max_examples
         if options.questions:
             files.append(_sample(options, model, source, system, metric, path, bar))
             source, limit = RowSource(files[-1]), None
-        found = read_solutions(source, system, model.method.columns, limit)
+        found = questions.read_solutions(source, system, model.method.columns, limit)
         with saying_where(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         lines, result = _score(options, model, found, metric, bar)
@@ -136,17 +122,14 @@ def _sample(
     """A file of solutions that the model samples, next to the output; what was sampled before is kept."""
     method = model.method
     prompter = Prompter(model.tokenizer, method.chat_template, method.plain, method.chat_template_kwargs)
-    questions = read_questions(source, system, method.columns, options.max_examples)
-    drop_unaskable(questions, prompter)
-    if metric is not None:
-        drop_unscorable([metric], questions)
-    questions.check()
-    bar.say(f"data     {questions.source}: {len(questions.questions)} of {questions.rows_read} questions")
-    for line in questions.skipped_lines():
+    asked = questions.read_questions(source, system, method.columns, options.max_examples)
+    drop_useless(asked, [metric] if metric else [], prompter)
+    bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} questions")
+    for line in asked.skipped_lines():
         bar.say(f"         {line}")
     identity = {
         **{name: getattr(options, name) for name in _SAMPLED},
-        **digests(model.place, prompter.tokenizer, questions.fingerprint()),
+        **digests(model.place, prompter.tokenizer, asked.fingerprint()),
     }
     samples, none, about, partial = (
         path.with_name(f"{path.stem}.samples.{kind}") for kind in ("jsonl", "none", "json", "partial")
@@ -155,7 +138,7 @@ def _sample(
     output = Output(paths, identity, {}, options.overwrite_output_dir, [Path(str(options.questions))])
     limits = options.max_new_tokens, options.top_p, options.batch_size
     generator = LocalGenerator(model.model, prompter, *limits)
-    task = Task(questions, [], generator, temperature=options.temperature, seed=options.seed, bar=bar)
+    task = Task(asked, [], generator, temperature=options.temperature, seed=options.seed, bar=bar)
     return sample_solutions(task, output, int(options.best_of or 0))
 
 
@@ -170,8 +153,8 @@ def _score(
     if metric is not None:  # before the model works
         groups, fewer = first_of_each([one.question_key for one in found.solutions], count)
         found.solutions = [found.solutions[number] for group in groups for number in group]
-        verdicts = right_answers(metric, found.solutions)
-    encoded, report = encode_all(options, model, found)
+        verdicts = questions.right_answers(metric, found.solutions)
+    encoded, report = models.encode_all(options, model, found)
     for text in report.steps.lines():
         bar.say(f"         {text}")
     lines = _lines(options, model, found, encoded, bar)
@@ -210,7 +193,7 @@ def _lines(
     """The energies and likelihoods of every solution."""
     examples = [one.example for one in encoded if one is not None]
     bar.begin("energies", len(examples), 0)
-    vocabulary, collator = collator_of(model)
+    vocabulary, collator = models.collator_of(model)
     given = model.model, model.place.name, collator, examples, (model.layer,), vocabulary
     read = read_states(*given, options.batch_size, bar.step, model.layer)
     distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
@@ -298,21 +281,21 @@ def best_of(lines: Sequence[Line], count: int) -> dict[str, Any]:
         with their ``pairs``; ``mixed``: how many these are.
     """
     right_QN = np.array([line["correct"] for line in lines]).reshape(-1, count)
-    chance_Q, questions = right_QN.mean(axis=1), np.arange(len(right_QN))
+    chance_Q, every_Q = right_QN.mean(axis=1), np.arange(len(right_QN))
     mixed = np.flatnonzero((chance_Q > 0) & (chance_Q < 1)).tolist()
     votes = [
         _majority([line["answer"] for line in lines[start : start + count]]) for start in range(0, len(lines), count)
     ]
     picked: dict[str, Any] = {
         "first": right_QN[:, 0],
-        "majority": right_QN[questions, votes],
+        "majority": right_QN[every_Q, votes],
         "oracle": right_QN.any(axis=1),
     }
     auroc = {}
     for signal, (name, sign) in SIGNALS.items():
         worth = [float("-inf") if line[name] is None else sign * line[name] for line in lines]
         worth_QN = np.array(worth).reshape(right_QN.shape)
-        picked[signal] = right_QN[questions, worth_QN.argmax(axis=1)]
+        picked[signal] = right_QN[every_Q, worth_QN.argmax(axis=1)]
         sides = [(worth_QN[q][right_QN[q], None], worth_QN[q][~right_QN[q]]) for q in mixed]
         areas = [float(0.5 * ((good > bad).mean() + (good >= bad).mean())) for good, bad in sides]  # equal ones: a half
         value, low, high = mean(areas)
@@ -322,11 +305,11 @@ def best_of(lines: Sequence[Line], count: int) -> dict[str, Any]:
     rules: dict[str, Any] = {"random": mean(chance_Q.tolist())._asdict()}
     for name in list(RULES)[1:]:
         less = mean((picked[name] - chance_Q).tolist())._asdict()
-        rules[name] = {**share(int(picked[name].sum()), len(questions))._asdict(), "against_random": less}
+        rules[name] = {**share(int(picked[name].sum()), len(every_Q))._asdict(), "against_random": less}
         if name not in ("majority", "oracle"):
             counts = paired_counts(picked["majority"].tolist(), picked[name].tolist())
             rules[name]["against_majority"] = {**paired_difference(*counts)._asdict(), "p": mcnemar_p(*counts[1:3])}
-    return {"questions": len(questions), "samples": count, "mixed": len(mixed), "rules": rules, "auroc": auroc}
+    return {"questions": len(every_Q), "samples": count, "mixed": len(mixed), "rules": rules, "auroc": auroc}
 
 
 def _majority(answers: Sequence[str | None]) -> int:

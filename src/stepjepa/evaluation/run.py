@@ -166,7 +166,7 @@ def evaluate_model(
         prompter = Prompter(tokenizer, template_kwargs=chat_template_kwargs)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
-        _drop_useless(asked, chosen, prompter)
+        drop_useless(asked, chosen, prompter)
         task = Task(asked, chosen, batch_size=batch_size, vocabulary=vocabulary, temperature=temperature, seed=seed)
         task = replace(task, samples=samples_per_question)
         generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
@@ -219,7 +219,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         place, system = model.place, model.system
         source = RowSource(options.test_file, options.dataset_split)
         asked = questions.read_questions(source, system, options.columns, options.max_examples)
-        _drop_useless(asked, metrics, model.prompter)
+        drop_useless(asked, metrics, model.prompter)
         output = open_output(model, str(options.test_file), asked.fingerprint())
         target = output.paths.results[0 if metrics else 1]
         files = [target, output.paths.record]
@@ -304,7 +304,7 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
     return EvaluationResult(metrics, made, rows, found, losses)
 
 
-def _drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
+def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
     """Take out what cannot be asked or scored, and make sure that something is left."""
     if metrics:
         questions.drop_unaskable(asked, prompter)
