@@ -12,14 +12,9 @@ from typing import Any, ClassVar
 
 from stepjepa.config.option import option
 from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics.regex_equivalence import syntax
 from stepjepa.evaluation.metrics.regex_equivalence.language import TooMuchWork, difference
-from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
-    Dialect,
-    NotSupportedError,
-    PatternError,
-    WordBoundary,
-    parse,
-)
+from stepjepa.evaluation.metrics.regex_equivalence.syntax import Dialect, WordBoundary
 
 _CACHED = 50_000  # pairs
 
@@ -56,13 +51,13 @@ class RegexEquivalence(Metric):
         """Why two patterns differ; empty where they do not."""
         whose = "the reference"
         try:
-            first = parse(gold, self.dialect, self.word_boundary)
+            first = syntax.parse(gold, self.dialect, self.word_boundary)
             whose = "the answer"
-            second = parse(answer, self.dialect, self.word_boundary)
+            second = syntax.parse(answer, self.dialect, self.word_boundary)
             found = difference(first, second, self.budget)
-        except NotSupportedError as error:
+        except syntax.NotSupportedError as error:
             return f"unknown: {whose} cannot be compared: {error}"
-        except PatternError as error:
+        except syntax.PatternError as error:
             return f"{whose} is no regular expression: {error}"
         except (TooMuchWork, RecursionError):
             return f"unknown: not decided in {self.budget} steps"

@@ -54,6 +54,7 @@ class Alphabet:
         size: letters.
         kinds: `IN_WORD` or `OTHER`, of each letter.
         examples: a character of each letter.
+        masks: set of characters -> its letters, as bits.
     """
 
     def __init__(self, patterns: Iterable[Pattern]):
@@ -71,14 +72,10 @@ class Alphabet:
         self.size = len(found)
         self.kinds = [IN_WORD if signature & 1 else OTHER for signature in found]
         self.examples = [chr(point) for point in found.values()]
-        self._masks = {
+        self.masks = {
             ranges: sum((signature >> bit & 1) << letter for letter, signature in enumerate(found))
             for bit, ranges in enumerate(sets)
         }
-
-    def mask(self, ranges: Ranges) -> int:
-        """The letters of a set of characters, as bits."""
-        return self._masks[ranges]
 
 
 def _readability(point: int) -> int:
@@ -110,40 +107,24 @@ def difference(first: Pattern, second: Pattern, budget: int) -> Difference | Non
         budget: steps that may be made, of about a microsecond.
 
     Raises:
-        TooMuchWork: that was not enough to decide.
+        TooMuchWork, RecursionError: that was not enough to decide, or Python's stack is not.
     """
-    try:
-        space = Expressions(Alphabet([first, second]), budget)
-        one, other = space.of(first.part), space.of(second.part)
-        return _search(space, one, other)
-    except RecursionError:
-        raise TooMuchWork from None
+    from scipy.cluster.hierarchy import DisjointSet
 
-
-def _search(space: Expressions, first: Expression, second: Expression) -> Difference | None:
-    leaders: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def leader(state: tuple[int, int]) -> tuple[int, int]:
-        path = []
-        while state in leaders:
-            path.append(state)
-            state = leaders[state]
-        for passed in path:
-            leaders[passed] = state
-        return state
-
+    same = DisjointSet()
     Step = tuple[Expression, Expression, int, Any]  # two states, the kind of the last character, how they were reached
-    queue: deque[Step] = deque([(first, second, BEGIN, None)])
+    space = Expressions(Alphabet([first, second]), budget)
+    queue: deque[Step] = deque([(space.of(first.part), space.of(second.part), BEGIN, None)])
     while queue:
         one, other, previous, way = queue.popleft()
         if one is other:
             continue
         # What does not look at the character before is the same state after any.
-        a = leader((one.number, previous if one.looks_back else -1))
-        b = leader((other.number, previous if other.looks_back else -1))
-        if a == b:
+        both = [(state.number, previous if state.looks_back else -1) for state in (one, other)]
+        for state in both:
+            same.add(state)
+        if not same.merge(*both):
             continue
-        leaders[a] = b
         space.spend(_PAIR)
         at_end = 1 << 3 * previous
         if bool(one.nulls & at_end) != bool(other.nulls & at_end):
@@ -201,7 +182,7 @@ class Expressions:
             return self._not(self._any(list(map(self._not, map(self.of, part.parts)))))
         parts = list(map(self.of, part.parts))
         if part.kind == "set":
-            return self._make("set", 0, mask=self.alphabet.mask(part.ranges))
+            return self._make("set", 0, mask=self.alphabet.masks[part.ranges])
         if part.kind == "join":
             return self._join(parts)
         if part.kind == "any":
