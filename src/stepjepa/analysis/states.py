@@ -41,6 +41,7 @@ from stepjepa.data.types import Batch, Example, Rows
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.forest.layout import label_indices
+from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import predictor_head
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
 from stepjepa.modeling.parts import backbone, decoder_layers, output_head
@@ -300,15 +301,14 @@ def read_states(
         StatesNotFinite: some states are not.
     """
     inner: Any = causal_lm(model)
-    device, training = inner.get_input_embeddings().weight.device, model.training
+    device = inner.get_input_embeddings().weight.device
     predictor, head = predictor_head(inner), None if vocabulary is None else output_head(inner, vocabulary)
     ends = np.cumsum([len(example.pairs) for example in examples])
     views, likelihoods = np.empty(0, np.float32), np.empty(0 if head is None else len(examples))
     # Rows of similar length in a batch need little padding.
     lengths = [_source_length(example) if head is None else len(example.trunk) for example in examples]
     order = np.argsort([-length for length in lengths], kind="stable").tolist()
-    model.eval()
-    try:
+    with eval_mode(model):
         for begin in range(0, len(order), batch_size):
             numbers = order[begin : begin + batch_size]
             batch = collator([examples[number] for number in numbers]).to(device)
@@ -336,8 +336,6 @@ def read_states(
                 both = zip(predicting.split(counts), batch.label_ids.split(counts), strict=True)
                 likelihoods[numbers] = [-float(head.loss_sum(inner, *part)) for part in both]
             advance(len(numbers))
-    finally:
-        model.train(training)
     for side, side_name in enumerate(("source", "target")):
         for index, layer in enumerate(layers):
             bad = int((~np.isfinite(views[side, index]).all(axis=1)).sum())
