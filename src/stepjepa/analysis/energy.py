@@ -80,7 +80,6 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
             advice = f"give another --{_NAME.output_file}, or replace it with --{_NAME.overwrite_output_dir}"
             raise ConfigError(f"{one} is there already; {advice}")
     check_writable(path.parent, f"--{_NAME.output_file}")
-    transformers.utils.logging.disable_progress_bar()  # of loading
     show_log(logging.WARNING)
     metric: Metric | None = None
     if options.best_of:

@@ -33,7 +33,6 @@ from stepjepa.data.tokens import encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
-from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.questions import SolutionSet
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.local import Place, find_model, load_place, load_place_tokenizer
@@ -99,11 +98,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
     record = read_record(place)
     with quiet():
         tokenizer = chat_tokenizer(load_place_tokenizer(place, options.trust_remote_code), method)
-        loading = EvaluateOptions(
-            dtype=options.dtype,
-            attn_implementation=options.attn_implementation,  # type: ignore[arg-type]
-            trust_remote_code=options.trust_remote_code,
-        )
+        loading: Any = options  # it has the options that loading reads
         model, kind = load_place(place, tokenizer, loading)
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
@@ -348,7 +343,6 @@ def collect_all(
     Returns:
         States by the models' labels, the base's label, and the record of the collection (`ABOUT`).
     """
-    transformers.utils.logging.disable_progress_bar()  # of loading
     show_log(logging.WARNING)
     named = dict.fromkeys(name for name in (options.base_model, *(options.models or ())) if name is not None)
     places = [find_model(name) for name in named]
