@@ -148,11 +148,6 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
         if self.ray_replicas and NLL in self.metric:
             raise ConfigError(f"{NLL} is computed by this process: leave --{_NAME.ray_replicas} out")
 
-    @property
-    def generates(self) -> bool:
-        """Whether any metric reads a generated text."""
-        return any(name != NLL for name in self.metric or ())
-
     def without_effect(self) -> Iterator[str]:
         """A line for each option with a value of its own that changes nothing."""
         known = options_of(EvaluateOptions)
@@ -165,7 +160,8 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
             silent = dict.fromkeys(unread, f"with --{_NAME.harness}")
         else:
             why = f"where nothing is generated, as for {NLL}"
-            silent = {name: why for name in own if known[name].group == SAMPLING and not self.generates}
+            generates = any(name != NLL for name in self.metric or ())
+            silent = {name: why for name in own if known[name].group == SAMPLING and not generates}
             if self.max_length is not None and NLL not in (self.metric or ()):
                 silent[_NAME.max_length] = f"without --{_NAME.metric} {NLL}"
             if self.allow_code_execution and CODE not in (self.metric or ()):

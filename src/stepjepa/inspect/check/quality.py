@@ -346,7 +346,7 @@ def _of_rows(found: TextStatistics) -> Iterator[_Finding]:
 
 
 def _of_tokens(found: TokenStatistics) -> Iterator[_Finding]:
-    data, cut, chats = found.data, found.truncation, found.chats
+    data, cut, chats = found.data, found.truncation, 0 if found.plain_text else found.data.rows_kept
     if found.objective.makes_pairs and not data.pairs:
         yield (
             _Count("no_pairs", data.examples, data.examples),
@@ -355,10 +355,12 @@ def _of_tokens(found: TokenStatistics) -> Iterator[_Finding]:
         )
     if cut is not None:
         count, longest = _Count("truncated", cut.answers_cut + cut.rows_without_room, data.rows_read), _NAME.max_length
+        most, every = cut.holds["99"], cut.holds["100"]
+        enough = f"{every:,}, or to {most:,} for 99 % of the rows" if most < every else f"{every:,}"
         yield (
             count,
             f"{count} are cut or skipped at {longest} {cut.max_length:,}",
-            f"the model does not learn how such answers end: raise --{longest} to {cut.enough}, or take them out",
+            f"the model does not learn how such answers end: raise --{longest} to {enough}, or take them out",
         )
     count = _Count("one_token_targets", found.one_token_targets, data.pairs, above=0.05, what="pair")
     yield (

@@ -65,12 +65,6 @@ class Truncation:
     tokens_lost: int
     holds: dict[str, int]
 
-    @property
-    def enough(self) -> str:
-        """The `max_length` to take."""
-        most, rest = self.holds["99"], f"{self.holds['100']:,}"
-        return f"{rest}, or to {most:,} for 99 % of the rows" if most < self.holds["100"] else rest
-
 
 @dataclass
 class Coverage:
@@ -121,11 +115,6 @@ class TokenStatistics:
     end_of_turn: str | None = None
     end_is: tuple[str, ...] = ()
     end_labelled: bool = True
-
-    @property
-    def chats(self) -> int:
-        """Rows that are kept as chats."""
-        return 0 if self.plain_text else self.data.rows_kept
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
