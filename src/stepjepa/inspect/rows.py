@@ -58,10 +58,9 @@ def rows_from(source: object, number: int) -> Iterator[tuple[int, str, Any]]:
         DataError: the source cannot be read.
     """
     rows, count = RowSource(source), 0
-    for label, row in rows:
-        if count >= number:
-            yield count, rows.place(label), row
-        count += 1
+    for count, (label, row) in enumerate(rows, 1):
+        if count > number:
+            yield count - 1, rows.place(label), row
     if not count:
         raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
     if count <= number:
@@ -258,15 +257,14 @@ def _tokenised(tokenizer: PreTrainedTokenizerBase, chat: ReadChat) -> Iterator[t
 
 def _agrees(ids: np.ndarray, trunk: np.ndarray) -> bool:
     """Whether `trunk` is `ids`, cut on the right or with one more token (an EOS)."""
-    common = min(len(ids), len(trunk))
-    return len(trunk) <= len(ids) + 1 and np.array_equal(ids[:common], trunk[:common])
+    return len(trunk) <= len(ids) + 1 and np.array_equal(ids[: len(trunk)], trunk[: len(ids)])
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
     r"""A function from a token id to its text; bytes that are no complete character are written ``\xf0``."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # the letters of byte-level tokenizers (GPT-2)
-    rest = [byte for byte in range(256) if byte not in plain]
-    letters = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # of byte-level tokenizers (GPT-2)
 
     def text(index: int) -> str:
         piece = tokenizer.convert_ids_to_tokens(index)
