@@ -25,21 +25,8 @@ from stepjepa.config.option import Names, check_fields, option, options_of, unre
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
-from stepjepa.report import charts
-from stepjepa.report.reading import (
-    STALE,
-    Found,
-    Reader,
-    Run,
-    Study,
-    arm_runs,
-    data_lines,
-    geometry_record,
-    number,
-    parts_of,
-    read_folders,
-    table,
-)
+from stepjepa.report import charts, reading
+from stepjepa.report.reading import STALE, Found, Reader, Run, Study, number, table
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, not_read
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
@@ -121,7 +108,7 @@ def report(options: ReportOptions) -> ReportResult:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
     folders = [Path(name).expanduser() for name in options.folders]
     output = Path(options.output_file).expanduser() if options.output_file else folders[0] / "report.html"
-    found = read_folders(folders, [Path(name).expanduser() for name in options.geometry or ()])
+    found = reading.read_folders(folders, [Path(name).expanduser() for name in options.geometry or ()])
     if output.is_dir():
         raise ConfigError(f"{output}: is a folder; give a file")
     if output.exists() and not options.overwrite:
@@ -146,7 +133,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         **context,
         losses=losses,
         sign_charts=sign_charts,
-        geometry=[geometry_record(folder, reader) for folder in found.geometry],
+        geometry=[reading.geometry_record(folder, reader) for folder in found.geometry],
         has_predictions=bool(predictions),
         advice=ADVICE,
         frame=charts.FRAME,
@@ -195,7 +182,7 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
         "heads": [run.label for run in runs],
         "settings": settings_table([run.settings for run in runs]),
         "versions": versions([run.record for run in runs]),
-        "data_reports": [(run.label, data_lines(run.data)) for run in runs],
+        "data_reports": [(run.label, reading.data_lines(run.data)) for run in runs],
         "unfinished": [run.label for run in runs if run.unfinished and run.history],
         "curves": [(run.label, partial(charts.history_points, run.history)) for run in runs],
         "curves_note": "",
@@ -212,7 +199,7 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _study_sections(study: Study, runs: Sequence[Run], reader: Reader) -> dict[str, Any]:
-    parts, groups = list(parts_of(study.tables)), arm_runs(study, runs)
+    parts, groups = list(reading.parts_of(study.tables)), reading.arm_runs(study, runs)
     shown = list(groups)[:_MOST_SERIES]
     counts = ", ".join(f"{name} {len(groups[name])}" for name in shown)
     note = (
@@ -252,14 +239,11 @@ def _study_sections(study: Study, runs: Sequence[Run], reader: Reader) -> dict[s
         "heads": list(study.arms),
         "settings": settings_table(list(study.arms.values())),
         "versions": versions([{**(first.record if first else {}), **table(study.state, "identity", "code")}]),
-        "data_reports": [(f"{first.label} (one of the runs)", data_lines(first.data))] if first else [],
-        "unfinished": [],
+        "data_reports": [(f"{first.label} (one of the runs)", reading.data_lines(first.data))] if first else [],
         "curves": curves,
         "curves_note": note if shown else "",
-        "without_log": [],
         "signs": list(charts.arm_signs(groups)),
-        "no_signs": [],
-        "demo": [],
+        **dict.fromkeys(("unfinished", "without_log", "no_signs", "demo"), []),  # the tables say it
     }
 
 
