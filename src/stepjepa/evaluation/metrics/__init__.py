@@ -32,31 +32,21 @@ UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the que
 FAILED = "the program fails"  # and where a program does not pass its tests
 
 
-class MetricEntry(NamedTuple):
-    """Where a metric is: ``module:class`` in this package, and a short description."""
-
-    target: str
-    help: str
-
-
-METRICS = {
-    "gsm8k": MetricEntry("answers:FinalAnswer", "final answer, as a number: \\boxed{}, ####, last number"),
-    "math": MetricEntry("answers:MathAnswer", "final answer, as mathematics (math-verify)"),
-    "exact": MetricEntry("answers:Exact", "the text is the reference"),
-    "prefix": MetricEntry("answers:Prefix", "the text begins with the reference (published startswith)"),
-    "regex_equivalence": MetricEntry(
-        "regex_equivalence:RegexEquivalence", "the regular expressions match the same lines"
-    ),
-    "sql_execution": MetricEntry("sql:SqlExecution", "the queries return the same rows (SQLite)"),
-    CODE: MetricEntry("code:CodeExecution", "the program passes the row's tests"),
-    "multiple_choice": MetricEntry("answers:MultipleChoice", "the letter of the option"),
-    "task": MetricEntry("answers:TaskAnswer", "the answer to a built-in task is right, whichever of the right ones"),
-    "first_step": MetricEntry("answers:FirstStep", "the first step of such an answer is right"),
-    "rouge": MetricEntry("answers:Rouge", "ROUGE F measure (rouge-score)"),
-    "bleu": MetricEntry("answers:Bleu", "BLEU (sacrebleu)"),
+METRICS = {  # where each is in this package, ``module:class``
+    "gsm8k": "answers:FinalAnswer",
+    "math": "answers:MathAnswer",
+    "exact": "answers:Exact",
+    "prefix": "answers:Prefix",
+    "regex_equivalence": "regex_equivalence:RegexEquivalence",
+    "sql_execution": "sql:SqlExecution",
+    CODE: "code:CodeExecution",
+    "multiple_choice": "answers:MultipleChoice",
+    "task": "answers:TaskAnswer",
+    "first_step": "answers:FirstStep",
+    "rouge": "answers:Rouge",
+    "bleu": "answers:Bleu",
 }
-# Read off the model's own probabilities, so not from a generated text.
-MODEL_METRICS = {NLL: "negative log-likelihood of the reference answer, per token"}
+MODEL_METRICS = (NLL,)  # read off the model's own probabilities, so not from a generated text
 
 
 class Verdict(NamedTuple):
@@ -232,7 +222,7 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
             continue
         kind: type[Metric] = CustomMetric
         if name in METRICS:
-            module, _, found = METRICS[name].target.partition(":")
+            module, _, found = METRICS[name].partition(":")
             kind = getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), found)
         takes = set(options_of(kind)) - {"target"}
         given = {key: value for key, value in options.items() if key in takes}
