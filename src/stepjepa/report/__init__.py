@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -129,7 +129,10 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
     predictions = prediction_sets(runs, max_predictions, reader)
     curves = {chart.key: chart.readout() for chart in [*losses, *sign_charts]}
     style, script = base_style() + _part("report.css"), _part("report.js")
-    page = _template().render(
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(_part("report.html")).render(
         **context,
         losses=losses,
         sign_charts=sign_charts,
@@ -152,18 +155,6 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
 
 def _part(name: str) -> str:
     return (files("stepjepa.report") / "page" / name).read_text(encoding="ascii")
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(_part),
-    )
-    return environment.get_template("report.html")
 
 
 def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
