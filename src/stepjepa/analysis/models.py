@@ -181,7 +181,7 @@ def load_scorer(options: EnergyOptions) -> AnalyzedModel:
         ConfigError: it cannot be loaded, or lacks the predictors with which it was trained; a value that cannot be used.
     """
     place = find_model(str(options.model_name))
-    own = read_record(place).settings
+    own = place.settings
     values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
     if own.get("objective") == StepJEPA.name:
         trained = StepJEPAOptions(**{name: own[name] for name in options_of(StepJEPAOptions) if name in own})
