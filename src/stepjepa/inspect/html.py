@@ -169,9 +169,7 @@ def page_html(data: Mapping[str, Any]) -> str:
 def script_json(data: object) -> str:
     """JSON for the inside of a script element: ASCII, without any character that HTML reads."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
 
 
 def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:

@@ -77,9 +77,7 @@ ASCII = Glyphs(" ", "\\n", "\\t", "|", ("<", ">"), " '.#")
 
 def token_label(text: str, glyphs: Glyphs = UNICODE) -> str:
     """A token's text on one line, white space visible, control and format characters as escapes."""
-    for character, glyph in ((" ", glyphs.space), ("\n", glyphs.newline), ("\t", glyphs.tab)):
-        text = text.replace(character, glyph)
-    text = escaped(text)
+    text = escaped(text.translate({ord(" "): glyphs.space, ord("\n"): glyphs.newline, ord("\t"): glyphs.tab}))
     return text.encode("ascii", "backslashreplace").decode() if glyphs is ASCII else text
 
 
