@@ -8,7 +8,7 @@ Shapes: T tokens of a trunk, N chats.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, tee
 from typing import TYPE_CHECKING, Any
@@ -249,6 +249,8 @@ def read_tokens(
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
         ConfigError: the tokenizer or the template cannot be used.
     """
+    from stepjepa.training.batches import DrawnExamples, EpochSampler
+
     encoder, objective = encoder_for(rows, tokenizer, method), objective_of(method)
     tokenizer, streams, max_length = encoder.tokenizer, encoder.streams, encoder.options.max_length
     settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
@@ -299,7 +301,11 @@ def read_tokens(
         ends = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
         found.end_is = tuple(name for name, token in ends if token and token == data.end_token)
         found.end_labelled = data.end_token is not None and encoder.options.labels != "reference"
-    _lay_out(found, examples, spans, Form.of(method, tokenizer), method, batch_size, seed)
+    draw = DrawnExamples(examples, objective, seed, method.jepa_ratio)
+    order = list(EpochSampler(len(examples), 1, seed))
+    sampled, form = [draw[index] for index in order], Form.of(method, tokenizer)
+    found.segments = _tokens_by_kind(sampled, [spans[index.row] for index in order], form)
+    found.padding = measure_padding(sampled, form, batch_size, method.max_length)
     return found
 
 
@@ -339,27 +345,13 @@ def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], objec
     return found
 
 
-def _lay_out(
-    found: TokenStatistics,
-    examples: list[Example],
-    spans: list[tuple[Span, ...]],
-    form: Form,
-    method: JEPAOptions,
-    batch_size: int,
-    seed: int,
-) -> None:
-    """Tokens by kind and padding of the sample, as training samples and collates it."""
-    from stepjepa.training.batches import DrawnExamples, EpochSampler
-
-    draw = DrawnExamples(examples, found.objective, seed, method.jepa_ratio)
-    order = list(EpochSampler(len(examples), 1, seed))
-    sampled = [draw[index] for index in order]
-    found.segments = dict.fromkeys(_KINDS, 0)
-    for index, example in zip(order, sampled, strict=True):
-        for record in row_records([example], form, lambda _: "", [spans[index.row]]):
+def _tokens_by_kind(examples: Iterable[Example], spans: Iterable[Sequence[Span]], form: Form) -> dict[str, int]:
+    found = dict.fromkeys(_KINDS, 0)
+    for example, own in zip(examples, spans, strict=True):
+        for record in row_records([example], form, lambda _: "", [own]):
             for name, kind in zip(record.names, record.kinds, strict=True):
-                found.segments[_kind_of(name.removeprefix("trunk: "), kind)] += 1
-    found.padding = measure_padding(sampled, form, batch_size, method.max_length)
+                found[_kind_of(name.removeprefix("trunk: "), kind)] += 1
+    return found
 
 
 def _kind_of(name: str, kind: str) -> str:
