@@ -383,7 +383,12 @@ def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
         found = [CollapseSign(**one) for one in map(table, entries(model, "collapse")) if _is_sign(one)]
         signs.append((label, [sign.text for sign in found], collapsed(found)))
     files = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"*.{suffix}"))}
-    pictures = [reader.picture(files[stem], title) for stem, title in _titles(files) if stem in files]
+    titles = {stem: title for stem, title in TITLES.items() if stem in files}
+    for stem in sorted(files):
+        method, _, label = stem.partition("-")
+        if method in METHOD_TITLES and label:
+            titles[stem] = f"{METHOD_TITLES[method]} of both views: {label}"
+    pictures = [reader.picture(files[stem], title) for stem, title in titles.items()]
     where = "after the final norm" if layer == -1 else f"of layer {layer}"
     about = f"{numbers['n']} pairs of {numbers.get('file')}, states {where}" if "n" in numbers else ""
     figures = [one for one in pictures if one]
@@ -393,12 +398,3 @@ def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
 def _is_sign(record: Mapping[str, Any]) -> bool:
     texts = all(isinstance(record.get(name), str) for name in ("name", "text"))
     return texts and set(record) == {one.name for one in fields(CollapseSign)}
-
-
-def _titles(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """(stem, title) of the figures that ``stepjepa analyze`` writes."""
-    yield from TITLES.items()
-    for stem in sorted(files):
-        method, _, model = stem.partition("-")
-        if method in METHOD_TITLES and model:
-            yield stem, f"{METHOD_TITLES[method]} of both views: {model}"
