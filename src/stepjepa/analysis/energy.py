@@ -68,13 +68,14 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         ConfigError, DataError: what cannot be used; what an earlier command has written is unchanged then.
     """
     options.check()
-    name = slug(Path(options.file).stem if Path(options.file).exists() else options.file)
+    file = str(options.solutions or options.questions)
+    name = slug(Path(file).stem if Path(file).exists() else file)
     path = Path(options.output_file or f"energies-{name}.jsonl").expanduser()
     files = [path, path.with_name(f"{path.stem}.metrics.json")]
     for one in files:
         if one.is_dir():
             raise ConfigError(f"--{_NAME.output_file} {path}: {one} is a folder")
-        if one.exists() and Path(options.file).exists() and one.samefile(options.file):
+        if one.exists() and Path(file).exists() and one.samefile(file):
             raise ConfigError(f"{one}: the scoring would write over its input; name another --{_NAME.output_file}")
         if one.exists() and not options.overwrite_output_dir:
             advice = f"give another --{_NAME.output_file}, or replace it with --{_NAME.overwrite_output_dir}"
@@ -96,7 +97,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         bar.say(f"system   {system.origin}")
         for line in models.energy_notes(model.record.settings):
             bar.say(f"note     {line}")
-        source, limit = RowSource(options.file, options.dataset_split), options.max_examples
+        source, limit = RowSource(file, options.dataset_split), options.max_examples
         if options.questions:
             files.append(_sample(options, model, source, system, metric, path, bar))
             source, limit = RowSource(files[-1]), None
@@ -106,7 +107,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         lines, result = _score(options, model, found, metric, bar)
         replace_file(path, map(json_line, lines))
         replace_file(files[1], [json_bytes(result, indent=2), b"\n"])
-    return AnalysisResult(result, tuple(files), (*energy_lines(result), *(f"{'written':<14} {file}" for file in files)))
+    return AnalysisResult(result, tuple(files), (*energy_lines(result), *(f"{'written':<14} {one}" for one in files)))
 
 
 def _sample(
@@ -130,10 +131,8 @@ def _sample(
         **{name: getattr(options, name) for name in _SAMPLED},
         **digests(model.place, prompter.tokenizer, asked.fingerprint()),
     }
-    samples, none, about, partial = (
-        path.with_name(f"{path.stem}.samples.{kind}") for kind in ("jsonl", "none", "json", "partial")
-    )
-    paths = Paths((samples, none), about, partial)
+    samples, about, partial = (path.with_name(f"{path.stem}.samples.{kind}") for kind in ("jsonl", "json", "partial"))
+    paths = Paths((samples,), about, partial)
     output = Output(paths, identity, {}, options.overwrite_output_dir, [Path(str(options.questions))])
     limits = options.max_new_tokens, options.top_p, options.batch_size
     generator = LocalGenerator(model.model, prompter, *limits)

@@ -281,11 +281,6 @@ class EnergyOptions(_Loading):
     overwrite_output_dir: bool = option(False, "Replace what an earlier command has written there.", _OUTPUT)
     json: bool = option(False, "Print the result as one JSON object.", _OUTPUT)
 
-    @property
-    def file(self) -> str:
-        """The file that is read."""
-        return str(self.solutions or self.questions)
-
     def check(self) -> None:
         """Check the values and what they are together.
 
