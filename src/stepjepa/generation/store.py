@@ -26,11 +26,6 @@ from stepjepa.utils.files import json_bytes, no_links, parse_object, read_json, 
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
-try:
-    import fcntl
-except ImportError:  # Windows: two runs on one output are then the user's to avoid
-    fcntl = None  # type: ignore[assignment]
-
 Record = dict[str, Any]
 _SHOWN = 40  # characters of a setting in messages
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
@@ -85,14 +80,15 @@ def open_locked(path: Path) -> BinaryIO:
     with saying_where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+b", buffering=0, opener=no_links)  # noqa: SIM115 (closed by the caller)
-    if fcntl is not None:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise ConfigError(f"{path}: another process is writing it; wait for it, or choose another file") from None
-        except OSError:  # a file system without locks
-            pass
+    try:
+        import fcntl
+
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"{path}: another process is writing it; wait for it, or choose another file") from None
+    except (ImportError, OSError):  # Windows, or a file system without locks: two runs are the user's to avoid
+        pass
     return file
 
 
