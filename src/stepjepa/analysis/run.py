@@ -67,11 +67,11 @@ _BASE: _Columns = {
     "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
     "CKA": ("base_cka", ".3f", "likeness to the base model's states, 1 where they are alike"),
 }
-# Ways to predict: attribute, and what the legend says.
-_PREDICTION = {
-    "line": ("line", "along the last step; 0 is perfect, 1 as bad as the mean state"),
-    "linear": ("linear", "a ridge regression, fitted on other rows"),
-    "MLP": ("mlp", "three layers, fitted on other rows"),
+# Ways to predict; these are rows.
+_PREDICTION: _Columns = {
+    "line": ("line", ".3g", "along the last step; 0 is perfect, 1 as bad as the mean state"),
+    "linear": ("linear", ".3g", "a ridge regression, fitted on other rows"),
+    "MLP": ("mlp", ".3g", "three layers, fitted on other rows"),
 }
 
 
@@ -198,16 +198,15 @@ class Comparison:
             what = f"no later state is predicted: fewer than {MIN_ROWS} pairs to fit or to measure on; read more rows"
             yield from ("", what)
         rows = []
-        for name, (attribute, _) in _PREDICTION.items() if horizons else ():
+        for name, (attribute, form, _) in _PREDICTION.items() if horizons else ():
             for label, errors in known.items():
                 base, cells = known.get(str(self.base), {}) if label != self.base else {}, [f"{name}, {label}"]
                 for horizon in horizons:
                     own, other = (getattr(one.get(horizon), attribute, None) for one in (errors, base))
-                    cells.append(written(own, ".3g") + (f" ({other / own:.3g}x)" if own and other is not None else ""))
+                    cells.append(written(own, form) + (f" ({other / own:.3g}x)" if own and other is not None else ""))
                 rows.append(cells)
         if rows:
-            words = {name: said for name, (_, said) in _PREDICTION.items()}
-            words |= {} if self.base is None else {"(2x)": "half the base model's error"}
+            words = _meanings(_PREDICTION) | ({} if self.base is None else {"(2x)": "half the base model's error"})
             head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
             yield from ("", *text_table(head, rows), *legend(words))
             yield f"(horizons with fewer than {MIN_ROWS} pairs to fit or to measure on are left out)"
