@@ -23,6 +23,7 @@ DOCS = Path(__file__).parent
 RECORDS = DOCS / "evidence" / "planning"
 PAGE = DOCS / "planning.md"
 BASELINE, REACHED, ALPHA = "regular", 0.95, 0.01
+SETTINGS, SEEDS = 4, 3  # of an arm, and of a setting, in the grid
 _PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = Mapping[str, Any]
 Runs = dict[str, dict[int, Record]]  # arm or arm+control -> seed -> record
@@ -109,21 +110,23 @@ def pilot_table(name: str) -> str:
 
 
 def grid_table(name: str) -> str:
-    """Every setting of every arm, seed by seed; the best of an arm, of equal ones the first, is the one that is chosen."""
-    arms: dict[str, dict[str, list[Record]]] = {}
-    for row in records_of(name):
-        cell = ", ".join(f"{key} {value:g}" for key, value in sorted(row["cell"].items(), reverse=True))
-        arms.setdefault(row["arm"], {}).setdefault(cell, []).append(row)
+    """Every setting of every arm, seed by seed. Where all of an arm have run, the best, of equal ones the first, is bold: it
+    is the one that is chosen."""
+    arms: dict[str, dict[tuple[float, ...], list[Record]]] = {}
+    for row in sorted(records_of(name), key=lambda row: row["seed"]):
+        arms.setdefault(row["arm"], {}).setdefault(
+            (row["cell"]["learning_rate"], row["cell"].get("lbd", 0)), []
+        ).append(row)
     rows = []
-    for arm, cells in arms.items():
-        means = {cell: float(np.mean([accuracy(row, "select") for row in own])) for cell, own in cells.items()}
-        chosen = max(means, key=lambda cell: means[cell])
-        for cell, own in cells.items():
-            own.sort(key=lambda row: row["seed"])
-            each = ", ".join(f"{percent(accuracy(row, 'select'))} ({row['steps']})" for row in own)
-            mean = percent(means[cell])
-            rows.append([f"`{arm}`", cell, f"**{mean}**" if cell == chosen else mean, each])
-    return table(["arm", "setting", "right, %", "by seed (steps)"], rows)
+    for arm, cells in sorted(arms.items(), key=lambda item: item[0] != BASELINE):
+        means = {cell: float(np.mean([accuracy(row, "select") for row in own])) for cell, own in sorted(cells.items())}
+        complete = len(cells) == SETTINGS and all(len(own) == SEEDS for own in cells.values())
+        chosen = max(means, key=lambda cell: means[cell]) if complete else None
+        for cell, mean in means.items():
+            shown = f"**{percent(mean)}**" if cell == chosen else percent(mean)
+            each = ", ".join(f"{percent(accuracy(row, 'select'))} ({row['steps']})" for row in cells[cell])
+            rows.append([f"`{arm}`", f"{cell[0]:g}", f"{cell[1]:g}" if cell[1] else "", shown, each])
+    return table(["arm", "rate", "lambda", "right, %", "by seed (steps)"], rows)
 
 
 def arms_table(name: str, block: str) -> str:

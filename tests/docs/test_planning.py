@@ -1,0 +1,60 @@
+"""The tables of docs/planning.md are those of the records, and its statistics are the ones that the protocol names."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from stepjepa.study.reading import read_study
+from stepjepa.study.spec import all_runs
+from stepjepa.study.tree import open_study
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def made():
+    pytest.importorskip("matplotlib")
+    return runpy.run_path(str(DOCS / "make_planning.py"))
+
+
+def run(arm, seed, accuracy, control="none", flops=4.0, block="star"):
+    history = [{"step": n, "examples": 64 * n, "total_flos": n, "eval_task": n * accuracy / 4} for n in (1, 2, 3, 4)]
+    named = {"run": f"{block} {arm} {control} {seed}", "block": block, "arm": arm, "control": control, "seed": seed}
+    return {**named, "at": {"train": ""}, "metrics": {"test": {"task": accuracy}}, "flops": flops, "history": history}
+
+
+def test_the_page_has_the_tables_of_the_records(made):
+    page = (DOCS / "planning.md").read_text(encoding="utf-8")
+    assert made["filled"](page) == page and page.count("| `multi_token` |") > 6
+
+
+def test_records_of_the_grid_are_runs_of_its_recipe(made):
+    found, tree = open_study("planning_grid")
+    known = {run.name for run in all_runs(read_study(tree, found))}
+    assert {row["run"] for row in made["records_of"]("grid")} <= known
+
+
+def test_the_sign_flip_test_is_exact(made):
+    assert made["sign_flip"]([0.5] * 12) == made["sign_flip"]([-0.5] * 12) == 2 / 2**12
+    assert made["sign_flip"]([3.0, -1.0, 2.0]) == 4 / 8  # as far from 0, or farther, of the means of eight signs
+
+
+def test_equal_compute_and_the_examples_until_a_share(made):
+    record = run("a", 1, 1.0)
+    assert [made["within"](record, flops) for flops in (0.5, 2.5, 9)] == [0.0, 0.5, 1.0]
+    assert made["examples_until"](record) == 256 and made["examples_until"](run("a", 1, 0.9)) is None
+
+
+def test_hypotheses_of_twelve_seeds(made, monkeypatch):
+    rows = [run("a", seed, 1.0, block=task) for seed in range(12) for task in ("star", "a5")]
+    rows += [run("a", seed, 0.5, "shuffled", block=task) for seed in range(12) for task in ("star", "a5")]
+    rows += [run("regular", seed, 0.5 + seed / 100, block=task) for seed in range(12) for task in ("star", "a5")]
+    rows += [run("b", seed, (seed % 2) / 2 + 0.25, control) for seed in range(12) for control in ("none", "shuffled")]
+    monkeypatch.setitem(made["records_of"].__globals__, "records_of", lambda name: rows)
+    lines = made["hypotheses_table"]("test", "a", "b", ["star", "a5"]).splitlines()[2:]
+    assert [line.split(" | ")[-1] for line in lines] == [*["yes |"] * 4, "no |", "no |"]
+    assert "| `a` - `regular` | +44.5 [" in lines[0] and lines[0].split(" | ")[4:6] == ["0.0005", "0.0029"]
+    assert "| `a` | 100.0 [100.0, 100.0] | 12 of 12 |" in made["arms_table"]("test", "star")
