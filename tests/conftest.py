@@ -41,6 +41,16 @@ def one_thread_per_worker():
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def own_environment():
+    """What libraries write into the environment (accelerate for --fsdp, say) would reach the processes of later tests."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of reference values and data: STEPJEPA_SHARED, or `shared` beside the repository."""
