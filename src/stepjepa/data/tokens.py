@@ -12,6 +12,7 @@ import contextlib
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -88,11 +89,7 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
     known = _SPELT.setdefault(tokenizer, {})
     unknown = set(ids).difference(known)
     if unknown:
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        added = tokenizer.added_tokens_decoder
-        # GPT-2's letter for each byte.
-        letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        added, letters = tokenizer.added_tokens_decoder, _letters()
         for index in unknown:
             name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
             if index in added:
@@ -109,6 +106,14 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
         return last
     # Every byte of UTF-8 but a continuation begins a character.
     return (((np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80).cumsum() - 1)[last]
+
+
+@cache
+def _letters() -> dict[str, int]:
+    """GPT-2's letter for each byte -> the byte."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenisedText]:

@@ -271,19 +271,25 @@ def read_tokens(
     chunks, sent = tee(iter(lambda: list(islice(placed, CHUNK_ROWS)), []))
     for encoded, chunk in zip(mapped(encoder, sent, num_proc, "num_proc"), chunks, strict=True):
         data.add(encoded.report)
-        made = iter(encoded.store)
+        store, stop = encoded.store, 0
+        if unknown is not None:
+            found.unknown_tokens = (found.unknown_tokens or 0) + int((store.arrays["ids"] == unknown).sum())
+        single = np.flatnonzero(store.arrays["segments"][:, 0] == 1)  # segments of one token
+        short = set((np.searchsorted(store.arrays["segments_edges"], single, "right") - 1).tolist())
         cut = []  # the chats that may be longer than their examples
         for number, ((place, row), parts) in enumerate(zip(chunk, encoded.counts, strict=True), first):
-            for example in islice(made, parts):
-                if found.unknown_tokens is not None:
-                    found.unknown_tokens += int((example.trunk == unknown).sum())
-                targets = (example.segment(pair.target) for pair in example.pairs)
-                found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
+            start, stop = stop, stop + parts
+            for index in range(start, stop):
+                if index in short:
+                    example = store[index]
+                    targets = (example.segment(pair.target) for pair in example.pairs)
+                    found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
                 if number in chosen:  # copies, so that the chunk's arrays do not stay in memory
+                    example = store[index]
                     segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
                     examples.append(example._replace(trunk=example.trunk.copy(), segments=segments))
                     spans.append(row_spans(row, examples[-1], encoder))
-            if not parts or len(example.trunk) >= max_length:
+            if not parts or store.lengths[stop - 1] >= max_length:
                 cut.append((place, row))
         kept.append(encoded.store.lengths.astype(np.int64))
         if not streams:
