@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import gc
 import importlib
 import io
 import os
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return the process's exit status: 0 done, 1 a run that broke or the system's trouble, 2 the user's
     mistake, 130 interrupted, 141 where the reader of standard output has gone."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(10_000)  # at 700, a tenth of the time in which torch and transformers start goes into it
     open_missing_streams()
     status = 0
     try:

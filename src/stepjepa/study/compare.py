@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
-from scipy import stats
 
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import CONFIDENCE, NO_COMPUTE, NO_CONTROL, Verdict, mean
@@ -93,6 +92,8 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
     Raises:
         DataError: a value is not finite.
     """
+    from scipy import stats
+
     pairs = np.array(list(zip(values, baseline, strict=True)), dtype=np.float64).reshape(-1, 2)
     scale, difference = np.abs(pairs).max(initial=0.0), pairs[:, 0] - pairs[:, 1]
     if 0 < scale < math.inf:
