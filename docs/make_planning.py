@@ -17,6 +17,9 @@ from scipy import stats
 
 from stepjepa.analysis.plots import curve_figure, save_figure
 from stepjepa.study.compare import holm
+from stepjepa.study.reading import read_study
+from stepjepa.study.spec import all_runs
+from stepjepa.study.tree import open_study
 from stepjepa.utils.text import scaled
 
 DOCS = Path(__file__).parent
@@ -36,13 +39,14 @@ def records_of(name: str) -> list[Record]:
     return list({row["run"]: row for row in map(json.loads, lines) if row["at"]}.values())
 
 
-def runs_of(name: str, block: str) -> Runs:
-    """The runs of a block by arm, with the control, and seed."""
+def runs_of(name: str, task: str) -> Runs:
+    """The runs of a task by arm, with the control, and seed: of the block that has its name, and of those that end it in
+    ``-tokens`` and ``-random``, whose runs of an arm that it has too do not count."""
     found: Runs = {}
-    for row in records_of(name):
-        if row["block"] == block:
+    for row in sorted(records_of(name), key=lambda row: row["block"]):
+        if row["block"].split("-")[0] == task:
             arm = row["arm"] if row["control"] == "none" else f"{row['arm']}+{row['control']}"
-            found.setdefault(arm, {})[row["seed"]] = row
+            found.setdefault(arm, {}).setdefault(row["seed"], row)
     return found
 
 
@@ -129,9 +133,9 @@ def grid_table(name: str) -> str:
     return table(["arm", "rate", "lambda", "right, %", "by seed (steps)"], rows)
 
 
-def arms_table(name: str, block: str) -> str:
-    """Every arm of a block of the test."""
-    runs = runs_of(name, block)
+def arms_table(name: str, task: str) -> str:
+    """Every arm of a task of the test."""
+    runs = runs_of(name, task)
     plain, rows = runs[BASELINE], []
     for arm, own in runs.items():
         values = [accuracy(own[seed]) for seed in sorted(own)]
@@ -171,26 +175,43 @@ def hypotheses_table(name: str, first: str, second: str, tasks: Sequence[str]) -
     return table(["", "task", "difference", "points [95 %]", "p", "p (Holm)", f"ahead at {ALPHA:g}"], rows)
 
 
-def curves(name: str, block: str, title: str) -> Path:
+def curves(name: str, task: str, title: str) -> Path:
     """Right validation answers on the way, the mean over the seeds; a run that ended early keeps its last value."""
     histories = {}
-    runs = runs_of(name, block)
+    runs = runs_of(name, task)
     steps = sorted({entry["step"] for own in runs.values() for row in own.values() for entry in row["history"]})
     for arm, own in runs.items():
         found = [[entry["eval_task"] for entry in row["history"]] for row in own.values()]
         padded = [values + values[-1:] * (len(steps) - len(values)) for values in found]
         means = np.mean(padded, axis=0).tolist()
         histories[arm] = [{"step": step, "eval_task": mean} for step, mean in zip(steps, means, strict=True)]
-    path = DOCS / "assets" / f"planning_{block}.png"
+    path = DOCS / "assets" / f"planning_{task}.png"
     save_figure(curve_figure(histories, [("eval_task", "share of right validation answers")], title), path)
     return path
 
 
+def test_tables(recipe: str) -> str:
+    """What the test came to, once all of its runs are there."""
+    found, tree = open_study(recipe)
+    study = read_study(tree, found)
+    blocks = {block.name: block for block in study.blocks if "-" not in block.name}
+    runs, done = list(all_runs(study)), {row["run"] for row in records_of("test") if "test" in row["at"]}
+    missing = sum(run.name not in done for run in runs)
+    if missing:
+        return f"{len(runs) - missing} of {len(runs)} runs are done. What they came to is looked at when all are.\n"
+    first, second = (arm.name for arm in next(iter(blocks.values())).arms if arm.name != BASELINE)
+    parts = [f"{task}:\n\n{arms_table('test', task)}\n![](assets/planning_{task}.png)\n" for task in blocks]
+    return "\n".join([*parts, hypotheses_table("test", first, second, list(blocks))])
+
+
 def filled(text: str) -> str:
-    """The page with its tables written anew: ``<!-- pilot NAME -->``, ``<!-- grid NAME -->``."""
-    tables = {"pilot": pilot_table, "grid": grid_table}
+    """The page with its tables written anew: ``<!-- pilot NAME -->``, ``<!-- grid NAME -->``, ``<!-- test RECIPE -->``."""
+    tables = {"pilot": pilot_table, "grid": grid_table, "test": test_tables}
     return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]](match[3])}{match[4]}", text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    page = filled(PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(page, encoding="utf-8")
+    for drawn in re.findall(r"assets/planning_(\w+)\.png", page):
+        curves("test", drawn, drawn)

@@ -58,3 +58,22 @@ def test_hypotheses_of_twelve_seeds(made, monkeypatch):
     assert [line.split(" | ")[-1] for line in lines] == [*["yes |"] * 4, "no |", "no |"]
     assert "| `a` - `regular` | +44.5 [" in lines[0] and lines[0].split(" | ")[4:6] == ["0.0005", "0.0029"]
     assert "| `a` | 100.0 [100.0, 100.0] | 12 of 12 |" in made["arms_table"]("test", "star")
+
+
+def test_the_test_is_shown_once_it_is_complete(made, monkeypatch):
+    found, tree = open_study("planning")
+    runs = list(all_runs(read_study(tree, found)))
+    rows = []
+    for one in runs:
+        variant = one.variant or "none"
+        right = 0.5 if variant != "none" or one.arm.name == "regular" else 1.0
+        rows.append(
+            {**run(one.arm.name, one.seed, right, variant, block=one.block.name), "run": one.name, "at": {"test": ""}}
+        )
+    shown = made["test_tables"].__globals__
+    monkeypatch.setitem(shown, "records_of", lambda name: rows[1:])
+    assert made["test_tables"]("planning").startswith(f"{len(runs) - 1} of {len(runs)} runs are done")
+    monkeypatch.setitem(shown, "records_of", lambda name: rows)
+    text = made["test_tables"]("planning")
+    assert text.count("| `multi_token` | 100.0") == 2 and text.count("| yes |") == 6 and "+random` | 50.0" in text
+    assert "assets/planning_path_star.png" in text and "assets/planning_a5.png" in text

@@ -13,7 +13,12 @@ from stepjepa.study.spec import all_runs, describe
 from stepjepa.study.tree import open_study, parse_tree, recipe_files, recipe_lines
 
 PAPER_SEEDS = (82, 23, 37, 84, 4)
-OWN = "builtin", "planning_grid", *(f"evidence_{n}" for n in ("nl_rx", "nl_rx_labels", "step_builtin", "step_gsm8k"))
+OWN = (
+    "builtin",
+    "planning",
+    "planning_grid",
+    *(f"evidence_{n}" for n in ("nl_rx", "nl_rx_labels", "step_builtin", "step_gsm8k")),
+)
 TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")
 
 
