@@ -38,7 +38,7 @@ TOTAL_COLUMN = "total_steps"
 LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
 _NAME = Names(StepsOptions)
 _SAMPLED_ROWS, _MOST = 200, 10**9  # that a splitter is chosen by; a larger number is none of steps
-_LINE_END = re.compile(r"(?:\r\n|\n|\r)+")
+_LINE_END = re.compile(r"[\r\n]+")
 _CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _NEXT_LINE = re.compile(r"\n[ \t]*(?=[^\W\d_])")
