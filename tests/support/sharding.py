@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (full.full_tensor() if hasattr(full, "full_tensor") else full).clone().cpu()
 
 
+def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters by their names without FSDP's activation checkpointing."""
+    return ((name.replace("_checkpoint_wrapped_module.", ""), one) for name, one in model.named_parameters())
+
+
 def score(model: Any, tokenizer: Any, process: int, processes: int) -> dict[str, tuple[float, int]]:
     """As many answers as the process has a number, from 1, so that no two processes generate as often."""
     prompts = [[5, 6, 7 + number] for number in range(process + 1)]
@@ -99,7 +104,7 @@ def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> d
     gradients, dtypes, clip, forward = [], set(), trainer._clip_grad_norm, trainer.forward
 
     def keep_gradients(model: Any) -> Any:
-        gradients.append({name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None})
+        gradients.append({name: whole(p.grad) for name, p in parameters(model) if p.grad is not None})
         return clip(model)
 
     def keep_dtypes(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +115,7 @@ def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> d
     trainer._clip_grad_norm, trainer.forward = keep_gradients, keep_dtypes
     trainer.train()
     sharded = sum(hasattr(p, "full_tensor") for p in trainer.model.parameters())
-    weights = {name: whole(p) for name, p in trainer.model.named_parameters()}
+    weights = {name: whole(p) for name, p in parameters(trainer.model)}
     trainer.save_model(str(folder / "final"))
     if resume:
         resumed = make()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 JEPA = {"objective": "step_jepa", "step_pairs": "all", "predictors": 2}
 PLAN = {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictors": 1}
 EMA = {"target_encoder": "ema", "ema_momentum": 0.5, "predictor_head": "linear"}
+META = {"cpu_ram_efficient_loading": True}  # the weights are moved to meta, sharded, and filled by process 0
 SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
 CASES = {
     "step": JEPA,
@@ -41,6 +42,9 @@ CASES = {
     "ema": {**JEPA, **EMA, "resume": True, "scored": True, "optim": "adamw_torch", "learning_rate": 1e-4},
     "ema-lora-two_pass": {**JEPA, **EMA, "lora": True, "forward": "two_pass", "tied": True, "merge_lora": True},
     "ema-lora-sharded": {**JEPA, **EMA, "lora": True, "resume": True, "optim": "adamw_torch", "fsdp_config": SHARDED},
+    "meta": {**JEPA, **EMA, "tied": True, "resume": True, "optim": "adamw_torch", "fsdp_config": META},
+    "activation": {**JEPA, **EMA, "fsdp_config": {"activation_checkpointing": True}},
+    "meta-lora": {**JEPA, "lora": True, "gradient_checkpointing": True, "predictor_head": "mlp", "fsdp_config": META},
 }
 LONG = {"step-two_pass-stop", "inline", "regular", "multi_token"}
 LONG |= {name for name in CASES if name.endswith("-two_pass")} - {"step-two_pass", "ema-lora-two_pass"}
@@ -112,11 +116,23 @@ def test_the_parts_of_the_loss_stay_in_float32(sharded):
     assert all(weight.dtype == torch.float32 for weight in rounded["weights"].values())
 
 
-def test_sharding_that_would_not_happen_is_refused(tmp_path):
-    """accelerate, as it is, trains with DDP on CPU."""
+@pytest.mark.parametrize(
+    ("module", "more", "message"),
+    [
+        ("stepjepa", "", "--fsdp: accelerate shards no weights on cpu"),  # as it is, it trains with DDP there
+        (
+            "support.sharding",
+            '--lora --fsdp_config {"activation_checkpointing":true}',
+            "give --gradient_checkpointing true",
+        ),
+    ],
+)
+def test_what_would_not_be_sharded_or_saved_is_refused(tmp_path, module, more, message):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    flags = f"train --fsdp true --train_file {data} --model_name tiny --output_dir {tmp_path / 'out'} --max_steps 1"
-    done = launch(flags.split(), "stepjepa")
-    assert done.returncode and "--fsdp: accelerate shards no weights on cpu" in done.stderr
+    flags = (
+        f"train --fsdp true --train_file {data} --model_name tiny --output_dir {tmp_path / 'out'} --max_steps 1 {more}"
+    )
+    done = launch(flags.split(), module)
+    assert done.returncode and message in done.stderr
     assert "stepjepa/training/trainer.py" not in done.stderr and not (tmp_path / "out").exists()
