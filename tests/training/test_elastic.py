@@ -115,6 +115,7 @@ def test_the_batch_is_kept_by_accumulation(before, now, accumulation, tmp_path):
         (Cut(4, 1, 3), Cut(5), {}, "no multiple of 5; change --per_device_train_batch_size"),
         (Cut(4, 2), Cut(4, 3), {}, "8 examples a step (4 x 2 accumulated), not 12; resume with as many"),
         (Cut(4, 1, 2), Cut(4), {"dataloader_drop_last": True}, "what --dataloader_drop_last drops depends on how"),
+        (Cut(4, 1, 2), Cut(4), {"loss_scale": "reference"}, "reference makes the size of the gradients depend on how"),
     ],
 )
 def test_another_batch_is_refused(before, now, settings, words, tmp_path):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.runs import one_line, result_of, resume, train
+from support.runs import copy_of, one_line, result_of, resume, train
 
 EVALUATED = "--eval_strategy steps --eval_steps 2 --max_steps 12 --track_flop --metric_for_best_model".split()
 
@@ -35,6 +35,10 @@ def test_a_run_that_has_reached_its_value_is_complete(tmp_path, capsys):
     capsys.readouterr()
     assert resume(out, *flags, "lm_loss", "--stop_at", losses[1]) == 0
     assert "complete, 4 of 4 steps" in capsys.readouterr().out and result_of(out) == before
+    killed = copy_of(out, tmp_path / "killed", killed_after=4)  # before the final model was written
+    assert resume(killed, *flags, "lm_loss", "--stop_at", losses[1]) == 0
+    assert read(killed)[0] == 4 and result_of(killed)["weights"] == before["weights"]
+    assert json.loads((killed / "run.json").read_text())["stop_at"] == losses[1]
     assert resume(out, *flags, "lm_loss", "--stop_at", losses[2]) == 0  # which takes longer
     assert read(out)[0] == 6 and [entry["eval_lm_loss"] for entry in read(out)[1]] == losses[:3]
 

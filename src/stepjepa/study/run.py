@@ -427,7 +427,8 @@ class StudyRun:
         for name, by_seed in values.items():
             known = [value for value in by_seed.values() if value is not None]
             means[name] = sum(known) / len(known) if len(known) == len(by_seed) else None
-        ranked = {name: mean if highest else -mean for name, mean in means.items() if mean is not None}
+        # Rounded, so that means of the same numbers in another order are equal.
+        ranked = {name: round(mean if highest else -mean, 12) for name, mean in means.items() if mean is not None}
         if not ranked:
             for item in items:
                 item.error = (

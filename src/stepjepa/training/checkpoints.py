@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
@@ -36,7 +36,16 @@ from stepjepa.training.batches import StreamedExamples
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
-from stepjepa.training.run_folder import BROKEN, LOG_STATE, Cut, ResumeRecord, RunFolder, on_main, recorded_steps
+from stepjepa.training.run_folder import (
+    BROKEN,
+    LOG_STATE,
+    Cut,
+    ResumeRecord,
+    RunFolder,
+    last_evaluation,
+    on_main,
+    recorded_steps,
+)
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
@@ -65,6 +74,27 @@ class ResumeLog(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
         self.trainer.resume_log(self.checkpoint)
+
+
+class StopAt(TrainerCallback):
+    """Ends a training once `metric_for_best_model` has reached a value in an evaluation."""
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        """See `TrainerCallback`. Raises ConfigError where there is no such metric."""
+        if self.is_reached(args, metrics):
+            control.should_training_stop = True
+
+    def is_reached(self, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
+        """Whether an evaluation ends the training. Raises ConfigError where it has no such metric."""
+        name = str(args.metric_for_best_model).removeprefix("eval_")
+        found = metrics.get(f"eval_{name}")
+        if found is None:
+            known = ", ".join(name.removeprefix("eval_") for name in metrics)
+            raise ConfigError(f"metric_for_best_model is {name}; an evaluation has {known}")
+        return found >= self.value if args.greater_is_better else found <= self.value
 
 
 class CheckpointedTrainer(Trainer):
@@ -137,6 +167,8 @@ class CheckpointedTrainer(Trainer):
         if self.at_equal_compute:
             self.args.max_steps = steps
         if checkpoint is not None:
+            if self._was_to_stop(checkpoint):
+                self.args.max_steps = steps = planned = done
             before = ResumeRecord.read(checkpoint).cut
             if before != self.cut and self.is_world_process_zero():
                 logger.warning(
@@ -185,6 +217,12 @@ class CheckpointedTrainer(Trainer):
                 f"asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an older checkpoint"
             )
         return done, planned
+
+    def _was_to_stop(self, checkpoint: Path) -> bool:
+        """Whether the evaluation at a checkpoint ends the training, and only the final model was not written."""
+        last = last_evaluation(checkpoint)
+        stops = (one for one in self.callback_handler.callbacks if isinstance(one, StopAt))
+        return last is not None and any(one.is_reached(self.args, last) for one in stops)
 
     @property
     def cut(self) -> Cut:

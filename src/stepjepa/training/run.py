@@ -26,12 +26,13 @@ from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
 from stepjepa.modeling.quantized import quantization
 from stepjepa.objectives.base import objective_of
+from stepjepa.training.checkpoints import StopAt
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import Sources
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.summary import conclusion, start_summary
-from stepjepa.training.trainer import JEPATrainer, ScoreAnswers, StopAt
+from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import is_main_process, say
@@ -143,7 +144,7 @@ def _run(
             _write_report(trainer, output)  # of a stream only now is known what was read
             state = trainer.state
             total = round(time.perf_counter() - begin, 1)
-            if run.stop_at is not None and state.global_step < state.max_steps:
+            if run.stop_at is not None and state.global_step < record["steps"]:
                 record |= {"steps": state.global_step, _NAME.stop_at: run.stop_at}
             record["durations"] = {"total": total, "training": round(metrics.get("train_runtime", 0.0), 1)}
             write_json(output / RECORD, record)

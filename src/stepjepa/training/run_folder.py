@@ -125,6 +125,8 @@ class ResumeRecord:
             return "" if accumulation == old.accumulation else f"not {self.cut.batch}; resume with as many"
         if self.settings.get("dataloader_drop_last"):
             return "and what --dataloader_drop_last drops depends on how; resume with the same"
+        if self.settings.get(_NAME.loss_scale) == "reference":
+            return f"and --{_NAME.loss_scale} reference makes the size of the gradients depend on how; resume with the same"
         if old.batch % (size * processes) == 0:
             return ""
         fit = [str(number) for number in range(1, old.batch + 1) if old.batch % (size * number) == 0]
@@ -334,6 +336,13 @@ def recorded_steps(checkpoint: Path) -> tuple[int, int]:
     """The step that a checkpoint was written at, and how many steps its run was to have."""
     state = read_json(checkpoint / _STATE)
     return state["global_step"], state["max_steps"]
+
+
+def last_evaluation(checkpoint: Path) -> dict[str, Any] | None:
+    """The metrics of the evaluation at a checkpoint's step; None where there was none."""
+    state = read_json(checkpoint / _STATE)
+    found = [entry for entry in state["log_history"] if "eval_loss" in entry and entry["step"] == state["global_step"]]
+    return found[-1] if found else None
 
 
 def on_main(work: Callable[[], T]) -> T:

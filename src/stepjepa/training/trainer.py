@@ -85,22 +85,6 @@ class TargetEncoderCallback(TrainerCallback):
         self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
 
 
-class StopAt(TrainerCallback):
-    """Ends a training once `metric_for_best_model` has reached a value in an evaluation."""
-
-    def __init__(self, value: float):
-        self.value = value
-
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        """See `TrainerCallback`. Raises ConfigError where there is no such metric."""
-        found = metrics.get(f"eval_{args.metric_for_best_model.removeprefix('eval_')}")
-        if found is None:
-            known = ", ".join(name.removeprefix("eval_") for name in metrics)
-            raise ConfigError(f"metric_for_best_model is {args.metric_for_best_model}; an evaluation has {known}")
-        if found >= self.value if args.greater_is_better else found <= self.value:
-            control.should_training_stop = True
-
-
 class JEPATrainer(CheckpointedTrainer):
     """Trains a causal language model with a JEPA objective.
 
