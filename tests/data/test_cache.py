@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.errors import ConfigError
+from stepjepa.objectives.base import OBJECTIVES, find_objective
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of
@@ -69,6 +72,35 @@ def test_the_key_knows_data_tokenizer_and_options(file):
     keys.add(cache_key(RowSource(file), tokenizer, OPTIONS))
     assert len(keys) == 9
     assert cache_key(RowSource(step_rows(3)), tokenizer, OPTIONS) is None
+
+
+def other_values(option, kind):
+    """Values of an objective's option that are not its default."""
+    named = [value for one in (kind, *get_args(kind)) if get_origin(one) is Literal for value in get_args(one)]
+    if named or isinstance(option.default, bool):
+        return {*(named or (True, False))} - {option.default}
+    return {option.default + 1} if isinstance(option.default, (int, float)) else set()
+
+
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if find_objective(name).Options])
+def test_the_key_knows_what_changes_the_examples_of_an_objective(file, objective):
+    """Or the report on them, with the number of pairs."""
+    tokenizer, source, options = byte_bpe_tokenizer(), RowSource(file), find_objective(objective).Options
+
+    def made(**given):
+        settings = settings_of(objective, **given)
+        store, report = encode_dataset(source, tokenizer, ChatRenderer(tokenizer), settings)
+        arrays = {name: array.tobytes() for name, array in store.arrays.items()}
+        return cache_key(source, tokenizer, settings), (report.to_dict(), arrays)
+
+    key, examples = made()
+    kinds, changed = get_type_hints(options), 0
+    for option in fields(options):
+        for value in other_values(option, kinds[option.name]) - {"regex", "list"}:
+            other, different = made(**{option.name: value})
+            assert other != key or different == examples, (option.name, value)
+            changed += different != examples
+    assert changed
 
 
 def test_half_an_entry_is_none(tmp_path, file):

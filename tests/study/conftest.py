@@ -15,6 +15,7 @@ from stepjepa.study.records import StudyRunFolder, write_record
 from stepjepa.study.run import run_study
 from stepjepa.study.stages import StageFailed
 from stepjepa.study.tree import parse_tree, set_value
+from stepjepa.training.run_folder import BROKEN
 from support.runs import run_here
 
 STUDY = """\
@@ -35,6 +36,7 @@ class Player:
         calls: (run, "train" or the splits that were scored), in order.
         value: from a run's options, the seed among them, and a split to answer_nll; None for one that diverged.
         fails: from a run's name and a stage to whether it fails.
+        diverges: from a run's name to whether its training ends because the loss is not finite.
         die: the number of the call at which the study is interrupted.
     """
 
@@ -42,6 +44,7 @@ class Player:
         self.calls = []
         self.value = lambda options, split: 1.0
         self.fails = lambda run, stage: False
+        self.diverges = lambda run: False
         self.die = None
         self._lock = threading.Lock()
 
@@ -58,6 +61,9 @@ class Player:
             raise StageFailed(f"exit status 1; the last line of {stage}")
         if argv[0] == "train":
             folder.model.mkdir(exist_ok=True)
+            if self.diverges(name):
+                (folder.model / BROKEN).write_text(json.dumps({"step": 2, "what": "the loss is not finite"}))
+                raise StageFailed("exit status 1")
             (folder.model / "model.safetensors").write_bytes(b"weights")
             metrics = {"total_flos": 100.0 + options["seed"], "train_runtime": 2.0}
             written = {"steps": 4, "metrics": metrics, "log_history": [{"step": 4}]}

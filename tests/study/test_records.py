@@ -71,6 +71,36 @@ def test_failed_runs_stay_in_the_records(carry_out, player, tmp_path):
     assert failed in found and len(found) == 7 and found[-1]["status"] == "finished"
 
 
+def test_runs_that_ended_unseen_are_added(carry_out, tmp_path):
+    """Before the records were asked for, or as jobs that have outlived their study."""
+    whole, kept = carry_out(), tmp_path / "kept.jsonl"
+    carry_out(kept=str(kept))
+    assert [line["run"] for line in lines_of(kept)] == [record.run for record in records_of(whole)]
+    carry_out(kept=str(kept))
+    assert len(lines_of(kept)) == 6
+
+
+def test_a_diverged_run_stays_one(carry_out, player, tmp_path):
+    player.diverges = lambda name: name == "step_jepa seed 2"
+    kept = tmp_path / "kept.jsonl"
+    before = records_of(carry_out(kept=str(kept)))
+    shutil.rmtree(tmp_path / "out")
+    player.calls.clear()
+    after = records_of(carry_out(kept=str(kept)))
+    assert player.calls == [] and [record.error for record in after] == [record.error for record in before]
+    (lost,) = [record for record in after if record.diverged]
+    assert (lost.run, lost.error) == ("step_jepa seed 2", "diverged: the loss is not finite")
+
+
+def test_a_file_that_the_study_writes_is_no_file_of_records(carry_out, tmp_path):
+    write_results(carry_out())
+    kept = tmp_path / "out" / "results.jsonl"
+    before = kept.read_bytes()
+    with pytest.raises(ConfigError, match="results.jsonl: lies in .*, which the study writes; give a file elsewhere"):
+        carry_out(kept=str(kept), overwrite=True)
+    assert kept.read_bytes() == before
+
+
 def test_records_of_another_study_are_refused(carry_out, player, tmp_path, monkeypatch):
     kept = tmp_path / "kept.jsonl"
     carry_out("seeds=[1]", kept=str(kept))

@@ -169,6 +169,16 @@ def test_a_rule_of_ones_own_and_cells_that_diverged(carry_out, player):
     assert outcome.state.choice("", "regular")["means"]["learning_rate=0.002"] is None
 
 
+def test_of_equal_means_the_first_cell_is_chosen(carry_out, player):
+    """Also where the same numbers come in another order, of which a sum may differ in its last digit."""
+    values = {0.001: [0.3, 0.2, 0.1], 0.002: [0.1, 0.2, 0.3], 0.003: [0.2, 0.3, 0.1]}
+    player.value = lambda options, split: values[options["learning_rate"]][options["seed"] - 1]
+    for order in (TUNED, "tune={learning_rate: [0.003, 0.002, 0.001]}"):
+        outcome = carry_out(order, folder=f"first-{order[-7:-2]}")
+        first = float(order.partition("[")[2].partition(",")[0])
+        assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": first}
+
+
 def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
     player.fails = lambda name, stage: name == "step_jepa/learning_rate=0.001 seed 3"
     outcome = carry_out(TUNED, "controls=[shuffled]")

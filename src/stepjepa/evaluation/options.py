@@ -111,7 +111,8 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         if self.harness is not None:
-            given = [name for name in (_NAME.test_file, _NAME.metric, _NAME.output_file) if getattr(self, name)]
+            others = (_NAME.test_file, _NAME.metric, _NAME.output_file, _NAME.ray_replicas)
+            given = [name for name in others if getattr(self, name)]
             if given or not self.model_name or not self.harness or self.backend != "transformers":
                 what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
                 raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")

@@ -17,7 +17,7 @@ Shapes: P states, one a pair; D width, N labelled positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
@@ -60,6 +60,11 @@ class MultiToken(LookAhead):
                 f"{self.name} compares tokens, not states; leave {_NAME.jepa_loss}, {_NAME.regularizer} and "
                 f"{_NAME.target_grad} out"
             )
+
+    @property
+    def pairing(self) -> dict[str, Any]:
+        """See `Objective`."""
+        return {"positions": self.options.token_positions}
 
     @property
     def sources(self) -> int | None:  # type: ignore[override]

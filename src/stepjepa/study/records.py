@@ -85,6 +85,7 @@ class StudyRunFolder:
     def restore(self, result: Mapping[str, Any]) -> None:
         """Write the records of the stages that are done by a line of results."""
         trained = {name: result[name] for name in ("steps", "flops", "train_seconds", "history")}
+        trained |= {"diverged": result["diverged"]} if result.get("diverged") else {}
         for stage, at in result["at"].items():
             done = trained if stage == "train" else {"metrics": result["metrics"][stage]}
             write_record(self.record(stage), {**done, "at": at})
@@ -187,6 +188,7 @@ class KeptRuns:
 
     def add(self, result: Mapping[str, Any]) -> None:
         """Add a line to the file, atomically."""
+        self.runs[result["run"]] = dict(result)
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         write_whole(self.path, (line + b"\n" for line in [*lines, json_bytes(result)]))
 

@@ -49,6 +49,7 @@ class RunRecord:
         settings: what differs from the base.
         metrics: split -> metric -> value; None for a value that is no number.
         history: the evaluations on the way: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.
+        diverged: what was not finite in a run that broke, None for others.
         model: the folder of the weights, None where there are none.
         status: ``finished``, ``failed`` or ``not run``; `error` says why.
     """
@@ -70,6 +71,7 @@ class RunRecord:
     train_seconds: float | None
     steps: int | None
     history: Sequence[Mapping[str, float]] = ()
+    diverged: str | None = None
     model: str | None
     status: str
     error: str | None
@@ -237,6 +239,7 @@ def record_of(carried: StudyRun, item: Item) -> RunRecord:
         train_seconds=trained.get("train_seconds"),
         steps=trained.get("steps"),
         history=trained.get("history", ()),
+        diverged=trained.get("diverged"),
         model=str(item.folder.model) if item.folder.has_weights else None,
         status="failed" if item.error is not None else "not run" if item.todo else "finished",
         error=item.error or (f"diverged: {trained['diverged']}" if "diverged" in trained else None),

@@ -39,6 +39,7 @@ from stepjepa.utils import terminal
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
+from stepjepa.utils.text import one_line
 
 _NAME = Names(StudyOptions, TrainerOptions)
 # Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
@@ -220,8 +221,8 @@ class RayTasks:
         try:
             with plain_errors():
                 return cast("str | None", self._ray.get(task))
-        except StepJepaError as error:
-            return str(error)
+        except Exception as error:  # of the run alone: the others go on
+            return one_line(str(error) or type(error).__name__, 400)
         finally:
             self._tasks.discard(task)
 
@@ -273,6 +274,8 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False,
     """
     folder = study.output_dir
     records.check_folder(folder)
+    if kept and folder.resolve() in Path(kept).resolve().parents:
+        raise ConfigError(f"--{_NAME.records} {kept}: lies in {folder}, which the study writes; give a file elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK) as alone:
         if not alone:
@@ -291,11 +294,13 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False,
             notes.append(f"{kept}: {other} of its runs were made by other code or versions")
         for note in notes:
             say(f"note   {note}")
-        executor: Executor = Processes(study.jobs, study.processes_per_run)
+        executor: Executor
         if study.executor == "ray":
             executor = RayTasks(study.ray)
         elif study.executor != "processes":
             executor = Submitit(study.executor, folder / "jobs", study.slurm)
+        else:
+            executor = Processes(study.jobs, study.processes_per_run)
         run = StudyRun(study, state, say, notes, known)
         run.carry_out(executor)
         return run
@@ -328,6 +333,8 @@ class StudyRun:
         """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
         pool, active = ThreadPoolExecutor(self.study.jobs), dict[Future[str | None], Item]()
         new = [item for block in self.study.blocks for arm in block.arms for item in self._plan(block, arm)]
+        for item in self.items:  # what ended while no study was there to see it
+            self._keep(item)
         ready: list[Item] = []
         try:
             while True:
@@ -343,8 +350,7 @@ class StudyRun:
                     item.error = future.result()
                     if item.error is None and item.todo:
                         item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
-                    if self._kept:  # without the folder of the model, which is of this machine
-                        self._kept.add({**asdict(record_of(self, item)), "model": None})
+                    self._keep(item, failed=item.error is not None)
                     new += self._settle(item)
                     self.say(self._line(item))
         finally:
@@ -352,6 +358,13 @@ class StudyRun:
             while not all(future.done() for future in active):
                 executor.stop()
                 time.sleep(0.05)
+
+    def _keep(self, item: Item, failed: bool = False) -> None:
+        """Add a run to the file of records, where it `failed` or the file lacks a stage of it."""
+        if self._kept is not None:
+            record = record_of(self, item)
+            if failed or record.at.keys() - self._kept.runs.get(item.run.name, {"at": {}})["at"].keys():
+                self._kept.add({**asdict(record), "model": None})  # the folder is of this machine
 
     def _line(self, item: Item) -> str:
         head = f"[{len(self._finished)}/{self._total}] {item.run.name}: "

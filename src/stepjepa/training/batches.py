@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from stepjepa.config.option import Names
+from stepjepa.data.options import ReadingOptions
 from stepjepa.data.streaming import ExampleStream, Streamed, StreamStart
 from stepjepa.data.types import Example
+from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
 from stepjepa.utils.files import read_json, write_json
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from stepjepa.training.config import JEPAConfig
 
+_NAME = Names(ReadingOptions)
 FILLER = -1
 # What random numbers are for; objectives have numbers of their own (`Objective.stream`).
 _ORDER, _RATIO, _MIXED, _WINDOW = 0, 1, 4, 5
@@ -227,6 +231,11 @@ class StreamedExamples:
         own = size * accumulation  # examples of a step
         each = own * self.args.world_size // self._shares
         shares = range(process * own // each, ((process + 1) * own - 1) // each + 1)
+        if len(shares) > 1 and self.stream.engine == "ray":  # each would hold its part of the cluster for good
+            raise ConfigError(
+                f"--{_NAME.engine} ray encodes a stream on as many processes as began the run ({self._shares}); resume with "
+                f"as many, or with --{_NAME.engine} processes"
+            )
         skipped = process * own - shares.start * each  # of the first share, which other processes take
         self._starts.clear()
         for number, parts in enumerate(zip(*(self._steps(share, each) for share in shares), strict=True), 1):

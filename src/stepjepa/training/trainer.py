@@ -465,6 +465,8 @@ class JEPATrainer(CheckpointedTrainer):
         """
         model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
         if not self.accelerator._models and model is self.model:
+            if self.is_fsdp_enabled:
+                raise ConfigError(f"--{_NAME.fsdp} shards the weights when a training begins; evaluate without it")
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
         model.eval()
         self.callback_handler.eval_dataloader = dataloader

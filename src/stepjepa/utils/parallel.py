@@ -190,7 +190,8 @@ class Copies:
 
     def __init__(self, function: Callable[..., Any], count: int, option: str, gpus: bool = False):
         self._ray = ray = connect()
-        each = {"num_cpus": 1, "num_gpus": int(room(count, option, gpus))}
+        of_all = count * int(os.environ.get("WORLD_SIZE", "1"))  # every process of a training has as many
+        each = {"num_cpus": 1, "num_gpus": int(room(of_all, option, gpus))}
         copy = ray.remote(_Copy).options(**each, max_restarts=-1, max_task_retries=RETRIES)
         self._held = [ray.put(function)]  # sent once, and there for as long as a copy may have to be replaced
         self._copies = [copy.remote(self._held, os.getcwd()) for _ in range(count)]
