@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +25,7 @@ from stepjepa.utils.text import scaled
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "evidence" / "planning"
 PAGE = DOCS / "planning.md"
-BASELINE, REACHED, ALPHA = "regular", 0.95, 0.01
+BASELINE, TOKENS, REACHED, ALPHA = "regular", "multi_token", 0.95, 0.01
 SETTINGS, SEEDS = 4, 3  # of an arm, and of a setting, in the grid
 _PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = Mapping[str, Any]
@@ -53,9 +53,14 @@ def runs_of(name: str, task: str) -> Runs:
 # Numbers
 
 
-def accuracy(record: Record, split: str = "test") -> float:
+def accuracy(record: Record, split: str = "test", metric: str = "task") -> float:
     """The share of right answers; a run that diverged has none."""
-    return float((record["metrics"].get(split) or {}).get("task") or 0.0)
+    return float((record["metrics"].get(split) or {}).get(metric) or 0.0)
+
+
+def cost(record: Record) -> float:
+    """The FLOPs of a run; of one that diverged those until its last evaluation."""
+    return float(record["flops"] or max((h["total_flos"] for h in record["history"]), default=0))
 
 
 def within(record: Record, flops: float) -> float:
@@ -84,9 +89,11 @@ def sign_flip(differences: Sequence[float]) -> float:
     return float(test.pvalue)
 
 
-def differences(one: Mapping[int, Record], other: Mapping[int, Record]) -> list[float]:
-    """Accuracies on the test split, seed by seed."""
-    return [accuracy(one[seed]) - accuracy(other[seed]) for seed in sorted(one.keys() & other.keys())]
+def differences(
+    one: Mapping[int, Record], other: Mapping[int, Record], value: Callable[[Record], float] = accuracy
+) -> list[float]:
+    """Accuracies on the test split, or other values of a run, seed by seed."""
+    return [value(one[seed]) - value(other[seed]) for seed in sorted(one.keys() & other.keys())]
 
 
 # Tables
@@ -96,6 +103,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+def points(gains: Sequence[float]) -> str:
+    """A mean difference in points, with its interval."""
+    low, high = interval(gains)
+    return f"{100 * np.mean(gains):+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def percent(value: float) -> str:
@@ -113,19 +126,38 @@ def pilot_table(name: str) -> str:
     return table(["task", "arm", "seed", "right, validation", "best evaluation", "steps"], sorted(rows))
 
 
+def cells_of(name: str) -> dict[str, dict[tuple[float, ...], list[Record]]]:
+    """The runs of a grid by arm and setting (rate, lambda), by seed."""
+    arms: dict[str, dict[tuple[float, ...], list[Record]]] = {}
+    for row in sorted(records_of(name), key=lambda row: row["seed"]):
+        cell = (row["cell"]["learning_rate"], row["cell"].get("lbd", 0))
+        arms.setdefault(row["arm"], {}).setdefault(cell, []).append(row)
+    return arms
+
+
+def choice(cells: Mapping[tuple[float, ...], Sequence[Record]]) -> tuple[float, ...] | None:
+    """The setting with the best mean on the validation split, of equal ones the first; None before all runs of an arm are
+    there. One that diverged on a seed is out."""
+    if len(cells) < SETTINGS or any(len(own) < SEEDS for own in cells.values()):
+        return None
+    rights = {
+        cell: [accuracy(row, "select") for row in own] for cell, own in sorted(cells.items()) if all(map(scored, own))
+    }
+    return max(rights, key=lambda cell: round(float(np.mean(rights[cell])), 9))
+
+
+def scored(record: Record) -> bool:
+    """Whether a run of the grid came to its end with a number."""
+    return (record["metrics"].get("select") or {}).get("task") is not None
+
+
 def grid_table(name: str) -> str:
     """Every setting of every arm, seed by seed. Where all of an arm have run, the best, of equal ones the first, is bold: it
     is the one that is chosen."""
-    arms: dict[str, dict[tuple[float, ...], list[Record]]] = {}
-    for row in sorted(records_of(name), key=lambda row: row["seed"]):
-        arms.setdefault(row["arm"], {}).setdefault(
-            (row["cell"]["learning_rate"], row["cell"].get("lbd", 0)), []
-        ).append(row)
     rows = []
-    for arm, cells in sorted(arms.items(), key=lambda item: item[0] != BASELINE):
+    for arm, cells in sorted(cells_of(name).items(), key=lambda item: item[0] != BASELINE):
         means = {cell: float(np.mean([accuracy(row, "select") for row in own])) for cell, own in sorted(cells.items())}
-        complete = len(cells) == SETTINGS and all(len(own) == SEEDS for own in cells.values())
-        chosen = max(means, key=lambda cell: means[cell]) if complete else None
+        chosen = choice(cells)
         for cell, mean in means.items():
             shown = f"**{percent(mean)}**" if cell == chosen else percent(mean)
             each = ", ".join(f"{percent(accuracy(row, 'select'))} ({row['steps']})" for row in cells[cell])
@@ -134,28 +166,39 @@ def grid_table(name: str) -> str:
 
 
 def arms_table(name: str, task: str) -> str:
-    """Every arm of a task of the test."""
-    runs = runs_of(name, task)
-    plain, rows = runs[BASELINE], []
+    """Every arm of a task of the test: what it came to, and by how much it differs from plain training and from multi-token
+    prediction."""
+    runs, rows = runs_of(name, task), []
     for arm, own in runs.items():
         values = [accuracy(own[seed]) for seed in sorted(own)]
         low, high = interval(values)
         cells = [f"`{arm}`", f"{percent(float(np.mean(values)))} [{percent(low)}, {percent(high)}]"]
+        cells.append(percent(float(np.mean([accuracy(row, metric="first_step") for row in own.values()]))))
         cells.append(f"{sum(value >= REACHED for value in values)} of {len(values)}")
-        gain = differences(own, plain)
-        cells.append(
-            ""
-            if arm == BASELINE
-            else f"{100 * np.mean(gain):+.1f} [{', '.join(f'{100 * x:+.1f}' for x in interval(gain))}]"
-        )
-        equal = [within(own[seed], plain[seed]["flops"]) for seed in sorted(own.keys() & plain.keys())]
-        cells.append(percent(float(np.mean(equal))))
-        reached = [found for row in own.values() if (found := examples_until(row)) is not None]
-        cells.append(f"{scaled(median(reached))} ({len(reached)} of {len(own)})" if reached else "-")
-        cells.append(scaled(float(np.mean([row["flops"] for row in own.values()]))))
+        cells += ["" if arm == other else points(differences(own, runs[other])) for other in (BASELINE, TOKENS)]
         rows.append(cells)
-    head = ["arm", "right, % [95 %]", "seeds at 95 % or more", "from plain, points [95 %]", "right at plain's FLOPs, %"]
-    return table([*head, "examples until 95 %, median", "FLOPs"], rows)
+    head = ["arm", "right, % [95 %]", "first step, %", "seeds at 95 % or more"]
+    return table([*head, "from plain, points [95 %]", "from multi-token, points [95 %]"], rows)
+
+
+def compute_table(name: str, task: str) -> str:
+    """Every arm of a task of the test at the FLOPs of plain training, on validation questions, and what it takes."""
+    runs, rows = runs_of(name, task), []
+    limits = {seed: cost(row) for seed, row in runs[BASELINE].items()}
+
+    def equal(row: Record) -> float:
+        return within(row, limits[row["seed"]])
+
+    for arm, own in runs.items():
+        rights, gains = [equal(row) for row in own.values()], differences(own, runs[BASELINE], equal)
+        reached = [found for row in own.values() if (found := examples_until(row)) is not None]
+        until = f"{scaled(median(reached))} ({len(reached)} of {len(own)})" if reached else "-"
+        flops = scaled(float(np.mean([cost(row) for row in own.values()])))
+        rows.append(
+            [f"`{arm}`", percent(float(np.mean(rights))), "" if arm == BASELINE else points(gains), until, flops]
+        )
+    head = ["arm", "right at plain's FLOPs, %", "from plain there, points [95 %]"]
+    return table([*head, "examples until 95 %, median of those that reach it", "FLOPs of a run"], rows)
 
 
 def hypotheses_table(name: str, first: str, second: str, tasks: Sequence[str]) -> str:
@@ -169,9 +212,8 @@ def hypotheses_table(name: str, first: str, second: str, tasks: Sequence[str]) -
     for number, (pair, gain, p, corrected) in enumerate(zip(pairs, gains, p_values, holm(p_values), strict=True), 1):
         task, arm, other = pair
         holds = "yes" if corrected is not None and corrected < ALPHA and np.mean(gain) > 0 else "no"
-        ends = ", ".join(f"{100 * x:+.1f}" for x in interval(gain))
-        difference = f"{100 * np.mean(gain):+.1f} [{ends}]"
-        rows.append([str(number), task, f"`{arm}` - `{other}`", difference, f"{p:.4f}", f"{corrected:.4f}", holds])
+        named = f"`{arm}` - `{other}`"
+        rows.append([str(number), task, named, points(gain), f"{p:.4f}", f"{corrected:.4f}", holds])
     return table(["", "task", "difference", "points [95 %]", "p", "p (Holm)", f"ahead at {ALPHA:g}"], rows)
 
 
@@ -181,7 +223,7 @@ def curves(name: str, task: str, title: str) -> Path:
     runs = runs_of(name, task)
     steps = sorted({entry["step"] for own in runs.values() for row in own.values() for entry in row["history"]})
     for arm, own in runs.items():
-        found = [[entry["eval_task"] for entry in row["history"]] for row in own.values()]
+        found = [[entry["eval_task"] for entry in row["history"]] or [0.0] for row in own.values()]
         padded = [values + values[-1:] * (len(steps) - len(values)) for values in found]
         means = np.mean(padded, axis=0).tolist()
         histories[arm] = [{"step": step, "eval_task": mean} for step, mean in zip(steps, means, strict=True)]
@@ -200,7 +242,15 @@ def test_tables(recipe: str) -> str:
     if missing:
         return f"{len(runs) - missing} of {len(runs)} runs are done. What they came to is looked at when all are.\n"
     first, second = (arm.name for arm in next(iter(blocks.values())).arms if arm.name != BASELINE)
-    parts = [f"{task}:\n\n{arms_table('test', task)}\n![](assets/planning_{task}.png)\n" for task in blocks]
+    codes = {json.dumps(row["code"], sort_keys=True) for row in records_of("test")}
+    parts = [f"By {'one state' if len(codes) == 1 else f'{len(codes)} states'} of the code.\n"]
+    for task in blocks:
+        parts += [f"{task}:\n", arms_table("test", task), compute_table("test", task)]
+        parts.append(f"![Right validation answers on the way, {task}](assets/planning_{task}.png)\n")
+    own = runs_of("test", next(iter(blocks)))
+    parts.append(
+        f"`{first}` less `{first}+random`, three seeds: {points(differences(own[first], own[f'{first}+random']))}.\n"
+    )
     return "\n".join([*parts, hypotheses_table("test", first, second, list(blocks))])
 
 

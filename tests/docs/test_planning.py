@@ -37,6 +37,36 @@ def test_records_of_the_grid_are_runs_of_its_recipe(made):
     assert {row["run"] for row in made["records_of"]("grid")} <= known
 
 
+def test_the_test_has_the_settings_that_the_grid_chose(made):
+    """Of every arm the best one, and of the latent arms the two best ones, the first of which has random targets too."""
+    found, tree = open_study("planning")
+    blocks = {block.name: block for block in read_study(tree, found).blocks}
+    used = {arm.name: arm.settings for name in ("path_star", "path_star-tokens") for arm in blocks[name].arms}
+    means = {}
+    for arm, cells in made["cells_of"]("grid").items():
+        chosen = made["choice"](cells)
+        if chosen is None:
+            continue
+        means[arm] = sum(made["accuracy"](row, "select") for row in cells[chosen])
+        if arm in used:
+            assert (used[arm]["learning_rate"], used[arm].get("lbd", 0)) == chosen
+    latent = sorted(means.keys() - {"regular", "multi_token"}, key=lambda arm: -means[arm])[:2]
+    assert len(means) == 7 and latent == [arm.name for arm in blocks["path_star"].arms[1:]]
+    assert [arm.name for arm in blocks["path_star-random"].arms] == latent[:1]
+    assert [arm.settings for arm in blocks["a5"].arms] == [arm.settings for arm in blocks["path_star"].arms]
+
+
+def test_a_setting_that_diverged_is_out_and_equal_ones_are_in_order(made):
+    def cells(*rights):
+        rows = ([{"metrics": {"select": {"task": right}}} for right in one] for one in rights)
+        return dict(zip([(1e-3, 1.0), (2e-3, 1.0), (3e-3, 1.0), (4e-3, 1.0)], rows, strict=False))
+
+    orders = [293 / 300, 292 / 300, 292 / 300], [298 / 300, 289 / 300, 290 / 300]
+    for one, other in (orders, orders[::-1]):
+        assert made["choice"](cells(one, other, [0.1] * 3, [None, 1.0, 1.0])) == (1e-3, 1.0)
+    assert made["choice"](cells([1.0] * 3, [1.0] * 3)) is None
+
+
 def test_the_sign_flip_test_is_exact(made):
     assert made["sign_flip"]([0.5] * 12) == made["sign_flip"]([-0.5] * 12) == 2 / 2**12
     assert made["sign_flip"]([3.0, -1.0, 2.0]) == 4 / 8  # as far from 0, or farther, of the means of eight signs
@@ -57,7 +87,11 @@ def test_hypotheses_of_twelve_seeds(made, monkeypatch):
     lines = made["hypotheses_table"]("test", "a", "b", ["star", "a5"]).splitlines()[2:]
     assert [line.split(" | ")[-1] for line in lines] == [*["yes |"] * 4, "no |", "no |"]
     assert "| `a` - `regular` | +44.5 [" in lines[0] and lines[0].split(" | ")[4:6] == ["0.0005", "0.0029"]
-    assert "| `a` | 100.0 [100.0, 100.0] | 12 of 12 |" in made["arms_table"]("test", "star")
+    rows += [run("multi_token", seed, 1.0) for seed in range(12)]
+    assert "| `a` | 100.0 [100.0, 100.0] | 0.0 | 12 of 12 | +44.5 [" in made["arms_table"]("test", "star")
+    rows[0] = {**rows[0], "flops": None, "metrics": {}, "history": []}  # it diverged before any evaluation
+    assert "| `a` | 91.7 [75.0, 100.0] |" in made["arms_table"]("test", "star")
+    assert "| `a` | 91.7 | " in made["compute_table"]("test", "star")
 
 
 def test_the_test_is_shown_once_it_is_complete(made, monkeypatch):
@@ -68,12 +102,17 @@ def test_the_test_is_shown_once_it_is_complete(made, monkeypatch):
         variant = one.variant or "none"
         right = 0.5 if variant != "none" or one.arm.name == "regular" else 1.0
         rows.append(
-            {**run(one.arm.name, one.seed, right, variant, block=one.block.name), "run": one.name, "at": {"test": ""}}
+            {
+                **run(one.arm.name, one.seed, right, variant, block=one.block.name),
+                "run": one.name,
+                "at": {"test": ""},
+                "code": {},
+            }
         )
     shown = made["test_tables"].__globals__
     monkeypatch.setitem(shown, "records_of", lambda name: rows[1:])
     assert made["test_tables"]("planning").startswith(f"{len(runs) - 1} of {len(runs)} runs are done")
     monkeypatch.setitem(shown, "records_of", lambda name: rows)
     text = made["test_tables"]("planning")
-    assert text.count("| `multi_token` | 100.0") == 2 and text.count("| yes |") == 6 and "+random` | 50.0" in text
+    assert text.count("| `multi_token` | 100.0") == 4 and text.count("| yes |") == 6 and "+random` | 50.0" in text
     assert "assets/planning_path_star.png" in text and "assets/planning_a5.png" in text
