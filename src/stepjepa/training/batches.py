@@ -226,7 +226,11 @@ class StreamedExamples:
         self._starts: dict[int, dict[int, StreamStart]] = {}
 
     def batches(self, size: int) -> Iterator[list[Example] | None]:
-        """Micro-batches of `size` examples; None for those that the resumed run has trained on."""
+        """Micro-batches of `size` examples; None for those that the resumed run has trained on.
+
+        Raises:
+            ConfigError: a stream that Ray encodes was begun on more processes.
+        """
         seen, accumulation, process = self._seen, self.args.gradient_accumulation_steps, self.args.process_index
         own = size * accumulation  # examples of a step
         each = own * self.args.world_size // self._shares
