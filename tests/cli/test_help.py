@@ -62,6 +62,7 @@ def test_every_option_of_train_is_shown_once(shown):
         ("--adam_epsilo x", "--adam_epsilo", "--adam_epsilon?"),
         ("--train_file x --step_separator --foo", "--foo", "?; for a value, write --step_separator=--foo"),
         ("--no_lora --foo", "--foo", "?"),
+        ("--llm_jepa --lbd 1", "--llm_jepa", "--objective llm_jepa?"),
     ],
 )
 def test_a_misspelt_flag_is_answered_with_the_nearest_name(words, begin, end, capsys):

@@ -35,6 +35,21 @@ def test_the_start_of_a_run_says_the_options_of_its_objective_alone(objective):
     assert ("mean over a view" in said) == (objective != "semantic_tube")
 
 
+def test_the_start_of_a_run_says_how_lambda_changes():
+    config = JEPAConfig("out", lbd_warmup_ratio=0.1, lbd_schedule="cosine", jepa_until=0.5, jepa_ratio=0.25)
+    said = loss_line(config)
+    for words in ("warmed up over 10%", "schedule cosine", "lambda 0 after 50%", "pairs in 25% of the examples"):
+        assert words in said
+    assert "lambda" not in loss_line(JEPAConfig("out")) and "25%" not in loss_line(JEPAConfig("out"))
+
+
+@pytest.mark.parametrize("options", [{"objective": "regular"}, {"objective": "llm_jepa", "lbd": 0.0}])
+def test_a_loss_of_nothing_is_refused(options):
+    with pytest.raises(ConfigError, match="gamma is 0 and no JEPA loss is left"):
+        JEPAConfig("out", gamma=0.0, **options)
+    assert JEPAConfig("out", gamma=0.0, objective="llm_jepa").gamma == 0
+
+
 def test_the_token_of_the_hub_is_in_no_file(tmp_path, bpe_tokenizer):
     saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer = trainer_for(tmp_path, fresh(bpe_tokenizer), **saves, hub_token=TOKEN, last_token=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.results import records_of, write_results
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions
+from stepjepa.utils.files import locked
 from support.answers import lines as lines_of
 from support.rows import step_rows
 
@@ -90,6 +92,24 @@ def test_a_diverged_run_stays_one(carry_out, player, tmp_path):
     assert player.calls == [] and [record.error for record in after] == [record.error for record in before]
     (lost,) = [record for record in after if record.diverged]
     assert (lost.run, lost.error) == ("step_jepa seed 2", "diverged: the loss is not finite")
+
+
+def test_listing_a_study_counts_its_records(carry_out, study_file, tmp_path):
+    kept = tmp_path / "kept.jsonl"
+    carry_out("seeds=[1, 2]", kept=str(kept))
+    options = StudyOptions(study_file, output_dir=str(tmp_path / "other"), records=str(kept), dry_run=True)
+    assert "6 runs in" in str(study(options)) and ", 4 of them finished" in str(study(options))
+    assert not (tmp_path / "other").exists()
+    kept.write_text("{}\n")
+    with pytest.raises(DataError, match="no record of a run"):
+        study(options)
+
+
+def test_one_study_at_a_time_writes_to_a_file(carry_out, tmp_path):
+    kept = tmp_path / "kept.jsonl"
+    with locked(Path(f"{kept}.lock")), pytest.raises(ConfigError, match="another stepjepa study writes to it"):
+        carry_out(kept=str(kept))
+    assert not kept.exists()
 
 
 def test_a_file_that_the_study_writes_is_no_file_of_records(carry_out, tmp_path):

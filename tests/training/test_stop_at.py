@@ -30,6 +30,7 @@ def test_a_run_that_has_reached_its_value_is_complete(tmp_path, capsys):
         and flops[-1] == json.loads((tmp_path / "all/metrics.json").read_text())["metrics"]["total_flos"]
     )
     assert train(out, *flags, "lm_loss", "--stop_at", losses[1]) == 0
+    assert f"lm_loss has reached --stop_at {losses[1]:g}" in capsys.readouterr().out
     assert read(out)[0] == 4 and [entry["eval_lm_loss"] for entry in read(out)[1]] == losses[:2]
     before = result_of(out)
     capsys.readouterr()

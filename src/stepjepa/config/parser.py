@@ -303,6 +303,9 @@ class StrictParser:
 
     def _hint(self, word: str) -> str:
         name = _plain(word)
+        for option in self.options.values():
+            if name in option.choices:
+                return f"; did you mean --{option.name} {name}?"
         off = [f"no_{option.name}" for option in self.options.values() if option.boolean and name.startswith("no_")]
         return f"; did you mean --{nearest(name, [*self.options, *self.aliases, 'config', 'help', 'quiet', *off])}?"
 

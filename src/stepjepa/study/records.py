@@ -165,23 +165,32 @@ def _absolute(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-class KeptRuns:
+def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
     """The runs that a file like ``results.jsonl`` holds, by name: of each its last line with a stage that is done.
 
     Raises:
         DataError: the file cannot be read, or a line is no record of a run. One that does not exist has none.
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    for number, row in file_rows(path) if path.exists() else ():
+        if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
+            raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
+        if row["at"]:
+            runs[row["run"]] = row
+    return runs
+
+
+class KeptRuns:
+    """The runs that a study counts as done, see `kept_runs`, and their file, which gets the others.
+
+    Raises:
+        DataError: see `kept_runs`.
         ConfigError: a run of the study has other data, scoring or settings there, or the file cannot be written.
     """
 
     def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
-        path.parent.mkdir(parents=True, exist_ok=True)
         check_writable(path.parent, f"--{_NAME.records}")
-        self.path, self.runs = path, dict[str, dict[str, Any]]()
-        for number, row in file_rows(path) if path.exists() else ():
-            if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
-                raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
-            if row["at"]:
-                self.runs[row["run"]] = row
+        self.path, self.runs = path, kept_runs(path)
         for run in all_runs(study):
             if (known := self.runs.get(run.name)) and known["identity"] != run_identity(run, identity):
                 raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -90,7 +91,8 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         state = State(read.output_dir)
         if state.identity is not None and not options.overwrite_output_dir:
             records.check_same(read.output_dir, state.identity, records.study_identity(read))
-        return StudyResult(tuple(describe(read)))
+        kept = records.kept_runs(Path(options.records)) if options.records else {}
+        return StudyResult(tuple(describe(read, {name for name, one in kept.items() if "test" in one["at"]})))
     for name in ("statsmodels", "matplotlib"):
         library(name, "study")  # before the work, whose results could not be written
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
@@ -277,9 +279,13 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False,
     if kept and folder.resolve() in Path(kept).resolve().parents:
         raise ConfigError(f"--{_NAME.records} {kept}: lies in {folder}, which the study writes; give a file elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK) as alone:
-        if not alone:
+    with ExitStack() as locks:
+        if not locks.enter_context(locked(folder / LOCK)):
             raise ConfigError(f"{folder}: another stepjepa study is running in this folder; wait, or end it")
+        if kept:
+            Path(kept).parent.mkdir(parents=True, exist_ok=True)
+            if not locks.enter_context(locked(Path(f"{kept}.lock"))):
+                raise ConfigError(f"--{_NAME.records} {kept}: another stepjepa study writes to it; wait, or end it")
         if overwrite:
             records.clear_folder(folder)
         for block in study.blocks:

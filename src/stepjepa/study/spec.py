@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -271,12 +271,12 @@ def all_runs(study: Study) -> Iterator[Run]:
                 yield from runs_of(block, arm, variant, arm.cells[:1] if variant else None)
 
 
-def describe(study: Study) -> Iterator[str]:
-    """Lines that say how many runs there are, what each arm changes, and how it is judged."""
+def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
+    """Lines that say how many runs there are, what each arm changes, and how it is judged; `kept` are done elsewhere."""
     yield from filter(None, (study.title, study.shows))
     yield ""
     every = list(all_runs(study))
-    finished = sum((study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
+    finished = sum(run.name in kept or (study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
     how = f"{study.jobs} at a time as {_WHERE[study.executor]}"
     how += f", {study.processes_per_run} processes for each" if study.processes_per_run > 1 else ""
     runs = Counter((run.block.name, run.row) for run in every)

@@ -176,7 +176,12 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
             raise ConfigError(
                 f"{_NAME.objective_options} are for an objective of your own; {self.objective} has options by name"
             )
-        objective_of(self).check()
+        objective = objective_of(self)
+        objective.check()
+        if not (self.gamma or objective.makes_pairs):
+            raise ConfigError(
+                f"{_NAME.gamma} is 0 and no JEPA loss is left, so nothing would be trained; raise one of them"
+            )
 
     def _name_own(self) -> None:
         """Put the name of an objective or a loss in the place of one that Python code gave, and its options next to it."""
@@ -242,6 +247,14 @@ def loss_line(args: JEPAOptions) -> str:
     """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
     objective = objective_of(args)
     parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {objective.distance_name}"]
+    if args.lbd_warmup_ratio:
+        parts.append(f"lambda warmed up over {args.lbd_warmup_ratio:.0%} of the steps")
+    if args.lbd_schedule != "constant":
+        parts.append(f"lambda's schedule {args.lbd_schedule}")
+    if args.jepa_until < 1:
+        parts.append(f"lambda 0 after {args.jepa_until:.0%} of the steps")
+    if args.jepa_ratio < 1:
+        parts.append(f"pairs in {args.jepa_ratio:.0%} of the examples")
     if objective.takes_predictors:
         parts.append(f"K = {args.predictors}")
     parts += [*objective.readout, *objective.about]

@@ -28,7 +28,7 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.meter import clock, meanings, short
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.trainer import JEPATrainer
-from stepjepa.utils.text import legend
+from stepjepa.utils.text import counted, legend
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 20  # of each file, to see whether their answers have steps
@@ -126,9 +126,11 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
         for name, report in trainer.data_reports.items():
             if name.startswith("train"):
                 parts.append(("data", [f"{report.source}: {report.rows_read:,} rows read", *report.steps.lines()]))
-    parts.append(
-        ("done", [f"{trainer.state.global_step:,} steps in {clock(metrics.get('train_runtime', 0.0))}{speed}"])
-    )
+    state = trainer.state
+    done = [f"{counted(state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
+    if run.stop_at is not None and state.global_step < state.max_steps:
+        done.append(f"{trainer.args.metric_for_best_model} has reached --{_NAME.stop_at} {run.stop_at:g}")
+    parts.append(("done", done))
     scores = "  ".join(f"{name} {metrics[name]:.4f}" for name in answers if name in metrics)
     parts.append(("final", [line for line in (short(metrics), scores) if line]))
     files = "metrics.json, run.json, data_report.json, resolved.yaml"
@@ -185,6 +187,7 @@ def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
     given |= {name: name for name in (_NAME.views, _NAME.forward)}
     helps = {word: re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ") for word, name in given.items()}
     known = {**DATA_WORDS, **{word: text[:1].lower() + text[1:] for word, text in helps.items()}, **POSITIONS}
+    said = said.replace(f"{trainer.args.predictor_head} head", "")  # which is not the output head
     printed = {word: text for word, text in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
     return printed | meanings(
         objective.makes_pairs, trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
