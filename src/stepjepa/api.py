@@ -196,11 +196,10 @@ def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str
 
     name = Names(ExportOptions)
     paths = {name.checkpoint: os.fspath(checkpoint), name.output_dir: os.fspath(output_dir)}
-    values = vars(_options(ExportOptions, {**options, **paths}))
-    from stepjepa.modeling.export import Export, export_checkpoint
+    checked = _options(ExportOptions, {**options, **paths})
+    from stepjepa.modeling.export import export_checkpoint
 
-    overwrite = values.pop(name.overwrite_output_dir)
-    return Export(os.fspath(output_dir), export_checkpoint(**values, overwrite=overwrite))
+    return export_checkpoint(checked)
 
 
 def evaluate(**options: Any) -> EvaluationResult:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stepjepa import export
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.export import export_checkpoint, export_model
+from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import (
     PredictorRows,
     add_extras,
@@ -137,7 +138,7 @@ def test_an_adapter_from_elsewhere_that_cannot_be_merged_is_refused(kind, tmp_pa
     with pytest.raises(
         ConfigError, match=f"LoRA with {next(iter(kind))} cannot be exported; merge .*adapter with PEFT"
     ):
-        export_checkpoint(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
+        export(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
     assert not (tmp_path / "out").exists()
 
 

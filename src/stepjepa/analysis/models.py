@@ -103,8 +103,8 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
     own, extras, read = record.settings, trained_extras(inner), objective_of(method).groups
-    grouped = extras is not None and len(extras.groups) > 1
-    if extras is not None and grouped:
+    grouped = len(extras.groups) > 1
+    if grouped:
         if not set(read) <= set(extras.groups):
             known = ", ".join(map(str, extras.groups))
             raise ConfigError(
@@ -144,7 +144,7 @@ def _find_predictors(
     """K and the ids of the predictors that were saved with the model (`extras.attach_saved`), else of those in its
     vocabulary: kept ones, or those that a checkpoint of version 0.1 holds at its end; of several groups all."""
     extras, trained = trained_extras(causal_lm(model)), record.settings.get("predictors")
-    saved, groups = (None, 1) if extras is None else (extras.predictors, len(extras.groups))
+    saved, groups = extras.predictors, len(extras.groups)
     if saved is not None:
         wanted = int(asked if asked is not None else trained or len(saved.ids) // groups)
         ids = saved.ids

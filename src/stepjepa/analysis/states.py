@@ -42,7 +42,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import eval_mode
-from stepjepa.modeling.extras import predictor_head
+from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
 from stepjepa.modeling.parts import backbone, decoder_layers, output_head
 from stepjepa.objectives.base import Objective, objective_of
@@ -302,7 +302,7 @@ def read_states(
     """
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
-    predictor, head = predictor_head(inner), None if vocabulary is None else output_head(inner, vocabulary)
+    predictor, head = trained_extras(inner).head, None if vocabulary is None else output_head(inner, vocabulary)
     ends = np.cumsum([len(example.pairs) for example in examples])
     views, likelihoods = np.empty(0, np.float32), np.empty(0 if head is None else len(examples))
     # Rows of similar length in a batch need little padding.

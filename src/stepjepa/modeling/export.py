@@ -31,8 +31,8 @@ from stepjepa.modeling.extras import (
     is_extra,
     kept_predictors,
     known_predictors,
-    predictor_rows,
     save_predictors,
+    trained_extras,
     trained_names,
 )
 from stepjepa.modeling.load import check_lora, first_line, is_preset, load_adapter, load_model, load_tokenizer
@@ -139,7 +139,7 @@ def _write(
             )
         _save_adapter(model, folder)
     else:
-        weights, rows = _plain_weights(model), predictor_rows(inner)
+        weights, rows = _plain_weights(model), trained_extras(inner).predictors
         if rows is not None:
             tokenizer, kept, new = _kept_predictors(tokenizer, inner, keep_predictors)
             if kept:
@@ -181,7 +181,7 @@ def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase)
         ConfigError: another part of the model has the vocabulary's size and cannot grow with it.
     """
     inner = causal_lm(model)
-    rows = predictor_rows(inner)
+    rows = trained_extras(inner).predictors
     if rows is None:
         return
     own = _plain_weights(model, merge_lora=False)
@@ -286,31 +286,16 @@ class Export(NamedTuple):
         return f"output {self.folder}: {', '.join(self.files)}"
 
 
-def export_checkpoint(
-    checkpoint: str | os.PathLike[str],
-    output_dir: str | os.PathLike[str],
-    *,
-    base_model: str | None = None,
-    merge_lora: bool | None = None,
-    keep_predictors: bool = False,
-    overwrite: bool = False,
-    trust_remote_code: bool = False,
-) -> list[str]:
+def export_checkpoint(options: ExportOptions) -> Export:
     """Write what `JEPATrainer.save_model` writes with the weights of a checkpoint, and the records of its run.
 
-    Args:
-        checkpoint: ``checkpoint-N`` of a run, or any folder with a model or an adapter.
-        base_model: of an adapter, its base; None for the one that it names, or that its run has initialised.
-        merge_lora, keep_predictors: see `export_model`; `merge_lora` None is as the run has it.
-        overwrite: write into a folder that is not empty.
-
-    Returns:
-        Names of the files.
+    The checkpoint is ``checkpoint-N`` of a run, or any folder with a model or an adapter; without a base that is named an
+    adapter gets the one that it names, or that its run has initialised.
 
     Raises:
         ConfigError: the checkpoint cannot be read, or the folder not be written.
     """
-    folder, target = Path(checkpoint), Path(output_dir)
+    folder, target, trusted = Path(str(options.checkpoint)), Path(str(options.output_dir)), options.trust_remote_code
     adapter = (folder / _ADAPTER).is_file()
     if not (folder / "config.json").is_file() and not adapter:
         raise ConfigError(f"{folder}: no checkpoint (neither config.json nor {_ADAPTER})")
@@ -322,36 +307,37 @@ def export_checkpoint(
         problem = mismatch(folder, only_weights=not is_checkpoint)
         if problem is not None:
             raise ConfigError(f"{folder}: {problem}; take another checkpoint")
-    _check_target(target, place, overwrite)
+    _check_target(target, place, options.overwrite_output_dir)
     record = read_object(run / "run.json")
     recorded = record.get("settings")
     settings = recorded if isinstance(recorded, dict) else {}
-    merge = bool(settings.get("merge_lora") if merge_lora is None else merge_lora)
+    merge = bool(settings.get(_NAME.merge_lora) if options.merge_lora is None else options.merge_lora)
     if merge and adapter and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         raise ConfigError(
             f"{folder}: was trained on quantised weights, into which no adapter is merged; leave out --{_NAME.merge_lora}"
         )
-    tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=trusted)
     model: nn.Module
     if adapter:
-        base = _load_base(folder, tokenizer, settings, base_model, trust_remote_code)
+        base = _load_base(folder, tokenizer, settings, options.base_model, trusted)
         model = adapted = load_adapter(base, folder, str(folder), "its base")
         if merge:
             check_lora(adapted.peft_config["default"], f"merge {folder} with PEFT (merge_and_unload)")
-    elif base_model is not None:
+    elif options.base_model is not None:
         raise ConfigError(f"{folder}: is no adapter; leave out --{_NAME.base_model}")
     else:
-        model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trust_remote_code)
+        model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trusted)
     attach_saved(causal_lm(model), folder)
     log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
     steps = log.get("global_step", log.get("steps", 0))
     records = Records(record, read_object(run / "data_report.json"), log.get("log_history", ()), steps)
-    written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep_predictors, records=records)
+    keep = options.keep_predictors
+    written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep, records=records)
     # How the weights were trained: `evaluate`, for one, asks for the system prompts.
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in copied:
         write_whole(target / name, [(run / name).read_bytes()])
-    return [*written, *copied]
+    return Export(str(options.output_dir), [*written, *copied])
 
 
 def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:

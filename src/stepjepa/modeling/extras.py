@@ -264,34 +264,22 @@ def release(inner: PreTrainedModel) -> None:
     inner.__dict__.pop(_ENCODER, None)
 
 
-def trained_extras(inner: PreTrainedModel) -> TrainedExtras | None:
-    """What training adds to a causal LM, None where it adds nothing."""
-    return inner._modules.get(_EXTRAS)  # type: ignore[return-value]
-
-
-def predictor_rows(inner: PreTrainedModel) -> PredictorRows | None:
-    """The predictor rows of a causal LM, None where it has none."""
-    extras = trained_extras(inner)
-    return None if extras is None else extras.predictors
-
-
-def predictor_head(inner: PreTrainedModel) -> PredictorHead | None:
-    """The predictor head of a causal LM, None where it has none."""
-    extras = trained_extras(inner)
-    return None if extras is None else extras.head
+def trained_extras(inner: PreTrainedModel) -> TrainedExtras:
+    """What training adds to a causal LM; without any part where it adds nothing."""
+    return inner._modules.get(_EXTRAS) or TrainedExtras(None, None, None)  # type: ignore[return-value]
 
 
 def trained_names(inner: PreTrainedModel) -> list[str]:
     """Names of the predictor tokens of a causal LM, in the order of their ids."""
     extras = trained_extras(inner)
-    if extras is None or extras.predictors is None:
+    if extras.predictors is None:
         return []
     return predictor_names(len(extras.predictors.ids) // len(extras.groups), extras.groups)
 
 
 def with_predictors(inner: PreTrainedModel, ids_RT: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
     """`PredictorRows.placed` for a causal LM; the ids (R, T) as they are where it has no rows."""
-    rows = predictor_rows(inner)
+    rows = trained_extras(inner).predictors
     return nullcontext(ids_RT) if rows is None else rows.placed(inner.get_input_embeddings(), ids_RT)
 
 
@@ -386,19 +374,18 @@ def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = T
     encoder, extras = target_encoder(inner), trained_extras(inner)
     shadow = {} if encoder is None else {name: whole(value).cpu() for name, value in encoder.shadow.items()}
     free_gathered(model)
-    if extras is not None:
-        with whole_weights(extras, here):
-            if here:
-                save_predictors(inner, folder)
+    with whole_weights(extras, here):
+        if here:
+            save_predictors(inner, folder)
     if here and shadow:
         _save(shadow, Path(folder) / EMA_FILE)
 
 
 def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     """As `save_extras`, without the target encoder, of weights that are whole."""
-    extras, weights = trained_extras(inner), extras_weights(inner)
-    if extras is not None and weights:
-        _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, extras.groups))})
+    weights, groups = extras_weights(inner), trained_extras(inner).groups
+    if weights:
+        _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, groups))})
 
 
 def _save(weights: Weights, path: Path, more: Mapping[str, str] | None = None) -> None:
@@ -410,8 +397,7 @@ def _save(weights: Weights, path: Path, more: Mapping[str, str] | None = None) -
 
 def extras_weights(inner: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The weights of rows, head and objective, of any shape, by their names in `PREDICTORS_FILE`."""
-    extras = trained_extras(inner)
-    return {} if extras is None else {name: weight.detach() for name, weight in extras.named_parameters()}
+    return {name: weight.detach() for name, weight in trained_extras(inner).named_parameters()}
 
 
 def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -419,8 +405,7 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     inner = causal_lm(model)
     free_gathered(model)
     extras, encoder, path = trained_extras(inner), target_encoder(inner), Path(folder) / PREDICTORS_FILE
-    if extras is not None:
-        own = dict(extras.named_parameters())
+    if own := dict(extras.named_parameters()):
         try:
             extras.load_state_dict({name: like(value, own.get(name, value)) for name, value in load_file(path).items()})
         except RuntimeError:
@@ -465,9 +450,8 @@ def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_he
         predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))
         add_extras(inner, predictors, kind or "none", groups=groups)
         extras = trained_extras(inner)
-        if extras is not None:
-            extras.load_state_dict(weights)
-            check_finite(extras, str(path))
+        extras.load_state_dict(weights)
+        check_finite(extras, str(path))
     except (SafetensorError, RuntimeError, OSError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(

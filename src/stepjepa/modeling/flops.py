@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
 from stepjepa.forest.visibility import packed_fields
 from stepjepa.losses.lm import chunk_rows
-from stepjepa.modeling.extras import predictor_head
+from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import last_states
 from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
@@ -98,7 +98,7 @@ class ModelCost:
     ) -> ModelCost:
         """The cost of a model as it stands, which is left as it was; V of its LM softmax is `vocabulary`."""
         inner = causal_lm(model)
-        head, predictor = output_head(inner, vocabulary), predictor_head(inner)
+        head, predictor = output_head(inner, vocabulary), trained_extras(inner).head
         embedding = embedding_rows(inner)
         device, ids = embedding.device, torch.arange(6, device=embedding.device)
 
@@ -131,17 +131,6 @@ class ModelCost:
                 source = 0.0 if predictor is None else count(lambda: predictor(given.detach().requires_grad_())) / 4
         own = () if objective is None else (partial(objective.flops, width=given.shape[1], vocabulary=head.vocabulary),)
         return cls(train, forward, whole, again, chunk_rows(vocabulary), source, *own)
-
-    def tokens(self, count: float, read: float, keys: float, gradient: bool = True) -> float:
-        """FLOPs of `count` tokens in the backbone.
-
-        Args:
-            read: those of them whose last state is read.
-            keys: keys of all their queries together, in one layer.
-            gradient: False for a forward pass alone.
-        """
-        cost = self.train if gradient else self.forward
-        return count * cost.token + read * cost.read + keys * cost.key
 
     def heads(self, labels: int, sources: int) -> float:
         """FLOPs of the LM head at `labels` positions, and of the predictor head and the objective at `sources`."""
@@ -178,48 +167,36 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     beginning of the trunk that it repeats included. Only a forward pass runs on `target_rows`.
     """
     flops = dict.fromkeys(KINDS, 0.0)
-    for rows in _passes(batch):
-        read = rows.kinds if rows.read is None else rows.kinds[rows.read]
-        keys = torch.bincount(rows.kinds, rows.keys.double(), minlength=len(KINDS)).tolist()
-        counts, reads = (torch.bincount(kinds, minlength=len(KINDS)).tolist() for kinds in (rows.kinds, read))
+    for rows, kinds_L, gradient in _passes(batch):
+        read, one = (
+            kinds_L if rows.read_positions is None else kinds_L[rows.read_positions],
+            cost.train if gradient else cost.forward,
+        )
+        keys = torch.bincount(kinds_L, _keys(rows).double(), minlength=len(KINDS)).tolist()
+        counts, reads = (torch.bincount(kinds, minlength=len(KINDS)).tolist() for kinds in (kinds_L, read))
         for kind, name in enumerate(KINDS):
-            flops[name] += cost.tokens(counts[kind], reads[kind], keys[kind], rows.gradient)
+            flops[name] += counts[kind] * one.token + reads[kind] * one.read + keys[kind] * one.key
     flops["head"] += cost.heads(len(batch.label_positions), batch.pairs)
     return flops
 
 
 def batch_tokens(batch: Batch) -> dict[str, int]:
     """Positions of a batch by `KINDS` (as `batch_flops` has them, without ``head``), in all calls of the backbone."""
-    counts = sum(torch.bincount(rows.kinds, minlength=len(KINDS)) for rows in _passes(batch))
+    counts = sum(torch.bincount(kinds_L, minlength=len(KINDS)) for _, kinds_L, _ in _passes(batch))
     named = dict(zip(KINDS, torch.as_tensor(counts).tolist(), strict=True))
     return {name: count for name, count in named.items() if name != "head"}
 
 
-class _Pass(NamedTuple):
-    """One call of the backbone.
-
-    Attributes:
-        kinds, keys: (L,) int64, of each token the kind and the number of keys that its query is given.
-        read: int64, the tokens whose states are read; None for all.
-        gradient: whether there is a backward pass.
-    """
-
-    kinds: torch.Tensor
-    keys: torch.Tensor
-    read: torch.Tensor | None
-    gradient: bool
-
-
-def _passes(batch: Batch) -> Iterator[_Pass]:
-    """The calls of the backbone on one batch, as `modeling.forward` makes them."""
-    rows = batch.rows
-    yield _pass(rows, torch.full_like(rows.input_ids, _TRUNK) if rows.example is None else _kinds(batch), True)
-    if batch.views is not None:
-        kinds = torch.full_like(batch.views.input_ids, _TARGET)
-        kinds[: batch.branches] = _BRANCH
-        yield _pass(batch.views, kinds, True)
-    if batch.target_rows is not None:
-        yield _pass(batch.target_rows, torch.full_like(batch.target_rows.input_ids, _TARGET), False)
+def _passes(batch: Batch) -> Iterator[tuple[Rows, torch.Tensor, bool]]:
+    """The calls of the backbone on one batch, as `modeling.forward` makes them: the rows, the kind of each token (L,) int64,
+    and whether there is a backward pass."""
+    for rows in batch.every_rows:
+        kinds = torch.full_like(rows.input_ids, _TRUNK if rows is batch.rows else _TARGET)
+        if rows is batch.views:
+            kinds[: batch.branches] = _BRANCH
+        elif rows is batch.rows and rows.example is not None:
+            kinds = _kinds(batch)
+        yield rows, torch.where(rows.filled, kinds, _PADDING).flatten(), rows is not batch.target_rows
 
 
 def _kinds(batch: Batch) -> torch.Tensor:
@@ -232,14 +209,14 @@ def _kinds(batch: Batch) -> torch.Tensor:
     return torch.where(branch, _BRANCH, torch.where(segment == TRUNK, _TRUNK, _TARGET))
 
 
-def _pass(rows: Rows, kinds: torch.Tensor, gradient: bool) -> _Pass:
-    kinds = torch.where(rows.filled, kinds, _PADDING).flatten()
-    keys = torch.full_like(kinds, rows.input_ids.shape[1])
+def _keys(rows: Rows) -> torch.Tensor:
+    """(L,) int64, the number of keys that each token's query is given."""
+    keys = torch.full_like(rows.input_ids, rows.input_ids.shape[1]).flatten()
     if rows.forests is not None:
-        keys = torch.zeros_like(kinds)
+        keys = torch.zeros_like(keys)
         forests = sorted(rows.forests.tolist())
         for (begin, _), segments in zip(forests, segment_plan(rows).forests, strict=True):
             for segment in segments:
                 keys[begin : begin + segment.length] = segment.length + segment.branch * segments[0].length
                 begin += segment.length
-    return _Pass(kinds, keys, rows.read_positions, gradient)
+    return keys

@@ -25,7 +25,7 @@ from stepjepa.data.types import LM, Batch, ForestOutput, LossPart, Rows, StateRe
 from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.losses.gather import gather_rows
-from stepjepa.modeling.extras import predictor_head, target_encoder, trained_extras, with_predictors
+from stepjepa.modeling.extras import target_encoder, trained_extras, with_predictors
 from stepjepa.modeling.masks import AttentionMask, attention_masks
 from stepjepa.modeling.parts import (
     backbone,
@@ -38,7 +38,7 @@ from stepjepa.modeling.parts import (
     own_forward,
     text_config,
 )
-from stepjepa.objectives.base import Objective
+from stepjepa.objectives.base import ModelView, Objective
 
 # FSDP and DDP look for the tensors in what a forward returns.
 register_dataclass(
@@ -46,33 +46,23 @@ register_dataclass(
 )
 
 
-class LossView:
-    """See `objectives.base.ModelView`."""
+def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
+    """The model as a loss may use it."""
 
-    def __init__(self, model: PreTrainedModel, vocabulary: int):
-        self._model, self.vocabulary = model, vocabulary
-        extras = trained_extras(model)
-        self.modules: nn.Module | None = None if extras is None else extras.objective
-
-    def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
-        """(N, D) of ids (N,); see `ModelView`."""
-        return self._model.get_input_embeddings()(ids_N)  # type: ignore[no-any-return]
-
-    def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
-        """(N, V) of states (N, D); see `ModelView`."""
+    def logits(states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
         # What is computed while weights need no gradient takes none into them; the states' goes on.
-        own = [parameter for parameter in self._model.parameters() if detach and parameter.requires_grad]
+        own = [parameter for parameter in model.parameters() if detach and parameter.requires_grad]
         for parameter in own:
             parameter.requires_grad_(False)
         try:
-            return output_head(self._model, self.vocabulary).logits(self._model, states_ND)
+            return output_head(model, vocabulary).logits(model, states_ND)
         finally:
             for parameter in own:
                 parameter.requires_grad_(True)
 
-    def gather(self, rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The rows (P, D) of all processes; see `ModelView`."""
-        return gather_rows(rows_PD)
+    view: Any = types.SimpleNamespace(vocabulary=vocabulary, logits=logits, gather=gather_rows)
+    view.modules, view.embed = trained_extras(model).objective, model.get_input_embeddings()
+    return view  # type: ignore[no-any-return]
 
 
 def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objective | None = None) -> None:
@@ -136,8 +126,7 @@ def _forest_forward(
         parts = [batch.label_positions, *(side.positions for side in sides)]
         predicting, *found = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
     source, target = found[0], found[1] if separate is None else separate
-    predictor = predictor_head(model)
-    head = output_head(model, vocabulary)
+    predictor, head = trained_extras(model).head, output_head(model, vocabulary)
     lm = head.loss_sum(model, predicting, batch.label_ids)
     output = ForestOutput(
         {LM: LossPart(lm, batch.label_ids.numel(), 1.0 if objective is None else objective.options.gamma)},
@@ -146,7 +135,7 @@ def _forest_forward(
         head.most_likely(model, predicting) if predict else None,
     )
     if objective is not None and step is not None:
-        view = LossView(model, vocabulary)
+        view = loss_view(model, vocabulary)
         output.source_states = objective.source_states(output, batch, view)
         output.target_states = objective.target_states(output)
         output.parts.update(objective.loss(output, batch, view, step))

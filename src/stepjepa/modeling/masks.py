@@ -214,9 +214,6 @@ def _segments(forest: Rows, window: int | None) -> tuple[Segment, ...]:
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     branches = [attaches[start] != ISOLATED for start in starts]
     apart, whole = attention_costs(lengths, [attaches[start] for start in starts])
-    uncut = window is None or max(lengths) <= window
-    if uncut and not any(branches) and apart <= whole:
-        return tuple(Segment(length, False, None) for length in lengths)
     if whole < apart:
         return (Segment(sum(lengths), False, dense_mask(forest, window)[0, 0]),)
     segments = []

@@ -39,7 +39,7 @@ from stepjepa.modeling.extras import (
     attach_saved,
     is_extra,
     known_predictors,
-    predictor_rows,
+    trained_extras,
     trained_names,
 )
 from stepjepa.modeling.forward import attach_forest_forward, run_backbone
@@ -391,7 +391,7 @@ def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: Sequen
     model = load_model(name, tokenizer, seed=seed, attn_implementation="eager")
     vocabulary, known = vocabulary_size(model), True
     attach_saved(model, name)
-    rows = predictor_rows(model)
+    rows = trained_extras(model).predictors
     ids = {} if rows is None else dict(zip(trained_names(model), rows.ids, strict=True))
     if not ids.keys() >= set(predictors):
         in_vocabulary = known_predictors(tokenizer, vocabulary, predictors)

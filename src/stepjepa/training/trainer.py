@@ -220,8 +220,7 @@ class JEPATrainer(CheckpointedTrainer):
             )
         if plugin.mixed_precision_policy is not None:  # the parts of the loss stay in float32
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
-        if extras is not None:
-            extras.in_state_dict = True
+        extras.in_state_dict = True
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # that nothing writes to
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)
