@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepjepa.config.option import Names
-from stepjepa.config.parser import StrictParser, build, positional_argument
+from stepjepa.config.parser import StrictParser, build
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.check import CheckOptions
 from stepjepa.report import ReportOptions
@@ -184,8 +184,8 @@ def test_help(capsys):
     ],
 )
 def test_where_free_words_may_stand(name, words, expected):
-    parser = StrictParser(CheckOptions if name == "file" else ReportOptions)
-    assert positional_argument(parser, words.split(), name) == expected.split()
+    parser = StrictParser(CheckOptions if name == "file" else ReportOptions, positional=[name])
+    assert parser._named(words.split()) == expected.split()
 
 
 @pytest.mark.parametrize("many", [False, True])

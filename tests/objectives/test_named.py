@@ -12,7 +12,9 @@ def test_a_module_is_looked_for_in_the_current_folder_too(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_losses.py").write_text("def twice(x):\n    return 2 * x\n")
     before = list(sys.path)
-    assert load_named("own_losses:twice", "jepa_loss")(3) == load_named("own_losses.py:twice", "jepa_loss")(3) == 6
+    assert (
+        load_named("own_losses:twice", "jepa_loss", ())(3) == load_named("own_losses.py:twice", "jepa_loss", ())(3) == 6
+    )
     assert sys.path == before
     sys.modules.pop("own_losses")
 

@@ -24,7 +24,7 @@ _PREFIX = "stepjepa_user_"  # of the modules of files
 _GIVEN: dict[str, object] = {}  # what Python code gave, by its name
 
 
-def load_named(name: str, option: str, known: Sequence[str] = ()) -> object:
+def load_named(name: str, option: str, known: Sequence[str]) -> object:
     """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
 
     A module is looked for where Python looks, then in the current folder.
@@ -38,9 +38,8 @@ def load_named(name: str, option: str, known: Sequence[str] = ()) -> object:
     if name in _GIVEN:
         return _GIVEN[name]
     if not named_by_file(name):
-        near = f"; did you mean {nearest(name, known)}?" if known else ""
-        listed = ", or ".join([*([", ".join(known)] if known else []), "file.py:Name of your own"])
-        raise ConfigError(f"{option} is {name!r}; known: {listed}{near}")
+        near = f"did you mean {nearest(name, known)}?"
+        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own; {near}")
     source, _, attribute = name.rpartition(":")
     try:
         if source.endswith(".py"):

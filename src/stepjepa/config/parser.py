@@ -254,12 +254,38 @@ class StrictParser:
         return (configs[0][0] if configs else None), [flag for flag in flags if flag[0] != "--config"]
 
     def _named(self, argv: list[str]) -> list[str]:
-        """`argv` with its free words as flags of the positional fields."""
+        """`argv` with its free words (no flags and no flags' values) as flags of the positional fields: the first as
+        ``--NAME=WORD``, all of them after ``--NAME`` for an option that takes several."""
         written = {_plain(word.partition("=")[0]) for word in argv if word.startswith("--")}
         for name in self.positional:
-            if not written & {name, *self.spellings(name)}:
-                argv = positional_argument(self, argv, name)
+            if written & {name, *self.spellings(name)}:
+                continue
+            words, many = list[str](), self.options[name].many
+            while (many or not words) and (index := self._free_word(argv)) is not None:
+                words.append(argv[index])
+                argv = [*argv[:index], *argv[index + 1 :]]
+            argv = [f"--{name}", *words, *argv] if many and words else [*argv, *(f"--{name}={word}" for word in words)]
         return argv
+
+    def _free_word(self, argv: Sequence[str]) -> int | None:
+        """The index of the first word that is no flag and no flag's value, None where there is none."""
+        waiting = False  # for the value of the flag before
+        switch = False  # that flag may be written without a value
+        many = None  # that flag takes any number of values
+        for index, word in enumerate(argv):
+            taken = waiting and (not switch or word.lower() in _SWITCH_WORDS)
+            if many is not None and not waiting:
+                taken = many.fits([word])
+            if word.startswith("--"):
+                known = self.options.get(_plain(word))
+                waiting = (known is not None or word == "--config") and "=" not in word
+                switch = known is not None and known.boolean
+                many = known if known is not None and known.many else None
+            elif taken or (word.startswith("-") and len(word) > 1):
+                waiting = False
+            else:
+                return index
+        return None
 
     def _check_flag(self, spelling: str, before: str) -> None:
         """Refuse a flag that nobody knows; `before` is a flag that waits for a value."""
@@ -383,38 +409,6 @@ def _written(argv: Sequence[str], name: str) -> Any:
     if name in found or "config" not in found:
         return found.get(name)
     return next((entry.given for entry in read_yaml(found["config"]) if entry.key == name), None)
-
-
-def positional_argument(parser: StrictParser, argv: Sequence[str], name: str) -> list[str]:
-    """`argv` with its first free word (one that is no flag and no flag's value) as ``--NAME=WORD``; with all of them after
-    ``--NAME`` for an option that takes several."""
-    flags, words, many = list(argv), list[str](), parser.options[name].many
-    while (many or not words) and (index := _free_word(parser, flags)) is not None:
-        words.append(flags.pop(index))
-    if many and words:
-        return [f"--{name}", *words, *flags]
-    return [*flags, *(f"--{name}={word}" for word in words)]
-
-
-def _free_word(parser: StrictParser, argv: Sequence[str]) -> int | None:
-    """The index of the first word that is no flag and no flag's value, None where there is none."""
-    waiting = False  # for the value of the flag before
-    switch = False  # that flag may be written without a value
-    many = None  # that flag takes any number of values
-    for index, word in enumerate(argv):
-        taken = waiting and (not switch or word.lower() in _SWITCH_WORDS)
-        if many is not None and not waiting:
-            taken = many.fits([word])
-        if word.startswith("--"):
-            known = parser.options.get(_plain(word))
-            waiting = (known is not None or word == "--config") and "=" not in word
-            switch = known is not None and known.boolean
-            many = known if known is not None and known.many else None
-        elif taken or (word.startswith("-") and len(word) > 1):
-            waiting = False
-        else:
-            return index
-    return None
 
 
 def _merge(settings: Iterable[Setting]) -> dict[str, Setting]:

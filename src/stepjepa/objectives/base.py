@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from stepjepa.config.named import given_name, load_named, source_fingerprint
-from stepjepa.config.option import Names, Topic, options_of
+from stepjepa.config.option import Names, Topic, check_fields, options_of
+from stepjepa.config.values import nearest
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.types import TRUNK, Batch, Example, ForestOutput, LossPart, LossParts, Pair, PairsFound, Read, Span
 from stepjepa.errors import ConfigError
@@ -27,7 +28,6 @@ from stepjepa.objectives.options import (
     PairOptions,
     PredictorOptions,
     TargetOptions,
-    own_values,
 )
 from stepjepa.objectives.pairs import PairBuilder, VectorNames
 
@@ -106,9 +106,24 @@ class Objective:
         self.own: Any = options
         if self.Options is None or not isinstance(options, self.Options):
             carried = None if options is None or is_built_in(type(self)) else cast(Any, options).objective_options
-            self.own = own_values(type(self), {**(carried or {}), **own})
+            self.own = self._checked({**(carried or {}), **own})
             if not is_built_in(type(self)) and hasattr(self.own, "check"):
                 self.own.check()
+
+    def _checked(self, values: Mapping[str, Any]) -> object:
+        """Its own options by name as an instance of `Options`; None where it has none."""
+        known = {} if self.Options is None else options_of(self.Options)
+        for name in values:
+            if name not in known:
+                near = f"; did you mean {nearest(name, known)!r}?" if known else ""
+                raise ConfigError(f"objective {self.name} has no option {name!r}{near}")
+        try:
+            own = self.Options and self.Options(**values)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"objective {self.name}: {error}") from None
+        if own is not None:
+            check_fields(own)
+        return own
 
     def __repr__(self) -> str:
         """Equal for objectives that make the same examples of the same chats."""
@@ -382,6 +397,7 @@ class TrunkObjective(Objective):
     reads = (PairOptions, LossOptions)
     predictors = 0
     separate_targets = False
+    draws = True  # an example's pairs are made when it is drawn, also where they are always the same
 
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""
@@ -390,11 +406,6 @@ class TrunkObjective(Objective):
             raise ConfigError(f"{self.name} compares states of one pass; leave {_NAME.target_encoder}=ema out")
         if self.options.predictors:
             raise ConfigError(f"{self.name} has no predictor tokens; leave predictors out")
-
-    @property
-    def draws(self) -> bool:
-        """True: an example's pairs are made when it is drawn, also where they are always the same."""
-        return True
 
 
 class LookAhead(TrunkObjective):

@@ -6,17 +6,12 @@ Importing this module loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from stepjepa.config.option import Names, Topic, check_fields, option, options_of
-from stepjepa.config.values import nearest
+from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.options import VIEWS
 from stepjepa.errors import ConfigError
-
-if TYPE_CHECKING:
-    from stepjepa.objectives.base import Objective
 
 METHOD, LOSS, OUTPUT, AHEAD = "method", "loss", "output", "looking ahead"
 # Distances of pairs, by the names of `losses.distances`.
@@ -231,24 +226,3 @@ class LossOptions(Topic):
 
 
 _NAME = Names(LossOptions, PredictorOptions, TargetOptions)
-
-
-def own_values(cls: type[Objective], values: Mapping[str, Any]) -> object:
-    """The options that an objective of this class alone has, checked; None where it has none.
-
-    Raises:
-        ConfigError: an option that it does not have, or a value that cannot be used.
-    """
-    known = {} if cls.Options is None else options_of(cls.Options)
-    for name in values:
-        if name not in known:
-            near = f"; did you mean {nearest(name, known)!r}?" if known else ""
-            raise ConfigError(f"objective {cls.name} has no option {name!r}{near}")
-    if cls.Options is None:
-        return None
-    try:
-        own = cls.Options(**values)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"objective {cls.name}: {error}") from None
-    check_fields(own)
-    return own

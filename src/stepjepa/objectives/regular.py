@@ -11,8 +11,6 @@ from stepjepa.data.types import Batch, ForestOutput, LossParts, PairsFound
 from stepjepa.objectives.base import ModelView, Objective
 
 if TYPE_CHECKING:
-    import torch
-
     from stepjepa.data.encode import TokenChat
 
 
@@ -27,11 +25,7 @@ class Regular(Objective):
     predictors = 0
     one_pair = False
     separate_targets = False
-
-    @property
-    def pairing(self) -> Mapping[str, Any]:
-        """See `Objective`."""
-        return {}
+    pairing: Mapping[str, Any] = {}
 
     def check(self) -> None:
         """Nothing is read, so nothing can be wrong."""
@@ -43,10 +37,6 @@ class Regular(Objective):
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
         """None, of (T,) tokens."""
         return PairsFound()
-
-    def target_states(self, output: ForestOutput) -> torch.Tensor:
-        """As they are, (P, D)."""
-        return output.target_states
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         """Nothing."""
