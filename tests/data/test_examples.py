@@ -196,7 +196,7 @@ def test_store_round_trip():
         Example(np.array([8], np.int32), ()),
         Example(np.array([9, 10], np.int32), ((0, 1), (1, 2)), ()),
     ]
-    for store in (ExampleStore(examples), pickle.loads(pickle.dumps(ExampleStore(examples)))):
+    for store in (ExampleStore.of(examples), pickle.loads(pickle.dumps(ExampleStore.of(examples)))):
         assert len(store) == 3 and store.lengths.tolist() == [3, 1, 2]
         for found, want in zip(store, examples, strict=True):
             assert found.trunk.tolist() == want.trunk.tolist() and found.trunk.dtype == np.int32
@@ -206,7 +206,7 @@ def test_store_round_trip():
         assert store[-1].trunk.tolist() == [9, 10]
         with pytest.raises(IndexError):
             store[3]
-    assert len(ExampleStore([])) == 0
+    assert len(ExampleStore.of([])) == 0
 
 
 def test_a_slow_tokenizer_is_refused(bpe_tokenizer):

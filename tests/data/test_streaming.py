@@ -31,7 +31,7 @@ class Encoder:
         report = DataReport(self.name, rows_read=len(rows), examples=len(examples))
         report.rows_skipped["nothing_to_learn"] = counts.count(0)
         report.first_skipped = {"nothing_to_learn": "row 0: it is empty"}
-        return Encoded(counts, ExampleStore(examples), report, b"")
+        return Encoded(counts, ExampleStore.of(examples), report, b"")
 
 
 def rows(first, stop):

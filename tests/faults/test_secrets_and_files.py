@@ -87,7 +87,7 @@ def mode(path):
 
 
 def test_a_cache_is_as_readable_as_the_folder_around_it(tmp_path):
-    save_cached(tmp_path / "cache", "key", ExampleStore(made_up_examples()), DataReport("rows"))
+    save_cached(tmp_path / "cache", "key", ExampleStore.of(made_up_examples()), DataReport("rows"))
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "file").touch()

@@ -46,7 +46,7 @@ class ExampleStore(Sequence):
     """Examples one after the other.
 
     Attributes:
-        arrays: all that the store is made of, by the names in `ARRAYS`.
+        arrays: all that the store is made of, by the names in `ARRAYS`; they may be memory-mapped.
         lengths: (E,) int64, tokens of each trunk.
     """
 
@@ -64,9 +64,15 @@ class ExampleStore(Sequence):
     }
     ARRAYS = (*TABLES, *(f"{name}_edges" for name in TABLES))
 
-    def __init__(self, examples: Iterable[Example]):
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self.arrays = {name: arrays[name] for name in self.ARRAYS}
+        self.lengths = np.diff(self.arrays["ids_edges"])
+
+    @classmethod
+    def of(cls, examples: Iterable[Example]) -> ExampleStore:
+        """A store of these examples."""
         # Flat from the first: a hundred thousand small tuples cost more in garbage collection than to make.
-        tables = [array(np.dtype(dtype).char) for _, dtype in self.TABLES.values()]
+        tables = [array(np.dtype(dtype).char) for _, dtype in cls.TABLES.values()]
         ends: list[list[int]] = [[0] for _ in tables]
         for example in examples:
             for table, end, numbers in zip(tables, ends, _numbers(example), strict=True):
@@ -76,17 +82,10 @@ class ExampleStore(Sequence):
                     table.extend(numbers)
                 end.append(len(table))
         arrays: dict[str, np.ndarray] = {}
-        for (name, (columns, dtype)), table, end in zip(self.TABLES.items(), tables, ends, strict=True):
+        for (name, (columns, dtype)), table, end in zip(cls.TABLES.items(), tables, ends, strict=True):
             arrays[name] = np.array(table, dtype).reshape(-1, *([columns] * bool(columns)))
             arrays[f"{name}_edges"] = np.array(end, np.int64) // (columns or 1)
-        self._set(arrays)
-
-    @classmethod
-    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ExampleStore:
-        """A store on what `arrays` gave, of the same shapes, also memory-mapped."""
-        store = cls.__new__(cls)
-        store._set(arrays)
-        return store
+        return cls(arrays)
 
     @classmethod
     def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
@@ -96,11 +95,7 @@ class ExampleStore(Sequence):
         for name in cls.TABLES:
             counts = [np.diff(part[f"{name}_edges"]) for part in parts]
             arrays[f"{name}_edges"] = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
-        return cls.of_arrays(arrays)
-
-    def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.arrays = {name: arrays[name] for name in self.ARRAYS}
-        self.lengths = np.diff(self.arrays["ids_edges"])
+        return cls(arrays)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -185,7 +180,7 @@ def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore,
     try:
         record = read_json(entry / _REPORT)
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
-        return ExampleStore.of_arrays(arrays), DataReport.from_dict(record)
+        return ExampleStore(arrays), DataReport.from_dict(record)
     except (OSError, EOFError, ValueError, TypeError, AttributeError):  # nothing there, or damaged
         return None
 

@@ -292,7 +292,7 @@ class RowEncoder:
                 counts[index] = len(several)
                 yield from several
 
-        store = ExampleStore(examples())
+        store = ExampleStore.of(examples())
         report.rows_read, report.examples = len(rows), len(store)
         report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
         if texts and not self.streams and not report.end_of_turn:

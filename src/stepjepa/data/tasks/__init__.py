@@ -129,31 +129,15 @@ def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 
     return rows
 
 
-def generate_split(
-    n_train: int,
-    n_test: int,
-    seed: int = 0,
-    task: Task | None = None,
-    test_seed: int | None = None,
-    test_task: Task | None = None,
-) -> tuple[list[Row], list[Row]]:
-    """Train rows and exactly `n_test` test rows, no instance of the test among those of training or twice.
-
-    Args:
-        seed: of the train rows, which are ``generate_rows(n_train, seed, task)``.
-        task: arithmetic with its defaults when None.
-        test_seed: ``seed + HELD_OUT`` when None.
-        test_task: of the test rows, as for words longer than those of training; `task` when None.
+def generate_split(n_train: int, n_test: int, seed: int, task: Task) -> tuple[list[Row], list[Row]]:
+    """Train rows, ``generate_rows(n_train, seed, task)``, and exactly `n_test` test rows of the seed ``seed + HELD_OUT``, no
+    instance of the test among those of training or twice.
 
     Raises:
-        ConfigError: the two seeds are equal, or the task has too few instances.
+        ConfigError: the task has too few instances.
     """
-    test_seed = seed + HELD_OUT if test_seed is None else test_seed
-    if test_seed == seed:
-        raise ConfigError(f"seed and test_seed are both {seed}; the test rows would be the train rows")
-    task = task or make_task("arithmetic")
     train = generate_rows(n_train, seed, task)
-    return train, generate_unseen(n_test, test_seed, test_task or task, {task.instance(row) for row in train})
+    return train, generate_unseen(n_test, seed + HELD_OUT, task, {task.instance(row) for row in train})
 
 
 def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[Row]:
