@@ -114,20 +114,19 @@ def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer
 
 def likelihood(tokenizer, rows, **more):
     questions = read_questions(RowSource(rows), SystemPrompt(None, True, ""))
-    return nll.AnswerLikelihood.of(questions, Prompter(tokenizer), **more)
+    return nll.AnswerLikelihood.of(questions, Prompter(tokenizer), load_model("tiny", tokenizer, seed=2), 4, **more)
 
 
 def test_batches_are_the_same_whatever_is_done(tokenizer):
-    model = load_model("tiny", tokenizer, seed=2)
     found = likelihood(tokenizer, ROWS[:9])
-    batches = list(found.compute(model, 4))
+    batches = list(found.compute())
     assert [len(batch) for batch in batches] == [4, 4, 1]
     done = {loss.row for loss in batches[0]}
-    assert list(found.compute(model, 4, done)) == batches[1:]
+    assert list(found.compute(done)) == batches[1:]
     assert {loss.row for batch in batches for loss in batch} == set(range(9))
 
 
-def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer):
+def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer, monkeypatch):
     rows = [*ROWS[:2], {"messages": [{"role": "user", "content": "x " * 60}, {"role": "assistant", "content": "y"}]}]
     found = likelihood(tokenizer, rows, max_length=40)
     assert set(found.examples) == {0, 1} and found.report.rows_skipped == {"no_room_for_answer": 1}
@@ -138,12 +137,13 @@ def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer):
     assert summary["bits_per_byte"] == pytest.approx(4 / math.log(2) / size)
     assert summary["n"] == 2 and summary["tokens"] == 6 and summary["skipped"] == {"no_room_for_answer": 1}
     assert summary["answers_truncated"] == found.report.answers_truncated > 0
+    monkeypatch.setattr(nll, "max_positions", lambda model: 5)
     with pytest.raises(DataError, match="no row has an answer that can be used"):
-        likelihood(tokenizer, rows, max_length=40, positions=5)
+        likelihood(tokenizer, rows, max_length=40)
 
 
 def test_out_of_memory_is_one_line(tokenizer, monkeypatch):
     full = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes.")
     monkeypatch.setattr(nll, "answer_losses", Mock(side_effect=full))
     with pytest.raises(ConfigError, match="out of memory with 2 chats"):
-        list(likelihood(tokenizer, ROWS[:2]).compute(None, 4))
+        list(likelihood(tokenizer, ROWS[:2]).compute())

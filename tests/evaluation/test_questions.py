@@ -23,6 +23,7 @@ from stepjepa.evaluation.questions import (
     right_answers,
     system_prompt_line,
 )
+from stepjepa.evaluation.run import drop_useless
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OWN = SystemPrompt(None, True, "")
@@ -82,9 +83,9 @@ def test_every_row_is_counted():
     assert "skipped 1: no question before the answer (first: list row 2: no message of the user" in "\n".join(lines)
     assert len(read(rows, limit=1).questions) == 1 and read(rows, limit=2).rows_read == 2
     with pytest.raises(DataError, match="none of 2 rows can be evaluated on; first: list row 0"):
-        read(rows[2:4]).check()
+        drop_useless(read(rows[2:4]), [], None)
     with pytest.raises(DataError, match="is empty"):
-        read([]).check()
+        drop_useless(read([]), [], None)
     prints = {read([rows[0]], system).fingerprint() for system in (OWN, SystemPrompt("S", False, ""))}
     prints |= {read(more).fingerprint() for more in ([rows[0]] * 2, [{**rows[0], "ground_truth": "b"}])}
     assert len(prints) == 4 and read([dict(rows[0])]).fingerprint() in prints

@@ -363,21 +363,12 @@ def error_kind(one: Prediction) -> str:
 def repeats(text: str) -> bool:
     """Whether a text ends in a part of it that is repeated again and again.
 
-    The last `_LOOP` characters or more must be `_TURNS` turns or more of one part. Found by the borders of the reversed
-    text (Knuth, Morris and Pratt), in time linear in its length.
+    The last `_LOOP` characters or more must be `_TURNS` turns or more of one part: they stay the same when they are moved on
+    by its length.
     """
-    tail = text[-_TAIL:][::-1]
-    border = [0] * (len(tail) + 1)
-    length = 0
-    for position in range(1, len(tail)):
-        while length and tail[position] != tail[length]:
-            length = border[length]
-        length += tail[position] == tail[length]
-        border[position + 1] = length
-        size, period = position + 1, position + 1 - length
-        if size >= _LOOP and size >= _TURNS * period:
-            return True
-    return False
+    tail = text[-_TAIL:]
+    ends = ((turn, tail[-max(_LOOP, _TURNS * turn) :]) for turn in range(1, len(tail) // _TURNS + 1))
+    return len(tail) >= _LOOP and any(end[turn:] == end[:-turn] for turn, end in ends)
 
 
 def _near(gold: str, answer: str) -> str | None:

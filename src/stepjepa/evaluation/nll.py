@@ -27,6 +27,7 @@ from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.forward import causal_lm, last_states
+from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import output_head, vocabulary_size
 from stepjepa.utils.failures import saying_out_of_memory
 
@@ -47,29 +48,41 @@ class AnswerLikelihood:
     """What is computed of which rows.
 
     Attributes:
+        model: a causal LM, PEFT models included. Its train/eval mode is restored afterwards.
+        batch_size: chats at once.
+        vocabulary: V of the softmax, where predictor tokens follow it; None for all rows of the embedding.
         bytes: of each row, those of its labelled text in UTF-8, without the end of turn.
         report: rows that cannot be used, answers that are cut at `max_length`.
     """
 
+    model: torch.nn.Module
+    batch_size: int
+    vocabulary: int | None
     examples: dict[int, Example]
     report: DataReport
     bytes: dict[int, int]
 
     @classmethod
     def of(
-        cls, questions: QuestionSet, prompter: Prompter, max_length: int | None = None, positions: int | None = None
+        cls,
+        questions: QuestionSet,
+        prompter: Prompter,
+        model: torch.nn.Module,
+        batch_size: int,
+        vocabulary: int | None = None,
+        max_length: int | None = None,
     ) -> AnswerLikelihood:
         """Encode the chats as training does, with its labels `assistant`: every answer and its end of turn.
 
         Args:
             max_length: longest chat in tokens; longer ones are cut on the right and counted.
-            positions: positions that the model has, None for rotary ones.
 
         Raises:
             ConfigError: a tokenizer that cannot be used.
             DataError: no answer can be used.
         """
-        options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions or NO_LIMIT))
+        positions = max_positions(causal_lm(model)) or NO_LIMIT
+        options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
         rows = [{"messages": question.chat} for question in questions.questions]
         encoder = make_encoder(RowSource(rows), prompter.tokenizer, prompter.renderer, options)
         encoded = encoder([(one.place, row) for one, row in zip(questions.questions, rows, strict=True)])
@@ -78,29 +91,24 @@ class AnswerLikelihood:
             first = next(iter(encoded.report.first_skipped.values()), "no row")
             raise DataError(f"{questions.source}: {NLL}: no row has an answer that can be used; first: {first}")
         examples = dict(zip(kept, encoded.store, strict=True))
-        return cls(examples, encoded.report, {index: labelled_bytes(one, prompter) for index, one in examples.items()})
+        sizes = {index: labelled_bytes(one, prompter) for index, one in examples.items()}
+        return cls(model, batch_size, vocabulary, examples, encoded.report, sizes)
 
-    def compute(
-        self, model: torch.nn.Module, batch_size: int, done: Collection[int] = (), vocabulary: int | None = None
-    ) -> Iterator[list[AnswerLoss]]:
+    def compute(self, done: Collection[int] = ()) -> Iterator[list[AnswerLoss]]:
         """A batch of rows at a time, those that are not done.
 
         The batches are formed of all rows, longest first, so that the same rows give the same numbers, interrupted or not.
-
-        Args:
-            model: a causal LM, PEFT models included. Its train/eval mode is restored afterwards.
-            vocabulary: V of the softmax, where predictor tokens follow it; by default all rows of the embedding.
 
         Raises:
             ConfigError: a batch does not fit into memory.
         """
         order = sorted(self.examples, key=lambda index: -len(self.examples[index].trunk))
-        for begin in range(0, len(order), batch_size):
-            batch = [index for index in order[begin : begin + batch_size] if index not in done]
+        for begin in range(0, len(order), self.batch_size):
+            batch = [index for index in order[begin : begin + self.batch_size] if index not in done]
             if batch:
                 advice = f"what is done is kept; lower --{_NAME.batch_size}"
                 with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
-                    losses = answer_losses(model, [self.examples[index] for index in batch], vocabulary)
+                    losses = answer_losses(self.model, [self.examples[index] for index in batch], self.vocabulary)
                 yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
 

@@ -87,10 +87,6 @@ class QuestionSet(RowsRead):
     questions: list[Question] = field(default_factory=list)
     own_system_prompts: int = 0
 
-    def check(self) -> None:
-        """Make sure that something can be asked. Raises DataError: nothing was read, or nothing is left."""
-        self.require(self.questions, "can be evaluated on")
-
     def fingerprint(self) -> str:
         """Changes with any prompt, any column of a row, or the rows' order."""
         return digest_of([one.index, one.prompt, one.row] for one in self.questions)

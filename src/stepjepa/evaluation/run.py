@@ -41,8 +41,6 @@ from stepjepa.evaluation.questions import GENERATED, Question, QuestionSet, Syst
 from stepjepa.generation import Generator, Request, local, seed_of, vllm
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.modeling.card import add_results
-from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import max_positions
 from stepjepa.utils.files import weights_digest
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
@@ -77,7 +75,6 @@ class Task:
     Attributes:
         generator: answers the questions; None where no metric reads an answer.
         likelihood: the reference answers whose likelihood is computed, None for none.
-        model, vocabulary: for the likelihood.
         samples: answers to each question.
     """
 
@@ -85,9 +82,6 @@ class Task:
     metrics: list[Metric]
     generator: Generator | None = None
     likelihood: nll.AnswerLikelihood | None = None
-    model: Any = None
-    batch_size: int = local.BATCH_SIZE
-    vocabulary: int | None = None
     temperature: float = 0.0
     seed: int = 42
     samples: int = 1
@@ -102,14 +96,6 @@ class Task:
         """The number of each request, and so of its seed, with its question, which has `samples` of them."""
         asked = self.questions.questions
         return [(one.index * self.samples + sample, one) for one in asked for sample in range(self.samples)]
-
-    def of_model(self, generator: local.LocalGenerator, names: Sequence[str], max_length: int | None) -> Task:
-        """The task for a model in memory, by the metrics of these names."""
-        task = replace(self, model=generator.model, generator=generator if self.metrics else None)
-        if NLL in names:
-            positions = max_positions(causal_lm(generator.model))
-            task.likelihood = nll.AnswerLikelihood.of(self.questions, generator.prompter, max_length, positions)
-        return task
 
 
 def evaluate_model(
@@ -167,10 +153,11 @@ def evaluate_model(
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
         drop_useless(asked, chosen, prompter)
-        task = Task(asked, chosen, batch_size=batch_size, vocabulary=vocabulary, temperature=temperature, seed=seed)
-        task = replace(task, samples=samples_per_question)
-        generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
-        task, answers = task.of_model(generator, metrics, max_length), Answers()
+        task, answers = Task(asked, chosen, temperature=temperature, seed=seed, samples=samples_per_question), Answers()
+        if chosen:
+            task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
+        if NLL in metrics:
+            task.likelihood = nll.AnswerLikelihood.of(asked, prompter, model, batch_size, vocabulary, max_length)
         answer(task, answers)
         return score(task, answers)
 
@@ -227,8 +214,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             done = output.complete
             parts = done["metrics"], done["generation"], done["rows"]
             return EvaluationResult(*parts, record=done, files=files, already=True)
-        task, description = _load(model, Task(asked, metrics, bar=bar))
-        answers = Answers(output)
+        sampling = options.temperature, options.seed, options.samples_per_question
+        task, answers = Task(asked, metrics, None, None, *sampling, bar), Answers(output)
+        description = _load(model, task)
         with output.opened(answers.take):
             bar.say(f"model    {place.name} ({description})")
             bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
@@ -268,7 +256,7 @@ def answer(task: Task, answers: Answers) -> None:
     """Let the model answer whatever is not answered yet."""
     if task.likelihood is not None:
         task.bar.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
-        for losses in task.likelihood.compute(task.model, task.batch_size, answers.losses, task.vocabulary):
+        for losses in task.likelihood.compute(answers.losses):
             answers.add({"losses": losses})
             task.bar.step(len(losses))
     if task.generator is not None:
@@ -309,7 +297,7 @@ def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompt
     if metrics:
         questions.drop_unaskable(asked, prompter)
         predictions.drop_unscorable(metrics, asked)
-    asked.check()
+    asked.require(asked.questions, "can be evaluated on")
 
 
 def open_output(model: Opened, data: str, fingerprint: str) -> Output:
@@ -350,17 +338,17 @@ def open_output(model: Opened, data: str, fingerprint: str) -> Output:
     )
 
 
-def _load(opened: Opened, task: Task) -> tuple[Task, str]:
-    """The task with what answers it, and a phrase that describes that."""
+def _load(opened: Opened, task: Task) -> str:
+    """Load what answers the task; a phrase that describes it."""
     options, place, record, _, prompter = opened
-    size = options.batch_size or local.BATCH_SIZE
-    task = replace(task, batch_size=size, temperature=options.temperature, seed=options.seed)
-    task = replace(task, samples=options.samples_per_question)
     generator, description = local.load_generator(place, prompter, options, options.no_lora)
-    if not isinstance(generator, local.LocalGenerator):
-        return replace(task, generator=generator), description
-    task.vocabulary = models.softmax_size(generator.model, prompter.tokenizer, place, record)
-    return task.of_model(generator, options.metric or (), options.max_length), description
+    task.generator = generator if task.metrics else None
+    if NLL in (options.metric or ()):
+        assert isinstance(generator, local.LocalGenerator)  # `EvaluateOptions.check` sees to it
+        vocabulary = models.softmax_size(generator.model, prompter.tokenizer, place, record)
+        limits = options.batch_size or local.BATCH_SIZE, vocabulary, options.max_length
+        task.likelihood = nll.AnswerLikelihood.of(task.questions, prompter, generator.model, *limits)
+    return description
 
 
 def sample_solutions(task: Task, output: Output, samples: int) -> Path:

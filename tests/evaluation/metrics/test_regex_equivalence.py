@@ -137,7 +137,8 @@ def test_verdicts_agree_with_slow_matchers(operators):
                 continue
             found = compare(first, second, dialect="nl_rx" if operators else "python")
             if found is not None:
-                assert [one(found.text) for one in match] == [found.in_first, not found.in_first], (first, second)
+                text, in_first = found
+                assert [one(text) for one in match] == [in_first, not in_first], (first, second)
                 unequal += 1
             else:
                 for text in generator.sample(texts, 20) if operators else texts:

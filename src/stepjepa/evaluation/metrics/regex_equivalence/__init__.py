@@ -63,4 +63,5 @@ class RegexEquivalence(Metric):
             return f"unknown: not decided in {self.budget} steps"
         if found is None:
             return ""
-        return f"only {'the reference' if found.in_first else 'the answer'} matches {found.text!r}"
+        text, in_first = found
+        return f"only {'the reference' if in_first else 'the answer'} matches {text!r}"

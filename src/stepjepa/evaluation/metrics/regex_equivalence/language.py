@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import LAST, WORD, Part, Pattern, Ranges, Turns, merged
 
@@ -88,20 +88,8 @@ def _holds(ranges: Ranges, point: int) -> bool:
     return place > 0 and point <= ranges[place - 1][1]
 
 
-class Difference(NamedTuple):
-    """A text that only one of two patterns matches.
-
-    Attributes:
-        text: the shortest there is.
-        in_first: whether the first pattern is the one.
-    """
-
-    text: str
-    in_first: bool
-
-
-def difference(first: Pattern, second: Pattern, budget: int) -> Difference | None:
-    """A text that tells two patterns apart; None where they match the same texts.
+def difference(first: Pattern, second: Pattern, budget: int) -> tuple[str, bool] | None:
+    """The shortest text that only one of two patterns matches, and whether that is the first; None where there is none.
 
     Args:
         budget: steps that may be made, of about a microsecond.
@@ -128,7 +116,7 @@ def difference(first: Pattern, second: Pattern, budget: int) -> Difference | Non
         space.spend(_PAIR)
         at_end = 1 << 3 * previous
         if bool(one.nulls & at_end) != bool(other.nulls & at_end):
-            return Difference("".join(_letters(way))[::-1], bool(one.nulls & at_end))
+            return "".join(_letters(way))[::-1], bool(one.nulls & at_end)
         for letter in range(space.alphabet.size):
             kind = space.alphabet.kinds[letter]
             after = space.derivative(one, previous, letter), space.derivative(other, previous, letter)
