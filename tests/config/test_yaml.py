@@ -95,7 +95,7 @@ def test_a_key_sets_its_field(line, name, value, write):
         ("derived: 3", None),
         ("no_lora: true", "unknown key 'no_lora'; did you mean 'lora'?"),
         ("<<: {lbd: 1}", None),
-        ("? [a, b]\n: 1", "expected an option's name as the key, got a list"),
+        ("? [a, b]\n: 1", "expected a name as the key, got a sequence"),
         ("lbd: !!python/object:os.system {}", None),
         ("lbd: *base", "not valid YAML: found undefined alias 'base'"),
         ("lbd: [1, 2", None),
@@ -114,16 +114,18 @@ def test_a_key_or_value_that_does_not_fit(line, text, write):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("lbd: 1\nlora: true\nlbd: 2\n", "run.yaml:3: the key 'lbd' stands here and on line 1; keep one of them"),
-        ("kwargs:\n  a: 1\n  a: 1\n", "run.yaml:3: the key 'a' stands here and on line 2; keep one of them"),
+        (
+            "lbd: 1\nlora: true\nlbd: 2\n",
+            "run.yaml:3: the key 'lbd' occurs twice, first in run.yaml:1; keep one of them",
+        ),
+        ("kwargs:\n  a: 1\n  a: 1\n", "run.yaml:3: the key 'a' occurs twice, first in run.yaml:2; keep one of them"),
         (
             "- lbd\n- 1\n",
-            "run.yaml:1: expected a mapping of option names to values, such as 'name: value', got a list",
+            "run.yaml:1: options: expected a mapping of names to values, got the list [lbd, 1]",
         ),
         (
             "\njust words\n",
-            "run.yaml:2: expected a mapping of option names to values, such as 'name: value', "
-            "got the text 'just words'",
+            "run.yaml:2: options: expected a mapping of names to values, got 'just words'",
         ),
         ("lbd: 1\n---\nlbd: 2\n", "run.yaml:2: not valid YAML: but found another document"),
         ("lbd: 1\n\tlora: true\n", "run.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Union
 
 from stepjepa.config.option import MISSING, Brings, Option, options_of, public_values
 from stepjepa.config.values import BadValue, convert, named_by_file, nearest, show
-from stepjepa.config.yaml_file import Entry, read_yaml, representable
+from stepjepa.config.yaml_file import Node, read_tree, representable
 from stepjepa.errors import ConfigError
 
 
@@ -119,7 +119,9 @@ class StrictParser:
         config, flags = self._split(argv)
         given: dict[str, Setting] = {}
         if config is not None:
-            given.update(_merge(s for entry in read_yaml(config) for s in self._from_yaml(config, entry)))
+            given.update(
+                _merge(s for one in read_tree(config).mapping("options").items() for s in self._from_yaml(*one))
+            )
         given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
         return carried(self.options, {name: setting.value for name, setting in given.items()})
 
@@ -320,12 +322,11 @@ class StrictParser:
         given = words if len(words) > 1 else words[0] if words else _BARE
         yield from self.settings(name, given, spelling)
 
-    def _from_yaml(self, path: str, entry: Entry) -> Iterator[Setting]:
-        where = f"{path}:{entry.line}: "
-        if entry.key not in self.options and entry.key not in self.aliases:
-            close = nearest(entry.key, [*self.options, *self.aliases])
-            raise ConfigError(f"{where}unknown key {entry.key!r}; did you mean {close!r}?")
-        yield from self.settings(entry.key, entry.given, where + entry.key)
+    def _from_yaml(self, key: str, node: Node) -> Iterator[Setting]:
+        if key not in self.options and key not in self.aliases:
+            close = nearest(key, [*self.options, *self.aliases])
+            raise ConfigError(f"{node.where}: unknown key {key!r}; did you mean {close!r}?")
+        yield from self.settings(key, node.written, f"{node.where}: {key}")
 
     def _hint(self, word: str) -> str:
         name = _plain(word)
@@ -408,7 +409,8 @@ def _written(argv: Sequence[str], name: str) -> Any:
             found[_plain(flag)] = value if equals else after
     if name in found or "config" not in found:
         return found.get(name)
-    return next((entry.given for entry in read_yaml(found["config"]) if entry.key == name), None)
+    node = read_tree(found["config"]).mapping("options").get(name)
+    return node and node.written
 
 
 def _merge(settings: Iterable[Setting]) -> dict[str, Setting]:

@@ -2,24 +2,23 @@
 
 Reading keeps each scalar as the text that stands in the file, with its line, so that the option's type decides what it
 means, exactly as for a flag: `learning_rate: 1e-5` is a number, `eval_strategy: no` the word "no". Inside mappings, where
-no type says more, YAML 1.2's core rules hold: null, true/false, numbers, and the rest is text.
+no type says more, YAML 1.2's core rules hold: null, true/false, numbers, and the rest is text. Studies are read so, too.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from stepjepa.config.option import options_of, public_values
-from stepjepa.config.values import Quoted
+from stepjepa.config.values import Quoted, show
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import write_whole
 
@@ -39,7 +38,7 @@ _SCALARS = [
 ]
 
 
-class Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):
     """Knows the scalars above only; YAML 1.1's yes/no, dates, octal and base-60 numbers stay text."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
@@ -50,7 +49,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _tag, _pattern, _first in _SCALARS:
-    Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
     _Dumper.add_implicit_resolver(_tag, _pattern, _first)
 _Dumper.add_implicit_resolver(_NULL, re.compile(r"(?i:none|null)\Z"), list("nN"))
 
@@ -63,44 +62,120 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _represent_text)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One key of the file. `given` has one of the forms that `stepjepa.config.values` describes."""
+class Node(NamedTuple):
+    """A value of a file.
 
-    key: str
+    Attributes:
+        given: text (`Quoted` where it was in quotes), None, a list of nodes, or a dict of names to nodes.
+        where: ``study.yaml:7``, the line of its key.
+        scalar: the Python value of a scalar where no field says what type it has.
+    """
+
     given: Any
-    line: int  # counted from 1
+    where: str
+    scalar: object = None
+
+    def mapping(self, what: str) -> dict[str, Node]:
+        """The children by name; none of an empty value.
+
+        Raises:
+            ConfigError: it is no mapping.
+        """
+        if self.given is None:
+            return {}
+        if not isinstance(self.given, dict):
+            raise ConfigError(f"{self.where}: {what}: expected a mapping of names to values, got {show(self.written)}")
+        return self.given
+
+    def listed(self, what: str) -> list[Node]:
+        """The items of a list; a single value is a list of one.
+
+        Raises:
+            ConfigError: it is a mapping or empty.
+        """
+        if not self.given or isinstance(self.given, dict):
+            got = "an empty list" if self.given == [] else show(self.written)
+            raise ConfigError(f"{self.where}: {what}: expected a list, got {got}")
+        return self.given if isinstance(self.given, list) else [self]
+
+    @property
+    def written(self) -> object:
+        """What options convert: scalars as they are written, mappings with built values."""
+        if isinstance(self.given, list):
+            return [child.written for child in self.given]
+        return self.value if isinstance(self.given, dict) else self.given
+
+    @property
+    def value(self) -> object:
+        """The Python value, scalars as an option file has them inside mappings."""
+        if isinstance(self.given, dict):
+            return {name: child.value for name, child in self.given.items()}
+        return [child.value for child in self.given] if isinstance(self.given, list) else self.scalar
 
 
-def read_yaml(path: str | os.PathLike[str]) -> list[Entry]:
-    """The top-level keys of a YAML file in their order; an empty file has none.
+def read_tree(path: str | os.PathLike[str]) -> Node:
+    """The tree of a YAML file.
 
     Raises:
-        ConfigError: if the file is missing, is no valid YAML, is no mapping, or has a key twice.
+        ConfigError: it is missing, or not as `parse_tree` takes it.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return parse_tree(Path(path).read_text(encoding="utf-8-sig"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; --config takes the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a UTF-8 text file ({error})") from None
+
+
+def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
+    """The tree of a YAML text.
+
+    Args:
+        name: of the file, for messages.
+        numbered: whether messages name lines.
+
+    Raises:
+        ConfigError: no valid YAML, or a key that occurs twice.
+    """
+
+    def where(line: int) -> str:
+        return f"{name}:{line + 1}" if numbered else name
+
+    def read(node: yaml.Node, line: int, *above: yaml.Node) -> Node:
+        if node in above:
+            raise ConfigError(f"{where(line)}: not valid YAML: a list or mapping that contains itself")
+        if isinstance(node, yaml.SequenceNode):
+            return Node([read(child, child.start_mark.line, node, *above) for child in node.value], where(line))
+        if isinstance(node, yaml.ScalarNode):
+            scalar = loader.construct_object(node)
+            plain = None if scalar is None else node.value
+            return Node(plain if node.style is None else Quoted(node.value), where(line), scalar)
+        children: dict[str, Node] = {}
+        for key, value in node.value:
+            at = key.start_mark.line  # says more than the line of the value's first item
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{where(at)}: expected a name as the key, got a {key.id}")
+            if key.value in children:
+                first = children[key.value].where
+                raise ConfigError(
+                    f"{where(at)}: the key {key.value!r} occurs twice, first in {first}; keep one of them"
+                )
+            children[key.value] = read(value, at, node, *above)
+        return Node(children, where(line))
+
     try:
-        loader = Loader(text)
+        loader = _Loader(text)
         root = loader.get_single_node()
-        if root is None or (root.tag == _NULL and isinstance(root, yaml.ScalarNode)):
-            return []
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(
-                f"{path}:{_line(root)}: expected a mapping of option names to values, such as "
-                f"'name: value', got {_kind(root)}"
-            )
-        entries = []
-        for key, value in _pairs(root, path):
-            loader.construct_object(value, deep=True)  # refuses unknown tags and lists that contain themselves
-            entries.append(Entry(key.value, _given(loader, value, path), _line(key)))
-        return entries
-    except yaml.YAMLError as error:
-        raise ConfigError(_syntax_message(path, error)) from None
+        found = Node(None, where(0)) if root is None else read(root, root.start_mark.line)
+        if root is not None:
+            loader.construct_document(root)  # refuses unknown tags of lists and mappings, too
+        return found
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = where(mark.line) if mark else name
+        raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:  # !!int many
+        raise ConfigError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
 
 
 def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: str = "") -> None:
@@ -146,56 +221,3 @@ def representable(value: object) -> object:
     if hasattr(value, "to_dict"):
         return representable(value.to_dict())
     raise TypeError(f"{type(value).__name__} has no form in YAML")
-
-
-def _pairs(node: yaml.MappingNode, path: str | os.PathLike[str]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Keys and values of a mapping, after a check that the keys are plain words and that none comes twice."""
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}:{_line(key)}: expected an option's name as the key, got {_kind(key)}")
-        if key.value in lines:
-            raise ConfigError(
-                f"{path}:{_line(key)}: the key {key.value!r} stands here and on line {lines[key.value]}; "
-                "keep one of them"
-            )
-        lines[key.value] = _line(key)
-        yield key, value
-
-
-def _given(loader: Loader, node: yaml.Node, path: str | os.PathLike[str]) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return {key.value: _plain(loader, value, path) for key, value in _pairs(node, path)}
-    if isinstance(node, yaml.SequenceNode):
-        return [_given(loader, item, path) for item in node.value]
-    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
-    if quoted:
-        return Quoted(node.value)
-    return None if node.tag == _NULL else node.value
-
-
-def _plain(loader: Loader, node: yaml.Node, path: str | os.PathLike[str]) -> Any:
-    """The Python value of something inside a mapping."""
-    if isinstance(node, yaml.MappingNode):
-        return {key.value: _plain(loader, value, path) for key, value in _pairs(node, path)}
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(loader, item, path) for item in node.value]
-    return loader.construct_object(node, deep=True)
-
-
-def _line(node: yaml.Node) -> int:
-    return node.start_mark.line + 1
-
-
-def _kind(node: yaml.Node) -> str:
-    if isinstance(node, yaml.SequenceNode):
-        return "a list"
-    return "a mapping" if isinstance(node, yaml.MappingNode) else f"the text {node.value!r}"
-
-
-def _syntax_message(path: str | os.PathLike[str], error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        place = f"{path}:{mark.line + 1}" if mark else f"{path}"
-        return f"{place}: not valid YAML: {error.problem or error.context}"
-    return f"{path}: not valid YAML: {str(error).splitlines()[0]}"

@@ -1,76 +1,19 @@
-"""A study's YAML file as a tree in which every value knows its file and line, and the recipes, which are such files.
-
-Scalars stay as they are written, in the forms that `stepjepa.config.values` converts: the field that a value is for decides
-what it means, as for a flag.
-"""
+"""A study's YAML file as a tree of values (`stepjepa.config.yaml_file`), and the recipes, which are such files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import Any
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.values import BadValue, Quoted, nearest, show
-from stepjepa.config.yaml_file import Loader
+from stepjepa.config.values import BadValue, nearest
+from stepjepa.config.yaml_file import Node, parse_tree, read_tree
 from stepjepa.errors import ConfigError
 from stepjepa.study.spec import StudyOptions
 
 _NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
-
-
-class Node(NamedTuple):
-    """A value of the file.
-
-    Attributes:
-        given: text (`Quoted` where it was in quotes), None, a list of nodes, or a dict of names to nodes.
-        where: ``study.yaml:7``.
-        scalar: the Python value of a scalar where no field says what type it has.
-    """
-
-    given: Any
-    where: str
-    scalar: object = None
-
-    def mapping(self, what: str) -> dict[str, Node]:
-        """The children by name; none of an empty value.
-
-        Raises:
-            ConfigError: it is no mapping.
-        """
-        if self.given is None:
-            return {}
-        if not isinstance(self.given, dict):
-            raise ConfigError(f"{self.where}: {what}: expected a mapping of names to values, got {show(self.written)}")
-        return self.given
-
-    def listed(self, what: str) -> list[Node]:
-        """The items of a list; a single value is a list of one.
-
-        Raises:
-            ConfigError: it is a mapping or empty.
-        """
-        if not self.given or isinstance(self.given, dict):
-            got = "an empty list" if self.given == [] else show(self.written)
-            raise ConfigError(f"{self.where}: {what}: expected a list, got {got}")
-        return self.given if isinstance(self.given, list) else [self]
-
-    @property
-    def written(self) -> object:
-        """What options convert: scalars as they are written, mappings with built values."""
-        if isinstance(self.given, list):
-            return [child.written for child in self.given]
-        return self.value if isinstance(self.given, dict) else self.given
-
-    @property
-    def value(self) -> object:
-        """The Python value, scalars as an option file has them inside mappings."""
-        if isinstance(self.given, dict):
-            return {name: child.value for name, child in self.given.items()}
-        return [child.value for child in self.given] if isinstance(self.given, list) else self.scalar
 
 
 def open_study(name: str) -> tuple[str, Node]:
@@ -86,10 +29,7 @@ def open_study(name: str) -> tuple[str, Node]:
             f"{name}: no such file or recipe; did you mean {close!r}? (stepjepa study --list shows the recipes)"
         )
     path = path if path.is_file() else recipes[name]
-    try:
-        root = parse_tree(path.read_text(encoding="utf-8-sig"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a UTF-8 text file ({error})") from None
+    root = read_tree(path)
     return path.stem, Node(root.mapping("study"), root.where)
 
 
@@ -105,50 +45,6 @@ def recipe_lines() -> list[str]:
         tree = open_study(name)[1].given
         lines += [name, *(f"    {tree[key].given}" for key in ("source", "shows") if key in tree)]
     return lines
-
-
-def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
-    """The tree of a YAML text.
-
-    Args:
-        name: of the file, for messages.
-        numbered: whether messages name lines.
-
-    Raises:
-        ConfigError: no valid YAML, or a key that occurs twice.
-    """
-
-    def where(line: int) -> str:
-        return f"{name}:{line + 1}" if numbered else name
-
-    def read(node: yaml.Node, line: int) -> Node:
-        if isinstance(node, yaml.SequenceNode):
-            return Node([read(child, child.start_mark.line) for child in node.value], where(line))
-        if isinstance(node, yaml.ScalarNode):
-            scalar = loader.construct_object(node)
-            plain = None if scalar is None else node.value
-            return Node(plain if node.style is None else Quoted(node.value), where(line), scalar)
-        children: dict[str, Node] = {}
-        for key, value in node.value:
-            at = key.start_mark.line  # says more than the line of the value's first item
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{where(at)}: expected a name as the key")
-            if key.value in children:
-                raise ConfigError(f"{where(at)}: the key {key.value!r} occurs twice; keep one of them")
-            children[key.value] = read(value, at)
-        return Node(children, where(line))
-
-    try:
-        loader = Loader(text)
-        root = loader.get_single_node()
-        return Node(None, where(0)) if root is None else read(root, root.start_mark.line)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        raise ConfigError(f"{where(mark.line) if mark else name}: not valid YAML: {error.problem or error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # !!int many
-        raise ConfigError(f"{name}: not valid YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{name}: a list or mapping that contains itself") from None
 
 
 def merged(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
