@@ -313,14 +313,21 @@ class ChatRenderer:
         """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
 
         Raises:
-            ConfigError: the template does not end. What else it raises is jinja2's and its own.
+            ConfigError: the template does not end.
+            RowError: it refuses them.
         """
         with _time_limit(
             f"the chat template does not end: {len(messages)} messages took more than {TEMPLATE_SECONDS} s"
         ):
-            return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
-            )
+            try:
+                return self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                )
+            except ConfigError:
+                raise
+            except Exception as error:  # jinja2 raises its own and the template's errors
+                why = str(error) or type(error).__name__
+                raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text up to where the assistant is to answer `messages` (which end with the user's)."""
@@ -335,15 +342,8 @@ class ChatRenderer:
         """
         chat = list(messages)
         folded = self._folds(chat)
-        if folded:
-            chat = _fold(chat)
-        try:
-            text = self.apply(chat)
-        except ConfigError:
-            raise
-        except Exception as error:  # jinja2 raises its own and the template's errors
-            why = str(error) or type(error).__name__
-            raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
+        chat = _fold(chat) if folded else chat
+        text = self.apply(chat)
         spans = self._match(text, chat) or self._locate_one_by_one(text, chat)
         return RenderedChat(text, tuple(spans), folded)
 
@@ -357,12 +357,10 @@ class ChatRenderer:
         return self._fold_system
 
     def _try(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """`apply`, or "" where the template refuses (jinja2 raises its own and the template's errors)."""
+        """`apply`, or "" where the template refuses."""
         try:
             return self.apply(messages, add_generation_prompt)
-        except ConfigError:
-            raise
-        except Exception:
+        except RowError:
             return ""
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:

@@ -30,7 +30,6 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
 from stepjepa.data.tokens import (
     TokenisedText,
-    TurnEnds,
     check_tokenizer,
     encode_cut,
     encode_texts,
@@ -38,6 +37,7 @@ from stepjepa.data.tokens import (
     stream_ids,
     template_turn_end,
     token_span,
+    turn_marks,
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError
@@ -222,7 +222,7 @@ class RowEncoder:
 
     def __post_init__(self) -> None:
         check_tokenizer(self.tokenizer)
-        self.ends = TurnEnds(self.tokenizer)
+        self.marks = turn_marks(self.tokenizer)
         # Looked up once: a tokenizer finds its special tokens through `__getattr__`, at a cost.
         self.eos: int | None = self.tokenizer.eos_token_id
         self.end_ids = {self.eos, self.tokenizer.pad_token_id} - {None}
@@ -407,7 +407,8 @@ class RowEncoder:
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
             content = token_span(places, span.start, span.end)
-            mark = self.ends.find(ids, content.stop, token_span(places, following, following).start)
+            after = ids[content.stop : token_span(places, following, following).start].tolist()
+            mark = next((place for place, index in enumerate(after, content.stop) if index in self.marks), None)
             if mark is not None and span.role == "assistant" and not self.template_ends_turns:
                 # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
                 mark = mark if ids[mark] == eos else None

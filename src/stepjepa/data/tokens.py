@@ -183,27 +183,18 @@ def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
     """
     chat = renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
     tail = tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
-    place = TurnEnds(tokenizer).find(np.asarray(tail, dtype=np.int64), 0, len(tail))
-    return None if place is None else tail[place]
+    marks = turn_marks(tokenizer)
+    return next((index for index in tail if index in marks), None)
 
 
-class TurnEnds:
-    """Finds end-of-turn tokens: the first of a template's special tokens after a message's content.
+def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens of which the first after a message's content ends its turn: a template's special tokens.
 
     Chat markers such as ``<|eot_id|>`` are added tokens, special or not, without being named (bos, eos, ...) special
     tokens. Added tokens of white space alone (Gemma's line breaks) end nothing.
     """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.content.strip("\u2581 \t\r\n")}
-        self._marks = frozenset(added | set(tokenizer.all_special_ids))
-
-    def find(self, ids: np.ndarray, start: int, stop: int) -> int | None:
-        """Index of the first end-of-turn token of `ids` (T,) in [start, stop), None if there is none."""
-        for place, index in enumerate(ids[start:stop].tolist(), start):
-            if index in self._marks:
-                return place
-        return None
+    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.content.strip("\u2581 \t\r\n")}
+    return frozenset(added | set(tokenizer.all_special_ids))
 
 
 class Prompter:
@@ -239,10 +230,8 @@ class Prompter:
         """
         try:
             text = self.renderer.prompt(messages)
-        except Exception as error:  # jinja2 raises its own and the template's errors
-            raise ConfigError(
-                f"the chat template refuses a question: {error}; see --{_NAME.system_prompt} none"
-            ) from None
+        except RowError as error:
+            raise ConfigError(f"{error}; see --{_NAME.system_prompt} none") from None
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:

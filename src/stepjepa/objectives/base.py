@@ -75,6 +75,7 @@ class Objective:
         makes_pairs: whether there is anything to compare.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         halves: whether source and target together are the text.
+        aligned_targets: whether a shuffled target is the one at the same place among the pairs of the other example.
         stream: number of its random numbers, which no other draw of an example uses.
         options: of the run; None before they are known.
         own: its own options, an instance of `Options`.
@@ -95,6 +96,7 @@ class Objective:
     makes_pairs: ClassVar[bool] = True
     takes_text: ClassVar[bool] = False
     halves: ClassVar[bool] = False
+    aligned_targets: ClassVar[bool] = False
     stream: ClassVar[int] = 6
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -319,7 +321,7 @@ class Objective:
         """The source states (P, D) that the loss compares; the arguments are those of `loss`."""
         return output.source_states
 
-    # What a source is compared with: the next five alone decide on the targets' gradient and on controls; `distances`: how.
+    # What a source is compared with: the next four alone decide on the targets' gradient and on controls; `distances`: how.
 
     @property
     def detached(self) -> bool:
@@ -335,11 +337,6 @@ class Objective:
     def shuffle_targets(self) -> bool:
         """Whether each source gets the target of another example of its batch (a collator sees to it)."""
         return self.makes_pairs and bool(self.options.control == "shuffled")
-
-    @property
-    def aligned_targets(self) -> bool:
-        """Whether a shuffled target is the one at the same place among the pairs of the other example."""
-        return False
 
     def target_states(self, output: ForestOutput) -> torch.Tensor:
         """The target states (P, D) that the loss compares with: without their graph, or one fixed random vector for all."""

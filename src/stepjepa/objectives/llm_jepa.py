@@ -205,12 +205,10 @@ class LLMJEPA(Objective):
 
     def _readout(self, length: int, by_name: int) -> int:
         """The token of a view of `length` tokens that stands for it."""
-        last_token = self.options.last_token
-        if last_token is None:
-            return by_name
-        if length + last_token < 0:
+        token = by_name if self.options.last_token is None else length + self.options.last_token
+        if token < 0:
             raise RowError("view_shorter_than_last_token", "the view is too short to be read at this offset")
-        return length + last_token
+        return token
 
 
 def _alone(chat: TokenChat, message: Message) -> str:
@@ -218,7 +216,7 @@ def _alone(chat: TokenChat, message: Message) -> str:
     it in the user's role."""
     try:
         return chat.renderer.apply([message])
-    except Exception as error:  # jinja2 raises its own and the template's errors
+    except RowError as error:
         if message["role"] != "user":
             return _alone(chat, {**message, "role": "user"})
-        raise RowError("view_refused", f"the chat template refuses a message alone: {error}") from None
+        raise RowError("view_refused", str(error)) from None
