@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from stepjepa.data.tasks import TASKS, arithmetic, generate_rows, generate_split, generate_unseen, make_task, task_class
+from stepjepa.data.tasks import TASKS, arithmetic, generate_rows, generate_split, make_task, task_class
 from stepjepa.data.tasks.permutations import group_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import make_metric
@@ -176,10 +176,8 @@ def test_orders_are_products_in_the_group(name, order):
 
 
 def test_words_longer_than_trained():
-    train, seen = generate_rows(50, 0, make_task("a5", length=4)), set()
-    test = generate_unseen(20, 1, make_task("a5", length=9), seen)
+    train, test = generate_split(50, 20, 0, make_task("a5", length=4), test_task=make_task("a5", length=9))
     assert {row["total_steps"] for row in train} == {4} and {row["total_steps"] for row in test} == {9}
-    assert len(seen) == 20
 
 
 def test_split_shares_no_instance(monkeypatch):
@@ -204,7 +202,7 @@ def test_split_shares_no_instance(monkeypatch):
     turned = {"question": "B A | B C : A C"}
     assert task_class("shortest_path").instance(row) == task_class("shortest_path").instance(turned)
     with pytest.raises(ConfigError, match="found only .* of 100 held-out rows that are new"):
-        generate_split(100, 100, 0, make_task("path_star", path_length=3))
+        generate_split(100, 100, task=make_task("path_star", path_length=3))
 
 
 def test_a_node_is_a_token_of_the_preset():

@@ -17,7 +17,6 @@ from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.questions import (
     SystemPrompt,
     choose_system_prompt,
-    drop_unaskable,
     read_questions,
     read_solutions,
     right_answers,
@@ -145,7 +144,7 @@ def test_rows_that_the_template_refuses_are_counted():
     )
     rows = [chat(("user", text), ("assistant", "b")) for text in ("good", "bad", "", "fine")]
     found = read(rows)
-    drop_unaskable(found, Prompter(tokenizer))
+    drop_useless(found, [make_metric("exact")], Prompter(tokenizer))
     assert [one.text for one in found.questions] == ["good", "fine"]
     assert found.skipped == {"template_refused": 1, "empty_prompt": 1}
     assert "no bad words" in found.first_skipped["template_refused"]

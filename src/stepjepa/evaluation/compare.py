@@ -341,12 +341,9 @@ def error_kind(one: Prediction) -> str:
         return "cut_off"
     if one.gen_answer is None:
         return "no_answer"
-    if note.startswith(UNDECIDED):
-        return "undecided"
-    if note.startswith(INVALID):
-        return "invalid"
-    if note.startswith(FAILED):
-        return "failed"
+    for kind, begins in (("undecided", UNDECIDED), ("invalid", INVALID), ("failed", FAILED)):
+        if note.startswith(begins):
+            return kind
     gold, answer = (one.gt_answer or one.ground_truth).strip(), one.gen_answer.strip()
     expected, found = number_of(gold), number_of(answer)
     numbers = expected is not None and found is not None

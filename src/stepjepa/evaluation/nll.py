@@ -15,9 +15,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from stepjepa.config.option import Names
-from stepjepa.data.encode import EncodeOptions, make_encoder
+from stepjepa.data.encode import EncodeOptions, RowEncoder
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
@@ -83,9 +82,8 @@ class AnswerLikelihood:
         """
         positions = max_positions(causal_lm(model)) or NO_LIMIT
         options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
-        rows = [{"messages": question.chat} for question in questions.questions]
-        encoder = make_encoder(RowSource(rows), prompter.tokenizer, prompter.renderer, options)
-        encoded = encoder([(one.place, row) for one, row in zip(questions.questions, rows, strict=True)])
+        encoder = RowEncoder(questions.source, prompter.tokenizer, prompter.renderer, options, streams=False)
+        encoded = encoder([(one.place, {"messages": one.chat}) for one in questions.questions])
         kept = [one.index for one, count in zip(questions.questions, encoded.counts, strict=True) if count]
         if not kept:
             first = next(iter(encoded.report.first_skipped.values()), "no row")

@@ -23,7 +23,7 @@ from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
     from stepjepa.evaluation.nll import AnswerLoss
-    from stepjepa.evaluation.questions import Question, QuestionSet, Solution
+    from stepjepa.evaluation.questions import Question, Solution
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _LARGEST, _QUOTED = 1e100, 80
@@ -216,30 +216,6 @@ def _metric_text(found: Mapping[str, Any]) -> str:
 
 def _share_text(found: Mapping[str, Any]) -> str:
     return f"{100 * found['value']:.1f} %, 95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f}"
-
-
-def drop_unscorable(metrics: Sequence[Metric], questions: QuestionSet) -> None:
-    """Take out and count the rows that lack what a metric compares with, before anything is generated.
-
-    A function of the user's is tried on the first row alone, with the reference as the answer.
-
-    Raises:
-        ConfigError: a metric lacks an option.
-        DataError: a function of the user's fails.
-    """
-    kept = []
-    for question in questions.questions:
-        try:
-            for metric in metrics:
-                if not metric.is_custom:
-                    metric.score("", question.row)
-            kept.append(question)
-        except DataError as error:
-            questions.skip("no_reference", question.place, str(error))
-    questions.questions = kept
-    for metric in metrics:
-        if metric.is_custom and kept:
-            scored(metric, kept[0].chat[-1]["content"], kept[0])
 
 
 def predictions_of(

@@ -12,8 +12,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import check_messages, row_to_messages
 from stepjepa.data.options import PairColumns, answer_column
 from stepjepa.data.sources import RowSource
-from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError, RowError
+from stepjepa.errors import RowError
 from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
@@ -133,20 +132,6 @@ def last_question(messages: list[dict[str, str]]) -> int:
     if not asked:
         raise RowError("no_user_message", "no message of the user before the last answer")
     return asked[-1]
-
-
-def drop_unaskable(questions: QuestionSet, prompter: Prompter) -> None:
-    """Take out and count the rows that the chat template refuses, or of which it makes no token."""
-    kept = []
-    for one in questions.questions:
-        try:
-            if prompter.ids(one.prompt):
-                kept.append(one)
-            else:
-                questions.skip("empty_prompt", one.place, "the prompt is empty")
-        except ConfigError as error:
-            questions.skip("template_refused", one.place, str(error))
-    questions.questions = kept
 
 
 def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:

@@ -32,7 +32,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
@@ -293,10 +293,35 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
 
 
 def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
-    """Take out what cannot be asked or scored, and make sure that something is left."""
-    if metrics:
-        questions.drop_unaskable(asked, prompter)
-        predictions.drop_unscorable(metrics, asked)
+    """Take out and count the rows of which the chat template makes no prompt, or that lack what a metric compares with,
+    before anything is generated; without metrics all are kept. A function of the user's is tried on the first row, with the
+    reference as the answer.
+
+    Raises:
+        ConfigError: a metric lacks an option.
+        DataError: nothing is left, or a function of the user's fails.
+    """
+    kept = [] if metrics else asked.questions
+    for one in asked.questions if metrics else ():
+        try:
+            prompt = prompter.ids(one.prompt)
+        except ConfigError as error:
+            asked.skip("template_refused", one.place, str(error))
+            continue
+        if not prompt:
+            asked.skip("empty_prompt", one.place, "the prompt is empty")
+            continue
+        try:
+            for metric in metrics:
+                if not metric.is_custom:
+                    metric.score("", one.row)
+            kept.append(one)
+        except DataError as error:
+            asked.skip("no_reference", one.place, str(error))
+    asked.questions = kept
+    for metric in metrics:
+        if metric.is_custom and kept:
+            predictions.scored(metric, kept[0].chat[-1]["content"], kept[0])
     asked.require(asked.questions, "can be evaluated on")
 
 

@@ -129,15 +129,22 @@ def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 
     return rows
 
 
-def generate_split(n_train: int, n_test: int, seed: int, task: Task) -> tuple[list[Row], list[Row]]:
-    """Train rows, ``generate_rows(n_train, seed, task)``, and exactly `n_test` test rows of the seed ``seed + HELD_OUT``, no
-    instance of the test among those of training or twice.
+def generate_split(
+    n_train: int, n_test: int, seed: int = 0, task: Task | None = None, test_task: Task | None = None
+) -> tuple[list[Row], list[Row]]:
+    """Train rows and exactly `n_test` test rows, no instance of the test among those of training or twice.
+
+    Args:
+        seed: of the train rows, which are ``generate_rows(n_train, seed, task)``; that of the test is ``seed + HELD_OUT``.
+        task: arithmetic with its defaults when None.
+        test_task: of the test rows, as for words longer than those of training; `task` when None.
 
     Raises:
         ConfigError: the task has too few instances.
     """
+    task = task or make_task("arithmetic")
     train = generate_rows(n_train, seed, task)
-    return train, generate_unseen(n_test, seed + HELD_OUT, task, {task.instance(row) for row in train})
+    return train, generate_unseen(n_test, seed + HELD_OUT, test_task or task, {task.instance(row) for row in train})
 
 
 def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[Row]:

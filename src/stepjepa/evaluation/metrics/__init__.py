@@ -14,7 +14,7 @@ import math
 import runpy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -79,6 +79,7 @@ class Metric(ABC):
     """
 
     reference_column: str | None = option(None, "Column with the reference, instead of those in `columns`.", OPTIONS)
+    _worker: Any = field(default=None, init=False, repr=False)  # see `metrics.worker`
 
     name: ClassVar[str] = ""
     kind: ClassVar[Literal["accuracy", "score"]] = "accuracy"
@@ -104,8 +105,10 @@ class Metric(ABC):
         """The score of all texts together, 0 to 1, where the metric defines one that is not the mean of the rows'."""
         return None
 
-    def close(self) -> None:  # noqa: B027 (most metrics start nothing)
-        """End what the metric has started."""
+    def close(self) -> None:
+        """End the process that the metric has started, if any."""
+        if self._worker is not None:
+            self._worker.close()
 
     def pair(self, generated: str, row: Mapping[str, Any]) -> tuple[str, str]:
         """The reference and the generated text, without white space around them; errors as `reference`."""

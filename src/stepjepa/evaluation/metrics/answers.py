@@ -222,10 +222,6 @@ class MathAnswer(FinalAnswer):
             return Verdict(0.0, gold, answer, f"not decided: {error}")
         return Verdict(float(same), gold, read or answer, "" if same else "another answer")
 
-    def close(self) -> None:
-        """End math-verify's process."""
-        self._worker.close()
-
 
 def _boxed(answer: str) -> str:
     return f"\\boxed{{{answer.strip().strip('$')}}}"

@@ -80,10 +80,6 @@ class SqlExecution(Metric):
             note = f"unknown: {error}"
         return Verdict(float(not note), gold, answer, note)
 
-    def close(self) -> None:
-        """End the process that runs queries."""
-        self._worker.close()
-
     def _database(self, row: Mapping[str, Any]) -> Path:
         """The file of a row's database."""
         folder = Path(self.db_folder) if self.db_folder is not None else None
