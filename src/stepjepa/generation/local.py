@@ -35,9 +35,16 @@ from stepjepa.generation import Generator, Reply, Request, mended, seed_of, with
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.generation.vllm import VllmGenerator
 from stepjepa.modeling.export import export_problem
-from stepjepa.modeling.load import check_local, is_preset, load_adapter, load_model, load_tokenizer, max_positions
+from stepjepa.modeling.load import (
+    check_local,
+    is_preset,
+    load_adapter,
+    load_model,
+    load_tokenizer,
+    max_positions,
+    quantization,
+)
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
-from stepjepa.modeling.quantized import quantization
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
 from stepjepa.utils.parallel import Copies

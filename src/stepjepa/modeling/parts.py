@@ -233,7 +233,7 @@ def _heeds(model: PreTrainedModel) -> bool:
     except Exception:
         return True  # the start-up trial judges what does not run
     short, wide = states
-    return not float((short - wide).norm()) <= 1e-5 * float(wide.norm())
+    return not distance(short, wide) <= 1e-5
 
 
 # From last hidden states to logits
@@ -380,7 +380,11 @@ def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative distance of two tensors (N, V) of logits; what softmax does not see, a shift of a whole row, aside."""
     one, other = logits.float(), expected.float()
-    one, other = one - one.mean(-1, keepdim=True), other - other.mean(-1, keepdim=True)
+    return distance(one - one.mean(-1, keepdim=True), other - other.mean(-1, keepdim=True))
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of two tensors of any shape, relative to the second."""
     return float((one - other).norm() / other.norm().clamp(min=1e-12))
 
 

@@ -60,6 +60,7 @@ from stepjepa.modeling.parts import (
     causal_lm,
     decoder_layers,
     difference,
+    distance,
     embedding_rows,
     heeds_window,
     output_head,
@@ -283,7 +284,7 @@ class _Trial:
         states = (output.source_states.float(), output.target_states.float())
         if form == "two_pass":
             self._states = states
-        off += [_distance(one, other) for one, other in zip(states, self._states, strict=True)]
+        off += [distance(one, other) for one, other in zip(states, self._states, strict=True)]
         return Verdict("" if all(one <= self._limit for one in off) else wrong, float(np.max(off)))
 
     def _try_gradient(self, form: str, attention: str) -> None:
@@ -300,7 +301,7 @@ class _Trial:
                 loss = output.lm_loss_sum + (output.source_states * output.target_states).float().sum()
                 gradients = torch.autograd.grad(loss, weights, allow_unused=True)
                 found.append(torch.cat([one.flatten().float() for one in gradients if one is not None]))
-        if not _distance(*found) <= self._limit:
+        if not distance(*found) <= self._limit:
             raise ValueError("its gradient is not that of eager attention")
 
     def _batch(self, examples: list[Example], form: str, attention: str) -> Batch:
@@ -308,11 +309,6 @@ class _Trial:
             return TwoPassCollator(self._ids, 0)(examples).to(self._device)
         collator = ForestCollator(self._ids, 0, row_multiple(attention, self._device.type), inline=form == "inline")
         return (collator.in_one_row if attention == SEGMENTS else collator)(examples).to(self._device)
-
-
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Of two tensors of any shape, relative to the second."""
-    return float((one - other).norm() / other.norm().clamp(min=1e-12))
 
 
 def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int, length: int = _SHORT) -> list[Example]:

@@ -23,8 +23,7 @@ from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config
-from stepjepa.modeling.quantized import quantization
+from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config, quantization
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import StopAt
 from stepjepa.training.config import JEPAConfig
