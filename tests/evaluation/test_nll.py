@@ -114,7 +114,7 @@ def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer
 
 def likelihood(tokenizer, rows, **more):
     questions = read_questions(RowSource(rows), SystemPrompt(None, True, ""))
-    return nll.AnswerLikelihood.of(questions, Prompter(tokenizer), load_model("tiny", tokenizer, seed=2), 4, **more)
+    return nll.AnswerLikelihood(questions, Prompter(tokenizer), load_model("tiny", tokenizer, seed=2), 4, **more)
 
 
 def test_batches_are_the_same_whatever_is_done(tokenizer):

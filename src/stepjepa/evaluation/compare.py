@@ -364,8 +364,8 @@ def repeats(text: str) -> bool:
     by its length.
     """
     tail = text[-_TAIL:]
-    ends = ((turn, tail[-max(_LOOP, _TURNS * turn) :]) for turn in range(1, len(tail) // _TURNS + 1))
-    return len(tail) >= _LOOP and any(end[turn:] == end[:-turn] for turn, end in ends)
+    sizes = ((turn, max(_LOOP, _TURNS * turn)) for turn in range(1, len(tail) // _TURNS + 1))
+    return len(tail) >= _LOOP and any(tail.endswith(tail[-size:-turn]) for turn, size in sizes)
 
 
 def _near(gold: str, answer: str) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stepjepa.config.option import Names
 from stepjepa.data.encode import EncodeOptions, RowEncoder
-from stepjepa.data.report import DataReport
 from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
@@ -42,44 +40,34 @@ class AnswerLoss(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True)
 class AnswerLikelihood:
-    """What is computed of which rows.
+    """The likelihood of every answer and its end of turn; chats are encoded as training does with its labels `assistant`.
 
-    Attributes:
+    Args:
         model: a causal LM, PEFT models included. Its train/eval mode is restored afterwards.
         batch_size: chats at once.
         vocabulary: V of the softmax, where predictor tokens follow it; None for all rows of the embedding.
-        bytes: of each row, those of its labelled text in UTF-8, without the end of turn.
+        max_length: longest chat in tokens; longer ones are cut on the right and counted.
+
+    Attributes:
+        examples: by the index of the question.
         report: rows that cannot be used, answers that are cut at `max_length`.
+
+    Raises:
+        ConfigError: a tokenizer that cannot be used.
+        DataError: no answer can be used.
     """
 
-    model: torch.nn.Module
-    batch_size: int
-    vocabulary: int | None
-    examples: dict[int, Example]
-    report: DataReport
-    bytes: dict[int, int]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         questions: QuestionSet,
         prompter: Prompter,
         model: torch.nn.Module,
         batch_size: int,
         vocabulary: int | None = None,
         max_length: int | None = None,
-    ) -> AnswerLikelihood:
-        """Encode the chats as training does, with its labels `assistant`: every answer and its end of turn.
-
-        Args:
-            max_length: longest chat in tokens; longer ones are cut on the right and counted.
-
-        Raises:
-            ConfigError: a tokenizer that cannot be used.
-            DataError: no answer can be used.
-        """
+    ):
+        self.prompter, self.model, self.batch_size, self.vocabulary = prompter, model, batch_size, vocabulary
         positions = max_positions(causal_lm(model)) or NO_LIMIT
         options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
         encoder = RowEncoder(questions.source, prompter.tokenizer, prompter.renderer, options, streams=False)
@@ -88,9 +76,8 @@ class AnswerLikelihood:
         if not kept:
             first = next(iter(encoded.report.first_skipped.values()), "no row")
             raise DataError(f"{questions.source}: {NLL}: no row has an answer that can be used; first: {first}")
-        examples = dict(zip(kept, encoded.store, strict=True))
-        sizes = {index: labelled_bytes(one, prompter) for index, one in examples.items()}
-        return cls(model, batch_size, vocabulary, examples, encoded.report, sizes)
+        self.examples: dict[int, Example] = dict(zip(kept, encoded.store, strict=True))
+        self.report = encoded.report
 
     def compute(self, done: Collection[int] = ()) -> Iterator[list[AnswerLoss]]:
         """A batch of rows at a time, those that are not done.
@@ -146,7 +133,8 @@ def labelled_bytes(example: Example, prompter: Prompter) -> int:
 def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood) -> dict[str, Any]:
     """Mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
     total, tokens = math.fsum(one.total for one in losses), sum(one.tokens for one in losses)
-    value, size = total / tokens if tokens else None, sum(likelihood.bytes[one.row] for one in losses)
+    value = total / tokens if tokens else None
+    size = sum(labelled_bytes(likelihood.examples[one.row], likelihood.prompter) for one in losses)
     report = likelihood.report
     rows = mean([one.total / one.tokens for one in losses])
     return {

@@ -157,7 +157,7 @@ def evaluate_model(
         if chosen:
             task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
         if NLL in metrics:
-            task.likelihood = nll.AnswerLikelihood.of(asked, prompter, model, batch_size, vocabulary, max_length)
+            task.likelihood = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
         answer(task, answers)
         return score(task, answers)
 
@@ -372,7 +372,7 @@ def _load(opened: Opened, task: Task) -> str:
         assert isinstance(generator, local.LocalGenerator)  # `EvaluateOptions.check` sees to it
         vocabulary = models.softmax_size(generator.model, prompter.tokenizer, place, record)
         limits = options.batch_size or local.BATCH_SIZE, vocabulary, options.max_length
-        task.likelihood = nll.AnswerLikelihood.of(task.questions, prompter, generator.model, *limits)
+        task.likelihood = nll.AnswerLikelihood(task.questions, prompter, generator.model, *limits)
     return description
 
 
