@@ -221,12 +221,8 @@ def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], o
 
 def _key(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sorts rows that are equal but for rounding next to each other: by what is no number first."""
-    kinds = tuple((0, "") if cell is None else (1, "") if _is_number(cell) else (2, _text(cell)) for cell in row)
+    kinds = tuple((0, "") if cell is None else (1, "") if _is_number(cell) else (2, repr(cell)) for cell in row)
     return kinds, tuple(float(f"{cell:.9g}") for cell in row if _is_number(cell))
-
-
-def _text(cell: Any) -> str:
-    return f"b{cell.hex()}" if isinstance(cell, bytes) else f"t{cell}"
 
 
 def _is_number(cell: Any) -> bool:
