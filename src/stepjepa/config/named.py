@@ -24,13 +24,14 @@ _PREFIX = "stepjepa_user_"  # of the modules of files
 _GIVEN: dict[str, object] = {}  # what Python code gave, by its name
 
 
-def load_named(name: str, option: str, known: Sequence[str]) -> object:
+def load_named(name: str, option: str, known: Sequence[str], again: bool = False) -> object:
     """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
 
     A module is looked for where Python looks, then in the current folder.
 
     Args:
         option: that the name was given with; `known`: what else it takes, for the message.
+        again: run a file again that was loaded before; in a notebook it may have changed.
 
     Raises:
         ConfigError: it is neither, or cannot be loaded.
@@ -42,10 +43,9 @@ def load_named(name: str, option: str, known: Sequence[str]) -> object:
         raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own; {near}")
     source, _, attribute = name.rpartition(":")
     try:
-        if source.endswith(".py"):
-            return getattr(_file_module(Path(source)), attribute)
-        with current_folder_too():
-            return getattr(importlib.import_module(source), attribute)
+        with _current_folder_too():
+            file = source.endswith(".py")
+            return getattr(_file_module(Path(source), again) if file else importlib.import_module(source), attribute)
     except ConfigError:
         raise
     except AttributeError:
@@ -66,7 +66,7 @@ def given_name(thing: Named) -> str:
 
 
 @contextmanager
-def current_folder_too() -> Iterator[None]:
+def _current_folder_too() -> Iterator[None]:
     """Modules are looked for where Python looks, then in the current folder."""
     folder = str(Path.cwd())
     added = folder not in sys.path
@@ -78,14 +78,14 @@ def current_folder_too() -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _file_module(path: Path) -> ModuleType:
-    """The module of a Python file, loaded once."""
+def _file_module(path: Path, again: bool) -> ModuleType:
+    """The module of a Python file, loaded once, or `again`."""
     path = path.expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     # By its path: files of one name in several folders are several modules.
     name = f"{_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
-    if name not in sys.modules:
+    if again or name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

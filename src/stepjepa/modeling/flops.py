@@ -168,10 +168,8 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     """
     flops = dict.fromkeys(KINDS, 0.0)
     for rows, kinds_L, gradient in _passes(batch):
-        read, one = (
-            kinds_L if rows.read_positions is None else kinds_L[rows.read_positions],
-            cost.train if gradient else cost.forward,
-        )
+        read = kinds_L if rows.read_positions is None else kinds_L[rows.read_positions]
+        one = cost.train if gradient else cost.forward
         keys = torch.bincount(kinds_L, _keys(rows).double(), minlength=len(KINDS)).tolist()
         counts, reads = (torch.bincount(kinds, minlength=len(KINDS)).tolist() for kinds in (kinds_L, read))
         for kind, name in enumerate(KINDS):

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import importlib
 import math
-import runpy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from stepjepa.config.named import current_folder_too, load_named
+from stepjepa.config.named import load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import nearest
 from stepjepa.data.options import CODE, column_value, listed_columns
@@ -156,17 +154,9 @@ class CustomMetric(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.name = self.target  # type: ignore[misc]
-        source, _, name = self.target.rpartition(":")
-        file = Path(source).expanduser()
-        if file.suffix == ".py" and file.is_file():
-            try:
-                with current_folder_too():
-                    found = runpy.run_path(str(file)).get(name)
-            except Exception as error:
-                raise ConfigError(f"{OPTIONS} {self.target}: {source} cannot be loaded ({error!r})") from error
-        else:
-            found = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS])
+        found = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS], again=True)
         if not callable(found):
+            source, _, name = self.target.rpartition(":")
             raise ConfigError(f"{OPTIONS} {self.target}: {source} has no function {name}")
         self._function: Callable[[str, str, dict[str, Any]], Any] = found
 
