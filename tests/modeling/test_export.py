@@ -9,12 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa import export
+from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import (
     PredictorRows,
     add_extras,
-    kept_predictors,
     known_predictors,
     predictor_names,
     with_predictors,
@@ -85,6 +85,7 @@ def test_keep_predictors(tmp_path, tokenizer, tied, padding, groups):
     assert names[1] == ("<|predictor_2_1|>" if len(groups) > 1 else "<|predictor_2|>")
     assert words(names[1], add_special_tokens=False)["input_ids"] == [ids[1]]
     assert known_predictors(words, len(words), names) == ids == list(kept_predictors(words).values())
+    assert {*ids} <= {*Prompter(words).unwritable_ids(len(words))}  # no answer is made of them
     expected = states_of(model, [5, 6, *rows.ids])
     torch.testing.assert_close(loaded.model(torch.tensor([[5, 6, *ids]])).last_hidden_state, expected)
     if not tied:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TokenisedText = tuple[np.ndarray, np.ndarray]  # ids and last characters, as `encode_texts` returns them
 
 _NAME = Names(DataOptions)
-_PREDICTOR = re.compile(r"<\|predictor_\d+\|>")
+_PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
 _FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
 _SPELT: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()  # tokens of byte-level tokenizers, in bytes
@@ -197,6 +197,12 @@ def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
+def kept_predictors(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The predictor tokens in a tokenizer's vocabulary and their ids, which ascend."""
+    known = sorted(tokenizer.get_added_vocab().items(), key=lambda item: item[1])
+    return {name: index for name, index in known if _PREDICTOR.fullmatch(name)}
+
+
 class Prompter:
     """Turns chats into prompts of token ids.
 
@@ -242,9 +248,8 @@ class Prompter:
     def unwritable_ids(self, rows: int) -> list[int]:
         """Tokens that no text is made of, of a model whose embedding has so many rows: rows after the tokenizer's last
         token (padding of the vocabulary, predictor tokens while training) and predictor tokens that were kept."""
-        known = self.tokenizer.get_vocab()
-        kept = [index for token, index in known.items() if _PREDICTOR.fullmatch(token) and index < rows]
-        return sorted({*kept, *range(max(known.values(), default=-1) + 1, rows)})
+        kept = [index for index in kept_predictors(self.tokenizer).values() if index < rows]
+        return sorted({*kept, *range(max(self.tokenizer.get_vocab().values(), default=-1) + 1, rows)})
 
 
 def label_spans(

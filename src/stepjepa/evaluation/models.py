@@ -13,8 +13,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.data.chat import template_of
+from stepjepa.data.tokens import kept_predictors
 from stepjepa.generation.local import Place
-from stepjepa.modeling.extras import PREDICTORS_FILE, kept_predictors
+from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object

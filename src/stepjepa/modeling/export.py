@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
+from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
@@ -29,7 +30,6 @@ from stepjepa.modeling.extras import (
     attach_saved,
     extras_weights,
     is_extra,
-    kept_predictors,
     known_predictors,
     save_predictors,
     trained_extras,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import check_finite
 from stepjepa.modeling.parts import causal_lm, embedding_rows, vocabulary_size
@@ -49,12 +49,6 @@ def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
     """``<|predictor_1|>`` .. ``<|predictor_K|>``; of several groups ``<|predictor_g_k|>``, one group after the other."""
     parts = [""] if len(groups) == 1 else [f"{group}_" for group in groups]
     return [f"<|predictor_{part}{number}|>" for part in parts for number in range(1, count + 1)]
-
-
-def kept_predictors(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The predictor tokens in a tokenizer's vocabulary and their ids, which ascend."""
-    known = sorted(tokenizer.get_added_vocab().items(), key=lambda item: item[1])
-    return {name: index for name, index in known if re.fullmatch(r"<\|predictor_(\d+_)?\d+\|>", name)}
 
 
 def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, names: Sequence[str]) -> list[int]:
