@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
@@ -19,24 +19,10 @@ from stepjepa.utils.failures import library
 QUESTION = "{question}"
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
 _DAY = 86400
+# The columns of the output around that of the response, which the user names; the last two only where there is a text.
+KNOWN = ("question", "answer", "ground_truth")
+FOUND = ("attempt", "model", "correct", "final_answer", "row", "stopped", "new_tokens", "refused", "reasoning")
 _VLLM: Needs = {"backend": ("vllm",)}
-
-
-class Row(NamedTuple):
-    """A line of the output but for the response, whose column the user names; it follows the ground truth."""
-
-    question: str
-    answer: str
-    ground_truth: str
-    attempt: int
-    model: str
-    correct: bool
-    final_answer: str | None
-    row: int
-    stopped: bool
-    new_tokens: int
-    refused: str | None = None
-    reasoning: str | None = None
 
 
 @dataclass
@@ -185,8 +171,8 @@ class GenerateOptions(GeneratorOptions):
             )
         if QUESTION not in self.prompt_template:
             raise ConfigError(f"{_NAME.prompt_template} is {self.prompt_template!r}; it must hold {QUESTION}")
-        if self.response_field in ("", *Row._fields):
-            others = ", ".join(Row._fields)
+        if self.response_field in ("", *KNOWN, *FOUND):
+            others = ", ".join(KNOWN + FOUND)
             raise ConfigError(f"{_NAME.response_field} is {self.response_field!r}; choose a name other than {others}")
         if Path(str(self.output_file)).suffix != ".jsonl":
             raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")

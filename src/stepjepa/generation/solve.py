@@ -26,7 +26,7 @@ from stepjepa.data.options import FORMS, as_object, asked_in, chat_column, colum
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines, text_of
-from stepjepa.generation.options import OVERWRITE, QUESTION, GenerateOptions, Row
+from stepjepa.generation.options import FOUND, KNOWN, OVERWRITE, QUESTION, GenerateOptions
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import lone_surrogate
@@ -373,10 +373,8 @@ class Solver(Replies):
 
     def _row(self, problem: Problem) -> bytes:
         """A line of the output."""
-        one, model = self.last[problem.row], str(self._options.model_name)
-        right, found = one.verdict == "right", one.final_answer
-        known, ended = (problem.question, problem.answer, problem.ground_truth), (one.refused, one.reasoning)
-        values = Row(*known, one.attempt, model, right, found, one.row, one.stopped, one.new_tokens, *ended)._asdict()
-        first = {name: values.pop(name) for name in Row._fields[: len(known)]}
-        rest = {name: value for name, value in values.items() if value is not None or name not in Row._field_defaults}
-        return json_line({**first, self._options.response_field: one.response, **rest})
+        one = self.last[problem.row]
+        made = {**asdict(one), "model": str(self._options.model_name), "correct": one.verdict == "right"}
+        found = {name: made[name] for name in FOUND if made[name] is not None or name == "final_answer"}
+        known = {name: getattr(problem, name) for name in KNOWN}
+        return json_line({**known, self._options.response_field: one.response, **found})
