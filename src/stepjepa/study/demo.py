@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.utils.files import check_writable, json_bytes, read_json, write_json, write_whole
 from stepjepa.utils.terminal import say
-from stepjepa.utils.text import PAGE, wrapped
+from stepjepa.utils.text import PAGE, text_table, wrapped, written
 
 _RESULT = "demo_result.json"
 Values = dict[str, Any]
@@ -133,6 +133,20 @@ class ArmResult:
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
+# Lines of the table: name, attribute of an arm, format.
+_ROWS = (
+    ("accuracy", "accuracy", ".1%"),
+    ("LM loss", "lm_loss", ".4f"),
+    ("JEPA loss", "jepa_loss", ".4f"),
+    ("cosine of source and target", "cosine", ".4f"),
+    ("  with targets shuffled", "shuffled_cosine", ".4f"),
+    ("target std", "target_std", ".3f"),
+    ("effective rank of targets", "effective_rank", ".1f"),
+    ("answers that stop", "stopped", ".1%"),
+    ("examples/s", "examples_per_second", ".0f"),
+)
+
+
 @dataclass
 class DemoResult:
     """All arms by name, and their report; `str` of it is the table, and what it does and does not say."""
@@ -145,22 +159,9 @@ class DemoResult:
         from stepjepa.evaluation.intervals import conclusion, paired_counts, paired_difference
 
         lines = [f"{self.options.test_rows} held-out problems, seed {self.options.seed}"]
-        rows: dict[str, Callable[[ArmResult], str]] = {
-            "accuracy": lambda arm: f"{100 * arm.accuracy:.1f} %",
-            "LM loss": lambda arm: f"{arm.lm_loss:.4f}",
-            "JEPA loss": lambda arm: "-" if arm.jepa_loss is None else f"{arm.jepa_loss:.4f}",
-            "cosine of source and target": lambda arm: f"{arm.cosine:.4f}",
-            "  with targets shuffled": lambda arm: f"{arm.shuffled_cosine:.4f}",
-            "target std": lambda arm: f"{arm.target_std:.3f}",
-            "effective rank of targets": lambda arm: f"{arm.effective_rank:.1f}",
-            "answers that stop": lambda arm: f"{100 * arm.stopped:.1f} %",
-            "examples/s": lambda arm: f"{arm.examples_per_second:.0f}",
-            "training + evaluation": lambda arm: f"{arm.train_seconds:.0f} + {arm.eval_seconds:.0f} s",
-        }
-        lines.append(f"{'':<28}" + "".join(f"{arm:>14}" for arm in self.arms))
-        lines += [
-            f"{name:<28}" + "".join(f"{cell(arm):>14}" for arm in self.arms.values()) for name, cell in rows.items()
-        ]
+        rows = [[name, *(written(getattr(arm, of), form) for arm in self.arms.values())] for name, of, form in _ROWS]
+        spent = (f"{arm.train_seconds:.0f} + {arm.eval_seconds:.0f} s" for arm in self.arms.values())
+        lines += text_table(["", *self.arms], [*rows, ["training + evaluation", *spent]])
         plain, jepa, *controls = self.arms
         gains = {
             other: paired_difference(*paired_counts(*(self.arms[arm].correct for arm in (other, jepa))))
